@@ -353,10 +353,6 @@ IN_MODELS = {
         ),
         "too many for a file",
     ),
-    "a division by -1": (
-        calling(("Div", ["least", "other"], ["a"], {}), values={"least": [-(2**63)], "other": [-1]}),
-        "divisor may be -1",
-    ),
     "a division of 32 bits by -1": (
         calling(("Mod", ["least", "other"], ["a"], {}), values={"least": np.int32([-(2**31)]), "other": np.int32([-1])}),
         "divisor may be -1",
@@ -386,6 +382,14 @@ IN_MODELS = {
     "a choice": (
         calling(("If", ["on"], ["a"], {"then_branch": BRANCH, "else_branch": BRANCH}), values={"on": True, "size": [1]}),
         "calls If",
+    ),
+    "a quotient out of range": (
+        calling(("Div", ["size", "one"], ["a"], {}), values={"size": [-(2**63)], "one": [-1]}),
+        "divisor may be -1",
+    ),
+    "a remainder out of range": (
+        calling(("Mod", ["size", "one"], ["a"], {}), values={"size": [-(2**63)], "one": [-1]}),
+        "divisor may be -1",
     ),
     "a graph where none belongs": (calling(("Relu", ["one"], ["a"], {"body": BODY}), values={"one": [1.0]}), "a graph inside"),
     "draws": (calling(("RandomUniform", [], ["a"], {"shape": [10]})), "calls RandomUniform"),

@@ -454,6 +454,11 @@ def _unfolded_rows(m, x):
     return rows.transpose(1, 2).reshape(x.shape[0], 4, 8, 8)
 
 
+def _unfolded_and_folded(m, x):
+    rows = F.unfold(x, 3, padding=1).transpose(1, 2) @ m.weight.view(4, -1).t()
+    return F.fold(rows.transpose(1, 2), (8, 8), (1, 1)) + m.bias.view(1, 4, 1, 1)
+
+
 def _batch_norm(m, x):
     return F.batch_norm(F.conv2d(x, m.weight, padding=1), m.mean, m.variance, m.scale, m.shift, eps=0.1)
 
@@ -478,6 +483,11 @@ IMAGES = {
     "conv2d, permuted, + b": (
         _conv,
         lambda m, x: (F.conv2d(x, m.weight, padding=1).permute(0, 2, 3, 1) + m.bias).permute(0, 3, 1, 2),
+    ),
+    "unfold, @, fold + b": (_conv, _unfolded_and_folded),
+    "conv2d + b, expanded for one sample": (
+        _conv,
+        lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(1, -1, 1, 1).expand(1, -1, 8, 8),
     ),
     "conv2d, permuted by einsum, + b": (
         _conv,
@@ -657,6 +667,11 @@ def _triangle(m, x):
     return weights / weights.sum(-1, keepdim=True)
 
 
+def _stable_logarithm(m, x):
+    shifted = x - x.max(-1, keepdim=True).values.detach()
+    return shifted - shifted.exp().sum(-1, keepdim=True).log()
+
+
 def _masked_by_where(m, x):
     weights = torch.where(m.allowed > 0, x.exp(), torch.zeros_like(x))
     return weights / weights.sum(-1, keepdim=True)
@@ -692,6 +707,7 @@ SOFTMAXES = {
     "exp / (exp + 1)": (lambda m, x: torch.sigmoid(x), lambda m, x: x.exp() / (x.exp() + 1)),
     "log(1 + exp)": (lambda m, x: F.softplus(x), lambda m, x: torch.log(1 + torch.exp(x))),
     "log of sigmoid": (lambda m, x: F.logsigmoid(x), lambda m, x: x.sigmoid().log()),
+    "x - max - log of sum": (lambda m, x: F.log_softmax(x, -1), _stable_logarithm),
     "log of softmax": (lambda m, x: F.log_softmax(x, -1), lambda m, x: x.softmax(-1).log()),
     "masked by a product": (_masked, _masked_by_product),
     "masked by masked_fill": (_masked, _masked_by_fill),
@@ -770,6 +786,16 @@ SERIES = {
     "GRU, step by step": (_named("gru"), _gru(lambda new, gate, old: (1 - gate) * new + gate * old)),
     "GRU, gate * (old - new)": (_named("gru"), _gru(lambda new, gate, old: new + gate * (old - new))),
     "GRU, (1 - gate) * (new - old)": (_named("gru"), _gru(lambda new, gate, old: old + (1 - gate) * (new - old))),
+    "GRU, new - gate * new + gate * old": (_named("gru"), _gru(lambda new, gate, old: new - gate * new + gate * old)),
+    "GRU, (ones - gate) * new + gate * old": (
+        _named("gru"),
+        _gru(lambda new, gate, old: (torch.ones_like(gate) - gate) * new + gate * old),
+    ),
+    "GRU, u * new + (1 - u) * old": (
+        _named("gru"),
+        _gru(lambda new, gate, old: (u := 1 - gate) * new + (1 - u) * old),
+    ),
+    "GRU, old - (1 - gate) * (old - new)": (_named("gru"), _gru(lambda new, gate, old: old - (1 - gate) * (old - new))),
     "GRU by lerp": (_named("gru"), _gru(lambda new, gate, old: torch.lerp(new, old, gate))),
     "RNN, step by step": (_named("rnn"), _rnn),
 }

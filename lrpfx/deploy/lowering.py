@@ -7,8 +7,10 @@ rules that save values for the backward pass. `make_fx` can, and torch.export th
 import copy
 import itertools
 import logging
+import math
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -61,6 +63,7 @@ from lrpfx.support.torch_internals import (
     decomposition_of,
     limits_of_size,
     make_fx,
+    python_of,
     pytree,
     require,
     uncached_fakes,
@@ -354,8 +357,8 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
 
 
 _VARIANTS = 3  # sizes with which a program is compared with `attribute`; it is traced with the first two
-#: Sizes for which a condition must hold if the program, which has no conditions, leaves them open.
-_SAMPLES = (1, 2, 3, 4, 5, 8, 13, 64, 1000, 65_537)
+_SMALL = 4096  # a condition on one size alone is tested at all sizes up to here, and one on several sizes at fewer
+_LARGE = (5000, 65_535, 65_536, 65_537)
 
 
 @dataclass(frozen=True)
@@ -387,6 +390,12 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
             of = tuple((place.argument, number) for place, number in guard.of if place.argument in inputs and not place.keys)
             opened += [_OpenSize(of, (), max(guard.lower, 1), guard.upper)] if of else []
     conditions = [guard for guard in module.guards if isinstance(guard, SizeCondition)]
+    met = next((guard for guard in conditions if opened and not _always_holds(guard, opened[0], opened[:1], inputs, 2)), None)
+    if met is not None and len(met.of) == 1:
+        raise LoweringError(
+            f"{module.title} has other operations where {met.readable} does not hold; lower it with "
+            "dynamic_batch=False, for one batch size"
+        )
     opened[1:] = [one for one in opened[1:] if all(_always_holds(guard, one, opened, inputs) for guard in conditions)]
     varying = {dimension for one in opened for dimension in one.of}
     taken = {
@@ -406,7 +415,7 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
 
 
 def _always_holds(
-    guard: SizeCondition, size: _OpenSize, opened: Sequence[_OpenSize], inputs: Mapping[str, torch.Tensor]
+    guard: SizeCondition, size: _OpenSize, opened: Sequence[_OpenSize], inputs: Mapping[str, torch.Tensor], least: int = 1
 ) -> bool:
     """Whether a condition of the module follows from the shared sizes alone, as far as samples show, or is of others."""
     places = [(place.argument, number) for place, number in guard.of]
@@ -415,12 +424,24 @@ def _always_holds(
     if not all(name in inputs for name, _ in places):
         return False  # the module itself reports the missing input
     involved = [one for one in opened if any(dimension in one.of for dimension in places)]
-    for sample in itertools.product(_SAMPLES, repeat=len(involved)):
+    for sample in _samples(guard.expression, involved, least):
         sizes = {name_and_number: size for one, size in zip(involved, sample, strict=True) for name_and_number in one.of}
-        within = all(one.admits(size) for one, size in zip(involved, sample, strict=True))
-        if within and not guard.holds([sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
+        if not guard.holds([sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
             return False
     return True
+
+
+def _samples(condition: str, involved: Sequence[_OpenSize], least: int = 1) -> Iterator[tuple[int, ...]]:
+    """Sizes at which a condition must hold if the program, which has no conditions, leaves them open.
+
+    Of one size, all up to `_SMALL`; of several, fewer, with the numbers in the condition, their neighbours and their multiples.
+    """
+    numbers = {number for number in map(int, re.findall(r"\b\d+\b", condition)) if number <= _LARGE[-1]}
+    near = {number * times + step for number in numbers for times in range(1, 9) for step in (-1, 0, 1)}
+    small = _SMALL if len(involved) == 1 else 24 if len(involved) == 2 else 6
+    candidates = sorted({*range(least, small + 1), *near, *_LARGE})
+    sizes = [[size for size in candidates if size >= least and one.admits(size)] for one in involved]
+    return itertools.product(*sizes)
 
 
 def _with_sizes(inputs: Mapping[str, torch.Tensor], opened: Sequence[_OpenSize], variant: int) -> list[torch.Tensor]:
@@ -491,12 +512,20 @@ def _dimensions_of_masks(
 def _from_one(
     job: "_Job", function: nn.Module, inputs: Mapping[str, torch.Tensor], size: _OpenSize, tolerance: float
 ) -> _OpenSize:
-    """The open size without 1 if the program is wrong there: tracing assumes that open sizes are at least two."""
-    if size.lower > 1 or not size.of[0][1]:  # the self-test has a batch of one
+    """The open size without 1 if the program is wrong there: tracing assumes that open sizes are at least two.
+
+    A batch of one must be right: that of the self-test is one.
+    """
+    if size.lower > 1:
         return size
     try:
         _verify(job, function, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
-    except (LrpfxError, _SizeError, RuntimeError, TypeError, ValueError, IndexError):
+    except (LrpfxError, _SizeError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        if not size.of[0][1]:
+            raise _SizeError(
+                f"the program of {job.module.title} is not right for a batch of one, where forward may do something else, such "
+                f"as squeeze(); lower it with dynamic_batch=False, or name the dimension in forward: {first_lines(error)}"
+            ) from error
         return replace(size, lower=2)
     return size
 
@@ -812,12 +841,14 @@ class _Traced:
 
     def condition(self) -> str | None:
         """A condition on sizes that does not hold for all of them, as far as samples show; None if all hold."""
-        for guard in self.guards:
-            involved = [(one, symbol) for one, symbol in self.symbols.items() if symbol in guard.expr.free_symbols]
-            for sizes in itertools.product(*([size for size in _SAMPLES[1:] if one.admits(size)] for one, _ in involved)):
-                numbers = {symbol: size for (_, symbol), size in zip(involved, sizes, strict=True)}
-                if guard.expr.xreplace(numbers) != True:  # noqa: E712  # a value of sympy, or still an expression
-                    return str(guard.expr)
+        for expression in dict.fromkeys(guard.expr for guard in self.guards):
+            involved = {one: symbol for one, symbol in self.symbols.items() if symbol in expression.free_symbols}
+            text = python_of(expression)
+            holds = eval(f"lambda {', '.join(map(str, involved.values()))}: {text}", {"math": math})
+            if len(involved) < len(expression.free_symbols):  # a size that the data decide
+                return str(expression)
+            if not all(holds(*sizes) for sizes in _samples(text, list(involved), least=2)):
+                return str(expression)
         return None
 
 

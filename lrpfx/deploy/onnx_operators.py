@@ -99,7 +99,7 @@ def _check_divisions(model: Any, kinds: Mapping[str, int]) -> None:
             stored.setdefault(one.name, []).append(numpy_helper.to_array(one).item())
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
-        least = DIVIDED.get(kinds[node.output[0]]) if node.op_type in ("Div", "Mod") else None
+        least = DIVIDED.get(kinds.get(node.output[0], 0)) if node.op_type in ("Div", "Mod") else None
         if least is None or (node.input[1] in stored and not {0, -1}.intersection(stored[node.input[1]])):
             continue
         maker = makers.get(node.input[0])
@@ -125,7 +125,7 @@ def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str,
         kind = one.type.tensor_type.elem_type
         lean.graph.input.append(helper.make_tensor_value_info(one.name, kind, shapes[one.name]))
     values: dict[str, Any] = {}
-    kinds = {one.name: one.data_type for one in model.graph.initializer}
+    kinds: dict[str, int] = {one.name: one.data_type for one in model.graph.initializer}
     for one in model.graph.initializer:
         if math.prod(one.dims) <= _SMALL and not one.external_data:
             lean.graph.initializer.append(one)
@@ -139,7 +139,7 @@ def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str,
         # without `data_prop`, which reads and allocates where a number in the file says
         inferred = onnx.shape_inference.infer_shapes(lean).graph
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
-        kinds.update((name, one.elem_type) for name, one in known.items())
+        kinds |= {name: one.elem_type for name, one in known.items()}
         derived = ((name, _dimensions(one)) for name, one in known.items())
         found = {name: dimensions for name, dimensions in derived if dimensions is not None}
         remaining = []

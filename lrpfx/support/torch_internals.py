@@ -268,4 +268,13 @@ def functional_program(*parts: Any) -> ExportedProgram:
     """An exported program without operations in place, of the parts of one that has such operations."""
     from torch._export.verifier import TrainingIRVerifier
 
-    return ExportedProgram(nn.Module(), *parts, verifiers=[TrainingIRVerifier]).run_decompositions({})
+    program = ExportedProgram(nn.Module(), *parts, verifiers=[TrainingIRVerifier])
+    functional: ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+def python_of(expression: Any) -> str:
+    """An expression of sizes as Python code, in which each size has its symbol's name."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return str(PythonPrinter().doprint(expression))

@@ -83,7 +83,7 @@ def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
-        parameters = None if node_info(constant).role is Role.PARAMETER else _parameters(constant)
+        parameters = None if _is_parameter(constant) else _parameters(constant)
         if not parameters or node_info(value).shape != shape:
             continue
         sizes = torch.broadcast_shapes(*(parameter_value(one, program.root).shape for one in parameters))
@@ -95,11 +95,18 @@ def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
 _EXPANDING = ("expand", "broadcast_to", "repeat", "tile")
 
 
+def _is_parameter(value: fx.Node) -> bool:
+    """Whether a value is a parameter, or computed from parameters alone and not expanded."""
+    spelling = spelling_of(value)
+    expands = spelling is not None and spelling.operator.name in _EXPANDING
+    return node_info(value).role is Role.PARAMETER and not expands
+
+
 def _parameters(constant: Any) -> list[fx.Node] | None:
     """The parameters from which element-wise operations, with numbers of a size of the run, make a constant."""
     if not isinstance(constant, fx.Node) or number_filling(constant) is not None:
         return []
-    if node_info(constant).role is Role.PARAMETER:
+    if _is_parameter(constant):
         return [constant]
     spelling = spelling_of(constant)
     if spelling is None:
@@ -115,7 +122,7 @@ def _parameters(constant: Any) -> list[fx.Node] | None:
 
 def _narrowed(program: Program, constant: Any) -> Any:
     """The same constant as a function of the parameters in their own shapes, and of numbers."""
-    if not isinstance(constant, fx.Node) or node_info(constant).role is Role.PARAMETER:
+    if not isinstance(constant, fx.Node) or _is_parameter(constant):
         return constant
     number = number_filling(constant)
     if number is not None:

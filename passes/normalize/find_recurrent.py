@@ -1,12 +1,16 @@
 """NORMALIZE: find the steps of recurrent layers that are written out: LSTM, GRU and RNN."""
 
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, ancestors_of, calls, is_call_of, node_info, row_of
+from lrpfx.ir.node import Role, ancestors_of, calls, is_call_of, is_data, node_info, row_of
+from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
@@ -135,6 +139,62 @@ def _blends(value: fx.Node) -> Iterator[tuple[fx.Node, fx.Node, fx.Node, bool]]:
                 if isinstance(scaled, fx.Node) and isinstance(other, fx.Node):
                     yield gate, scaled, other, weight is gate
                     yield gate, other, scaled, weight is not gate
+    yield from _blends_by_value(value)
+
+
+def _blends_by_value(value: fx.Node) -> Iterator[tuple[fx.Node, fx.Node, fx.Node, bool]]:
+    """The same for sums that are written in another way, such as n - z * n + z * h: their values say which they are."""
+    leaves = list(dict.fromkeys(_leaves(value))) if any(map(partial(is_call_of, value), ("add", "sub", "rsub"))) else []
+    complements = {one: other for one in leaves for other in leaves if _are_complements(one, other)}
+    leaves = [one for one in leaves if one not in complements]
+    if len(leaves) != 3:
+        return
+    points = dict(zip(leaves, _POINTS, strict=True))
+    points |= {one: 1 - points[other] for one, other in complements.items()}
+    total = _computed(value, points)
+    for gate in (leaf for leaf in leaves if _activated(leaf, "sigmoid")):
+        one, other = (leaf for leaf in leaves if leaf is not gate)
+        for first, second in ((one, other), (other, one)):
+            if math.isclose(total, points[gate] * points[first] + (1 - points[gate]) * points[second], rel_tol=1e-12):
+                yield gate, first, second, True
+                yield gate, second, first, False
+
+
+def _are_complements(one: fx.Node, other: fx.Node) -> bool:
+    """Whether a value is sigmoid(-a) = 1 - sigmoid(a), and another one sigmoid(a)."""
+    negated = one.args[0] if is_call_of(one, "sigmoid") and is_call_of(other, "sigmoid") else None
+    return is_call_of(negated, "neg") and negated.args[0] is other.args[0]
+
+
+#: Rows of arithmetic, and numbers in place of three values: no other sum of their products agrees at these.
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "rsub": lambda one, other: other - one, "neg": operator.neg,
+}  # fmt: skip
+_POINTS = (0.7390851, 1.3065630, -2.2360680)
+
+
+def _is_arithmetic(value: Any) -> bool:
+    return (
+        isinstance(value, fx.Node) and not value.kwargs and is_data(value) and any(map(partial(is_call_of, value), _ARITHMETIC))
+    )
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[fx.Node]:
+    """The values from which sums, differences and products of numbers make another one."""
+    if _is_arithmetic(value) and depth < 8:
+        for one in value.args:
+            yield from _leaves(one, depth + 1)
+    elif isinstance(value, fx.Node) and number_filling(value) != 1:
+        yield value
+
+
+def _computed(value: Any, points: dict[fx.Node, float]) -> float:
+    if value in points:
+        return points[value]
+    if _is_arithmetic(value):
+        args = [_computed(one, points) for one in value.args]
+        return _ARITHMETIC[row_of(value).name](*args, *([1.0] if len(args) == 1 and is_call_of(value, "rsub") else []))
+    return 1.0 if isinstance(value, fx.Node) else float(value)
 
 
 def _complement(value: Any) -> fx.Node | None:

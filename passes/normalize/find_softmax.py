@@ -49,6 +49,8 @@ class FindSoftmax(GraphPass):
                 continue
             if new is None or new is node:
                 continue
+            if row_of(new).probability is Probability.OF_ALL_LOGITS:
+                _without_shift(program, new, row_of(new))
             result.matches += 1
             result.details.append((info.name, f"now {row_of(new)}: {node_info(new).name}"))
             replace_call(node, new)

@@ -208,6 +208,16 @@ def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     return None
 
 
+def _folded(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """A fold of single places is a view."""
+    bound = _bound(node, ("input", "output_size", "kernel_size", "dilation", "padding", "stride"))
+    ones = all(bound[name] in (1, (1, 1), [1, 1]) for name in ("kernel_size", "dilation", "stride"))
+    sizes = bound["output_size"]
+    if not ones or bound["padding"] not in (0, (0, 0), [0, 0]) or not isinstance(sizes, (tuple, list)):
+        return None
+    return build.call("unflatten", node.args[0], -1, tuple(sizes), target=torch.unflatten)
+
+
 # --- writes -----------------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +302,8 @@ _FORMS: dict[str, Form] = {
     "mean": _mean,
     "prod": _of_stack("mul"),
     "matmul": _diagonal_product,
+    "col2im": _folded,
+    "fold": _folded,
     "slice_scatter": _write,
     "select_scatter": _write,
 }

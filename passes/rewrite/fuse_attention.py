@@ -50,6 +50,9 @@ class FuseAttention(GraphPass):
             groups.setdefault(call, {})[part] = node
         groups.pop("", None)
         for name, parts in groups.items():
+            if "output" not in parts:  # a product with constant values is a dense layer
+                result.reasons.append((name, "its values do not depend on the inputs"))
+                continue
             try:
                 _fuse(program, name, parts)
             except NotFusibleError as reason:
@@ -68,9 +71,9 @@ class FuseAttention(GraphPass):
 def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     graph, root = program.graph, program.root
     output = parts["output"]
-    shares = _shares(root, parts)
     if not {"scaled", "transposed", "scores"} <= set(parts):
         raise NotFusibleError("its queries or keys do not depend on the inputs")
+    shares = _shares(root, parts)
     query, key = parts["scaled"].args[0], parts.get("repeated key", parts["transposed"]).args[0]
     value = parts["repeated value"].args[0] if "repeated value" in parts else output.args[1]
     settings = {"is_causal": "causal" in parts, "scale": _scale(root, parts["scaled"]), "enable_gqa": "repeated key" in parts}

@@ -135,6 +135,77 @@ def test_results_that_are_zero_have_a_tolerance():
     assert lowering.facts_of(program)["tolerance"] == lowering.tolerance_of(torch.float32)
 
 
+class Frames(nn.Module):
+    """Frames in groups, for lengths from 16 to 60: a convolution is the least length, and a table of positions the largest."""
+
+    def __init__(self, groups=4):
+        super().__init__()
+        self.layer, self.head, self.groups = nn.Conv1d(4, 6, 16), nn.Linear(6, 4), groups
+        self.positions = nn.Parameter(torch.randn(1, 6, 45))
+
+    def forward(self, x):
+        y = self.layer(x)
+        y = torch.relu(y + self.positions[:, :, : y.shape[-1]])
+        if y.shape[-1] % self.groups != 0:
+            y = nn.functional.pad(y, (0, self.groups - y.shape[-1] % self.groups))
+        return self.head(y.mean(2))
+
+
+class Windows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = torch.relu(x)
+        return self.head(y.sum(1) if x.shape[1] % 7 == 0 else y.amax(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "dimension", "others"), [(Frames, (2, 4, 41), 2, (43, 47, 59)), (Windows, (2, 10, 4), 1, (7, 14, 700))]
+)
+def test_conditions_on_sizes_that_seldom_fail_fix_them(model, shape, dimension, others):
+    x = torch.randn(shape)
+    program = lrpfx.lower(lrpfx.transform(model().eval(), EpsilonPlusFlat(), example_inputs=x, capture="export"), x)
+    run, target = program.module(), torch.tensor([0, 1])
+    run(x, target)
+    for size in others:
+        with pytest.raises(lrpfx.InputError, match="was fixed at"):
+            run(torch.randn(*shape[:dimension], size, *shape[dimension + 1 :]), target)
+
+
+class OddBatches(nn.Module):
+    def forward(self, x):
+        return torch.relu(x) if x.shape[0] % 6 else x.sigmoid()
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.layer(x)).mean((2, 3), keepdim=True).squeeze())
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (OddBatches(), torch.randn(2, 3), r"has other operations where x\.shape\[0\] % 6 != 0 does not hold"),
+        (
+            Squeezed(),
+            torch.randn(2, 3, 6, 6),
+            "not right for a batch of one, where forward may do something else, such as squeeze",
+        ),
+    ],
+)
+def test_batches_for_which_forward_does_something_else(model, x, message):
+    explain_model = lrpfx.transform(model.double().eval(), EpsilonPlus(), example_inputs=x.double(), capture="export")
+    with pytest.raises(LoweringError, match=message):
+        lrpfx.lower(explain_model, x.double())
+    lrpfx.lower(explain_model, x.double(), dynamic_batch=False)
+
+
 class LargerOfTwo(nn.Module):
     """The derivative of a maximum is written in place, in a tensor that shares its memory."""
 

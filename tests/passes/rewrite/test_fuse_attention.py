@@ -311,3 +311,29 @@ def test_hooks_on_recomputed_parts_run_once():
     softmax.register_forward_hook(lambda *_: calls.append(1))
     lrpfx.attribute(explain_model, given, torch.cos)
     assert calls == [1]
+
+
+class Memory(nn.Module):
+    """Attention whose keys or values are parameters."""
+
+    def __init__(self, keys, values):
+        super().__init__()
+        self.query, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+        self.keys = nn.Parameter(torch.randn(5, 6)) if keys else None
+        self.values = nn.Parameter(torch.randn(5, 6)) if values else None
+
+    def forward(self, x):
+        query = self.query(x)
+        keys, values = (query if one is None else one for one in (self.keys, self.values))
+        return self.head(F.scaled_dot_product_attention(query, keys, values)).mean(1)
+
+
+@pytest.mark.parametrize("composite", [EpsilonPlus(), AttnLRP(), CPLRP()], ids=lambda composite: type(composite).__name__)
+@pytest.mark.parametrize(("keys", "values"), [(True, True), (True, False), (False, True)])
+def test_keys_and_values_that_are_parameters(keys, values, composite):
+    model, x = Memory(keys, values).eval(), torch.randn(2, 5, 6)
+    maps = [
+        lrpfx.attribute(lrpfx.transform(model, composite, example_inputs=x, optimize=optimize), x, 1).relevance
+        for optimize in (True, False)
+    ]
+    assert torch.allclose(*maps, rtol=1e-9)
