@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch.nn import functional
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, LayerMapComposite
+from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.core import Hook
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
@@ -238,6 +238,22 @@ def test_other_runtimes_check_a_file_without_lrpfx(tmp_path, runtime, capsys):
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
     onnx.save(model, path)
     assert check["main"](path, runtime) == 1
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_the_check_finds_results_that_have_further_names(tmp_path, runtime):
+    """OpenVINO gives a result the names of all values that are the same, such as one that is expanded to its own shape."""
+    check = runpy.run_path(str(CHECK))
+    layers = [
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 10),
+    ]
+    explain_model = lrpfx.transform(torch.nn.Sequential(*layers).float(), EpsilonPlusFlat())
+    program = lrpfx.lower(explain_model, torch.rand(2, 3, 8, 8).float(), target="targets", number_of_targets=1)
+    assert check["main"](lrpfx.save(program, tmp_path / "model.onnx"), runtime) == 0
 
 
 def test_the_check_imports_neither_lrpfx_nor_torch():
