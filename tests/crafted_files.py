@@ -263,14 +263,15 @@ def resigned(model):
     return body + onnx_backend._trailer(body)
 
 
-def calling(*nodes, values=None, functions=(), domain=None):
-    """A change of a model: it computes nodes of constants first."""
+def calling(*nodes, values=None, functions=(), domain=None, results=()):
+    """A change of a model: it computes nodes of constants first, some of which may be results."""
 
     def changed(model):
         for name, value in (values or {}).items():
             model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value), name))
         model.graph.node.extend(onnx.helper.make_node(*node[:3], **node[3]) for node in nodes)
         model.functions.extend(functions)
+        model.graph.output.extend(onnx.helper.make_tensor_value_info(name, INT, None) for name in results)
         if domain is not None:
             model.opset_import.append(onnx.helper.make_opsetid(domain, 1))
 
@@ -355,6 +356,10 @@ IN_MODELS = {
     ),
     "a division of 32 bits by -1": (
         calling(("Mod", ["least", "other"], ["a"], {}), values={"least": np.int32([-(2**31)]), "other": np.int32([-1])}),
+        "divisor may be -1",
+    ),
+    "a division that is a result": (
+        calling(("Div", ["least", "other"], ["a"], {}), values={"least": [-(2**63)], "other": [-1]}, results=("a",)),
         "divisor may be -1",
     ),
     "a division by several numbers": (

@@ -99,7 +99,11 @@ def _check_divisions(model: Any, kinds: Mapping[str, int]) -> None:
             stored.setdefault(one.name, []).append(numpy_helper.to_array(one).item())
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
-        least = DIVIDED.get(kinds.get(node.output[0], 0)) if node.op_type in ("Div", "Mod") else None
+        if node.op_type not in ("Div", "Mod"):
+            continue
+        if node.output[0] not in kinds:
+            raise RefusedError(f"the kind of {node.output[0]}, which {node.op_type} computes, cannot be derived")
+        least = DIVIDED.get(kinds[node.output[0]])
         if least is None or (node.input[1] in stored and not {0, -1}.intersection(stored[node.input[1]])):
             continue
         maker = makers.get(node.input[0])
@@ -139,7 +143,7 @@ def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str,
         # without `data_prop`, which reads and allocates where a number in the file says
         inferred = onnx.shape_inference.infer_shapes(lean).graph
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
-        kinds |= {name: one.elem_type for name, one in known.items()}
+        kinds |= {name: one.elem_type for name, one in known.items() if one.elem_type}  # unknown after its value is known
         derived = ((name, _dimensions(one)) for name, one in known.items())
         found = {name: dimensions for name, dimensions in derived if dimensions is not None}
         remaining = []

@@ -279,13 +279,13 @@ def _limit_dividends(graph: Any) -> None:
         if node.op_type not in ("Div", "Mod") or kind not in DIVIDED:
             continue
         dividend, divisor = node.inputs
-        stored = None if divisor.const_value is None else divisor.const_value.numpy()
+        stored = divisor.const_value.numpy() if divisor.name in graph.initializers else None
         if stored is not None and stored.size == 1 and stored.item() not in (0, -1):
             continue
         name = f"least_dividend_{kind.name.lower()}"
         if name not in graph.initializers:
             value = onnx_ir.tensor(DIVIDED[kind] + 1, dtype=kind, name=name)
-            limit = onnx_ir.Value(name=name, shape=value.shape, type=onnx_ir.TensorType(kind), const_value=value)
+            limit = onnx_ir.Value(name=name, shape=onnx_ir.Shape(()), type=onnx_ir.TensorType(kind), const_value=value)
             graph.register_initializer(limit)
         larger = onnx_ir.node("Max", [dividend, graph.initializers[name]])
         larger.outputs[0].name = f"dividend{number}"
