@@ -68,7 +68,7 @@ def with_openvino(path):
     import openvino
 
     program = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda arguments: {result.any_name: value for result, value in program(arguments).items()}
+    return lambda arguments: {name: value for result, value in program(arguments).items() for name in result.names}
 
 
 RUNTIMES = {"onnxruntime": with_onnxruntime, "openvino": with_openvino}

@@ -353,6 +353,28 @@ IN_MODELS = {
         ),
         "too many for a file",
     ),
+    "a division of 32 bits by -1": (
+        calling(("Mod", ["least", "other"], ["a"], {}), values={"least": np.int32([-(2**31)]), "other": np.int32([-1])}),
+        "divisor may be -1",
+    ),
+    "a division by several numbers": (
+        calling(("Div", ["least", "other"], ["a"], {}), values={"least": [-(2**63)], "other": [2, -1]}),
+        "divisor may be -1",
+    ),
+    "a division by a size": (
+        calling(
+            *(("Shape", ["input"], ["a"], {}), ("Sub", ["a", "other"], ["b"], {}), ("Div", ["least", "b"], ["c"], {})),
+            values={"least": [-(2**63)], "other": [4, 4, 9, 9]},
+        ),
+        "divisor may be -1",
+    ),
+    "a division whose limit is the least number": (
+        calling(
+            *(("Max", ["least", "other"], ["a"], {}), ("Mod", ["a", "zero"], ["b"], {})),
+            values={"least": -(2**63), "other": -(2**63), "zero": 0},
+        ),
+        "divisor may be -1",
+    ),
     "a loop": (
         calling(("Loop", ["size", "on"], ["a"], {"body": BODY}), values={"size": 2**62, "on": True}),
         "calls Loop",
@@ -363,11 +385,11 @@ IN_MODELS = {
     ),
     "a quotient out of range": (
         calling(("Div", ["size", "one"], ["a"], {}), values={"size": [-(2**63)], "one": [-1]}),
-        "Div of integers with a divisor that may be 0 or -1",
+        "divisor may be -1",
     ),
     "a remainder out of range": (
         calling(("Mod", ["size", "one"], ["a"], {}), values={"size": [-(2**63)], "one": [-1]}),
-        "Mod of integers with a divisor that may be 0 or -1",
+        "divisor may be -1",
     ),
     "a graph where none belongs": (calling(("Relu", ["one"], ["a"], {"body": BODY}), values={"one": [1.0]}), "a graph inside"),
     "draws": (calling(("RandomUniform", [], ["a"], {"shape": [10]})), "calls RandomUniform"),

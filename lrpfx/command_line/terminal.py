@@ -52,7 +52,7 @@ _ARGUMENTS = "categories|composite|target|targets|record|reduce|batch_size|prepr
 def in_options(message: str) -> str:
     """The message of an error with options of the command line in place of the arguments of Python that it speaks of."""
     message = re.sub(r"lrpfx\.lower\(\.\.\., (\w+=[^)]*)\)", r"lrpfx export \1", message)
-    message = message.replace("which allow_native=False refuses", "which is loaded with --allow-native alone")
+    message = message.replace("allow_native=False refuses such files", "such files are loaded with --allow-native alone")
     message = re.sub("pass example_inputs( to lrpfx.transform)?", "pass example_inputs=", message)
     return re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, message)
 

@@ -50,7 +50,7 @@ from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
-from lrpfx.runtime.fingerprint import fingerprint_of_tensors
+from lrpfx.runtime.fingerprint import fingerprint_of_tensors, other_buffers
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
@@ -982,6 +982,7 @@ def _with_facts(
         "lrpfx": version("lrpfx"),
         "title": job.module.title,
         "weights": fingerprint_of_tensors(job.module.state_dict()),
+        "buffers": {name: one for name, one in other_buffers(job.module).items() if name not in job.module.derived},
         "composite": job.module.composite,
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,

@@ -19,13 +19,14 @@ from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 10
+FORMAT = 11
 #: The formats that are read, each with the entries that older ones lack.
 READABLE: dict[int, tuple[str, ...]] = {
     7: (),
     8: ("preprocessing", "categories"),
     9: ("conditions",),
     10: ("weights", "runtimes"),
+    11: ("buffers",),
 }
 
 #: The largest difference of a result that a self-test tolerates, relative to its norm, whatever a file says.
@@ -109,7 +110,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         )
     if any(key in manifest for later, keys in READABLE.items() if later > format for key in keys):
         raise RefusedError("its manifest has entries that its format does not have")
-    manifest = {**{"conditions": {}, "weights": None, "runtimes": {}}, **manifest}
+    manifest = {**{"conditions": {}, "weights": None, "runtimes": {}, "buffers": {}}, **manifest}
     for key, kind in _MANIFEST_KEYS.items():
         if not isinstance(manifest.get(key), kind):
             raise RefusedError(f"its manifest has no {key}, or an invalid value for it")
@@ -201,7 +202,7 @@ def _texts_of(value: Any) -> Iterator[str]:
 
 _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
-    **dict.fromkeys(("arguments", "results", "rules", "merged", "conditions", "runtimes"), dict),
+    **dict.fromkeys(("arguments", "results", "rules", "merged", "conditions", "runtimes", "buffers"), dict),
     **{
         "canonizers": list,
         "reduce": (str, type(None)),

@@ -34,6 +34,9 @@ _OF_SIZES = frozenset(_NAMES_OF_SIZES.split())
 _SMALL = 1024  # entries of values that may be sizes
 _MOST_ROUNDS = 32  # of inference, each of which may give sizes that the next one needs
 
+#: Kinds of whole numbers, as ONNX numbers them, whose least number divided by -1 ends the process -> that number.
+DIVIDED = {6: -(2**31), 7: -(2**63)}
+
 #: A value has at most this many times the bytes of the file and of the program's arguments, or this many bytes.
 MOST_MADE = 64, 2**28
 #: All values that depend on no argument, which runtimes compute when they load a file, together.
@@ -62,7 +65,8 @@ def check_sizes(model: Any, shapes: Mapping[str, Sequence[int]], length: int) ->
     for one in model.graph.initializer:
         if math.prod(one.dims) > 8 * one.ByteSize() and not one.external_data:
             raise RefusedError(f"{one.name} is larger than its data in the file")
-    sizes = _derived_sizes(model, shapes)
+    sizes, kinds = _derived(model, shapes)
+    _check_divisions(model, kinds)
     given = length + sum(sizes[name] for name in shapes)
     folded, constants = 0, {one.name for one in model.graph.initializer}
     for node in model.graph.node:
@@ -80,8 +84,35 @@ def check_sizes(model: Any, shapes: Mapping[str, Sequence[int]], length: int) ->
         raise RefusedError(f"a runtime would compute {folded:.1e} bytes to load it, too many for a file of this size")
 
 
-def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The bytes of each value whose shape can be derived."""
+def _check_divisions(model: Any, kinds: Mapping[str, int]) -> None:
+    """Raise `RefusedError` for a division of whole numbers that may divide the least one by -1, which ends the process.
+
+    The divisor must be a stored number other than 0 and -1, or the dividend the larger of a value and a stored number.
+    """
+    import onnx
+    from onnx import numpy_helper
+
+    replaced = {one.name for one in model.graph.input}  # by arguments, whatever is stored
+    stored: dict[str, list[int]] = {}
+    for one in model.graph.initializer:
+        if kinds[one.name] in DIVIDED and math.prod(one.dims) == 1 and not one.external_data and one.name not in replaced:
+            stored.setdefault(one.name, []).append(numpy_helper.to_array(one).item())
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:
+        least = DIVIDED.get(kinds.get(node.output[0], 0)) if node.op_type in ("Div", "Mod") else None
+        if least is None or (node.input[1] in stored and not {0, -1}.intersection(stored[node.input[1]])):
+            continue
+        maker = makers.get(node.input[0])
+        limits = maker.input if maker is not None and maker.op_type == "Max" else ()
+        if not any(name in stored and min(stored[name]) > least for name in limits):
+            kind = onnx.TensorProto.DataType.Name(kinds[node.output[0]])
+            raise RefusedError(
+                f"its model has a {node.op_type} of {kind} whose divisor may be -1 and whose dividend has no limit"
+            )
+
+
+def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], dict[str, int]]:
+    """The bytes of each value whose shape can be derived, and the kinds of entries as ONNX numbers them."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -94,6 +125,7 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
         kind = one.type.tensor_type.elem_type
         lean.graph.input.append(helper.make_tensor_value_info(one.name, kind, shapes[one.name]))
     values: dict[str, Any] = {}
+    kinds: dict[str, int] = {one.name: one.data_type for one in model.graph.initializer}
     for one in model.graph.initializer:
         if math.prod(one.dims) <= _SMALL and not one.external_data:
             lean.graph.initializer.append(one)
@@ -101,7 +133,6 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
         else:  # inference needs its shape only
             lean.graph.input.append(helper.make_tensor_value_info(one.name, one.data_type, one.dims))
     sizes: dict[str, int] = {}
-    kinds: dict[str, int] = {}
     for _ in range(_MOST_ROUNDS):
         for node in lean.graph.node:
             _check_numbers(node, values)
@@ -124,9 +155,7 @@ def _derived_sizes(model: Any, shapes: Mapping[str, Sequence[int]]) -> dict[str,
             break
         del lean.graph.node[:]
         lean.graph.node.extend(remaining)
-    for node in model.graph.node:
-        _check_division(node, values, kinds)
-    return {**sizes, **{name: value.nbytes for name, value in values.items()}}
+    return {**sizes, **{name: value.nbytes for name, value in values.items()}}, kinds
 
 
 #: Operator -> the argument with its axes. onnx reads out of range for axes that a value does not have.
@@ -151,22 +180,6 @@ def _check_numbers(node: Any, values: Mapping[str, Any]) -> None:
     )
     if not valid:
         raise RefusedError(f"its model calls {node.op_type} with numbers out of range")
-
-
-def _check_division(node: Any, values: Mapping[str, Any], kinds: Mapping[str, int]) -> None:
-    """Raise `RefusedError` for a quotient of integers that may be out of range, which would end the process."""
-    from onnx import helper
-
-    if node.op_type not in ("Div", "Mod") or len(node.input) < 2:
-        return
-    types = [
-        values[name].dtype if name in values else helper.tensor_dtype_to_np_dtype(kinds[name])
-        for name in node.input
-        if name in values or kinds.get(name)
-    ]
-    divisor = values.get(node.input[1])
-    if any(one.kind in "iu" for one in types) and (divisor is None or bool(((divisor == 0) | (divisor == -1)).any())):
-        raise RefusedError(f"its model calls {node.op_type} of integers with a divisor that may be 0 or -1")
 
 
 def _dimensions(kind: Any) -> list[int] | None:

@@ -50,7 +50,7 @@ def problem_of_sizes(
     for name, tensor in tensors.items():
         shape, sizes = list(tensor.shape), wanted[name]
         shown = [("any" if number else "batch") if size is None else str(size) for number, size in enumerate(sizes)]
-        found = f"{name} has shape {'×'.join([str(size) for size in shape])}, but the program takes {'×'.join(shown)}"
+        found = f"{name} has shape {'×'.join([str(size) for size in shape]) or '()'}, but the program takes {'×'.join(shown)}"
         if len(shape) != len(sizes):
             return found
         wrong = [number for number, want in enumerate(sizes) if want not in (None, shape[number])]

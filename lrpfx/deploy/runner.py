@@ -15,7 +15,7 @@ from lrpfx.deploy.preprocessing import preprocessing_in, stored_form
 from lrpfx.deploy.program import inputs_of, problem_of_sizes
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
-from lrpfx.runtime.fingerprint import fingerprint_of_tensors
+from lrpfx.runtime.fingerprint import fingerprint_of_tensors, other_buffers
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
@@ -279,6 +279,8 @@ class Runner:
     def matches(self, model: nn.Module, preprocess: Callable[..., Any] | None = None) -> bool:
         """Whether the program was made from a model with the same parameters and buffers.
 
+        Buffers that `model.state_dict()` lacks are compared if the file is of format 11 or later, by their names.
+
         Parameters
         ----------
         model
@@ -290,13 +292,20 @@ class Runner:
         ------
         ArtefactError
             The file is of an older version, which does not hold a fingerprint of the weights.
+        InputTypeError
+            The model is not a module.
         """
+        if not isinstance(model, nn.Module):
+            raise InputTypeError(f"the model is a module of torch, not a {type(model).__name__}", topic="running-programs")
         if self.manifest["weights"] is None:
             raise ArtefactError(
                 "the file does not hold a fingerprint of the weights: save it again with this version of lrpfx",
                 topic="running-programs",
             )
         if preprocess is not None and stored_form(preprocess) != preprocessing_in(self.manifest):
+            return False
+        known = self.manifest["buffers"]  # with constants that only the module of a program has
+        if any(known.get(name, found) != found for name, found in other_buffers(model).items()):
             return False
         return bool(fingerprint_of_tensors(model.state_dict()) == self.manifest["weights"])
 

@@ -16,13 +16,13 @@ Key = str | os.PathLike[str] | bytes
 
 def write_signature(path: Path, content: bytes, key: Key) -> None:
     """Sign the content of a file with a private key."""
-    loaded = _key(key, "load_pem_private_key", "Ed25519PrivateKey", password=None)
+    loaded = _key(key, "private", password=None)
     written(_beside(path), loaded.sign(_message(content)).hex().encode())
 
 
 def check_signature(path: Path, content: bytes, key: Key) -> None:
     """Raise `RefusedError` unless the content of a file was signed with the private key that belongs to a public key."""
-    loaded = _key(key, "load_pem_public_key", "Ed25519PublicKey")
+    loaded = _key(key, "public")
     invalid = optional_package("cryptography.exceptions", "a signature", "signing").InvalidSignature
     if not _beside(path).is_file():
         raise RefusedError(f"it is not signed: there is no {_beside(path).name} beside it")
@@ -32,18 +32,21 @@ def check_signature(path: Path, content: bytes, key: Key) -> None:
         raise RefusedError("its signature is not one of this key for this content") from error
 
 
-def _key(key: Key, loader: str, kind: str, **settings: Any) -> Any:
+def _key(key: Key, half: str, **settings: Any) -> Any:
+    """The key of Ed25519 in `key`. `half`: "private" or "public"."""
     serialization = optional_package("cryptography.hazmat.primitives.serialization", "a signature", "signing")
     kinds = optional_package("cryptography.hazmat.primitives.asymmetric.ed25519", "a signature", "signing")
     if not isinstance(key, bytes):
         with os_errors(ArtefactError, as_path(key), "read"):
             key = as_path(key).read_bytes()
     try:
-        loaded = getattr(serialization, loader)(key, **settings)
+        loaded = getattr(serialization, f"load_pem_{half}_key")(key, **settings)
     except (ValueError, TypeError) as error:
-        raise InputError(f"this is not a {kind} in PEM format without a password: {error}", topic="refused-files") from error
-    if not isinstance(loaded, getattr(kinds, kind)):
-        raise InputError(f"the key is a {type(loaded).__name__}, not an {kind}", topic="refused-files")
+        raise InputError(
+            f"this is not an Ed25519 {half} key in PEM format without a password: {error}", topic="refused-files"
+        ) from error
+    if not isinstance(loaded, getattr(kinds, f"Ed25519{half.title()}Key")):
+        raise InputError(f"this is a {half} key of another kind, not an Ed25519 {half} key", topic="refused-files")
     return loaded
 
 

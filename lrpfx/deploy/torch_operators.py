@@ -168,13 +168,23 @@ def _fits_scales(given: Arguments) -> bool:
 
 
 def _fits_padding(given: Arguments) -> bool:
-    """Whether the gradient of a padded value has its shape."""
-    gradient, value, padding = given["grad_output"], given["self"], given["padding"]
-    around = [before + after for before, after in zip(padding[::2], padding[1::2], strict=True)]
-    padded = [*[0] * (value.ndim - len(around)), *reversed(around)]
-    return len(around) < value.ndim and list(gradient.shape) == [
-        size + more for size, more in zip(value.shape, padded, strict=True)
-    ]
+    """Whether padding cuts off less than there is, and a gradient of the padded value has its shape."""
+    value, padding = given["self"], given["padding"]
+    pairs = list(zip(padding[::2], padding[1::2], strict=True))
+    sizes = value.shape[::-1][: len(pairs)]
+    if len(pairs) >= value.ndim or not all(
+        -size < number < 2**24 for size, pair in zip(sizes, pairs, strict=True) for number in pair
+    ):
+        return False
+    padded = [*[0] * (value.ndim - len(pairs)), *(before + after for before, after in reversed(pairs))]
+    shape = [size + more for size, more in zip(value.shape, padded, strict=True)]
+    return "grad_output" not in given or list(given["grad_output"].shape) == shape
+
+
+def _fits_reflection(given: Arguments) -> bool:
+    """Whether a padded value has the entries that its padding reflects, and the gradient its shape."""
+    sizes = given["self"].shape[::-1]
+    return _fits_padding(given) and all(number < sizes[place // 2] for place, number in enumerate(given["padding"]))
 
 
 def _fits_pooling(given: Arguments) -> bool:
@@ -183,9 +193,54 @@ def _fits_pooling(given: Arguments) -> bool:
     return gradient.ndim == value.ndim and 0 not in (*gradient.shape, *value.shape) and gradient.shape[:2] == value.shape[:2]
 
 
+def _fits_kernel(given: Arguments) -> bool:
+    """Whether the numbers of a kernel are small enough that positions of its entries can be computed."""
+    numbers = [number for name in ("kernel_size", "stride", "padding", "dilation") for number in given.get(name) or ()]
+    return all(0 <= number < 2**24 for number in numbers)
+
+
+def _fits_average(given: Arguments) -> bool:
+    """Whether the gradient of averages in windows has the number of samples of the averaged value."""
+    gradient, value = given["grad_output"], given["self"]
+    return _fits_kernel(given) and gradient.ndim == value.ndim > 0 and gradient.shape[0] == value.shape[0]
+
+
 def _fits_softmax(given: Arguments) -> bool:
     """Whether the gradient of a softmax has the shape of its result, and no size is 0."""
     return given["grad_output"].shape == given["output"].shape and 0 not in given["output"].shape
+
+
+def _fits_channels(given: Arguments) -> bool:
+    """Whether the statistics and parameters of a batch norm have one entry for each channel of its input."""
+    channels = given["input"].shape[1:2]
+    return bool(channels) and all(
+        given[name] is None or given[name].shape == channels for name in ("weight", "bias", "running_mean", "running_var")
+    )
+
+
+def _fits_division(given: Arguments) -> bool:
+    """Whether a truncated division of integers does not divide the least one by -1, which ends the process."""
+    if given.get("rounding_mode") != "trunc":
+        return True
+    dtype = torch.result_type(given["self"], given["other"])
+    if dtype not in (torch.int32, torch.int64):
+        return True
+    dividend, divisor = (torch.as_tensor(given[name]).to(dtype) for name in ("self", "other"))
+    return not ((dividend == torch.iinfo(dtype).min) & (divisor == -1)).any()
+
+
+def _fits_range(given: Arguments) -> bool:
+    """Whether the numbers of a range are so small that its length can be computed."""
+    return all(abs(given.get(name, 0)) < 2**61 for name in ("start", "end", "step"))
+
+
+def _fits_windows(given: Arguments) -> bool:
+    """Whether the gradient of windows has the shape that they have in an input of this size."""
+    shape, dimension, size, step = list(given["input_sizes"]), given["dim"], given["size"], given["step"]
+    if step < 1 or not -len(shape) <= dimension < len(shape) or not 0 <= size <= shape[dimension]:
+        return False
+    shape[dimension] = (shape[dimension] - size) // step + 1
+    return list(given["grad_in"].shape) == [*shape, size]
 
 
 def _fits_strides(given: Arguments) -> bool:
@@ -197,31 +252,6 @@ def _fits_strides(given: Arguments) -> bool:
     return bool(value.storage_offset() <= offset <= last - _reach(given["size"], given["stride"]))
 
 
-def _fits_channels(given: Arguments) -> bool:
-    """Whether the statistics and parameters of a batch norm have an entry for each channel."""
-    input = given.get("input", given.get("self"))
-    each = [given.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
-    return input.ndim > 1 and all(one is None or tuple(one.shape) == (input.shape[1],) for one in each)
-
-
-def _fits_division(given: Arguments) -> bool:
-    """Whether no quotient of integers is out of range, which ends the process where it is truncated."""
-    dtype = torch.result_type(given["self"], given["other"])
-    if given.get("rounding_mode") != "trunc" or dtype.is_floating_point or dtype == torch.bool:
-        return True
-    first, second = (torch.as_tensor(given[name]).to(dtype) for name in ("self", "other"))
-    return not bool(((first == torch.iinfo(dtype).min) & (second == -1)).any()) and bool((second != 0).all())
-
-
-def _fits_windows(given: Arguments) -> bool:
-    """Whether the gradient of windows has their number and, last, their size."""
-    shape, dim, size, step = list(given["input_sizes"]), given["dim"], given["size"], given["step"]
-    if step < 1 or size < 1 or not -len(shape) <= dim < len(shape) or size > shape[dim]:
-        return False
-    shape[dim] = (shape[dim] - size) // step + 1
-    return list(given["grad_in"].shape) == [*shape, size]
-
-
 def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
     """The distance from the first to the last entry of a tensor with these strides."""
     return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
@@ -231,11 +261,18 @@ def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
 GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "as_strided*": _fits_strides,
     "_fft_*": _fits_transform,
-    "*batch_norm*": _fits_channels,
-    "div": _fits_division,
-    "unfold_backward": _fits_windows,
     "*upsample_*": _fits_scales,
-    "*_pad?d_backward": _fits_padding,
+    "reflection_pad?d*": _fits_reflection,
+    "*_pad?d*": _fits_padding,
     "_adaptive_avg_pool?d_backward": _fits_pooling,
+    "avg_pool?d_backward": _fits_average,
+    "*_pool?d*": _fits_kernel,
+    "im2col": _fits_kernel,
+    "col2im": _fits_kernel,
     "*softmax_backward_data": _fits_softmax,
+    "gelu_backward": lambda given: given["grad_output"].shape == given["self"].shape,
+    "_native_batch_norm_legit_no_training": _fits_channels,
+    "div": _fits_division,
+    "arange": _fits_range,
+    "unfold_backward": _fits_windows,
 }

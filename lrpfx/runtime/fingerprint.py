@@ -37,6 +37,13 @@ def fingerprint_of_tensors(tensors: Mapping[str, torch.Tensor], before: bytes = 
     return total.hexdigest()
 
 
+def other_buffers(module: nn.Module) -> dict[str, str]:
+    """A hash of each buffer that `module.state_dict()` lacks, by its name."""
+    stored = module.state_dict().keys()
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {name: fingerprint_of_tensors({name: value}) for name, value in buffers if name not in stored}
+
+
 def _parts_of(module: nn.Module) -> Any:
     """What a module of the graph computes."""
     if isinstance(module, RuleModule):

@@ -5,6 +5,7 @@ Tensors are JSON or, by the protocol's extension for binary tensors, bytes behin
 
 import itertools
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ LENGTH_OF_JSON = "inference-header-content-length"
 
 _DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 _MOST_DIMENSIONS = 16
+_MOST_ENTRIES = 2**48  # with sizes of 0 taken as 1: NumPy refuses 2**63 bytes even for an array that is empty
 #: Parameters that clients send without asking for anything: the one of MLServer.
 _IGNORED = frozenset({"content_type"})
 
@@ -38,12 +40,12 @@ def parsed(program: ServedProgram, body: bytes, length_of_json: str | None) -> I
     """The request in a body. `length_of_json`: the value of the header, if there is one. Errors: `InputError`."""
     text, data = body, memoryview(b"")
     if length_of_json is not None:
-        if not length_of_json.isascii() or not length_of_json.isdigit() or int(length_of_json[:20]) > len(body):
+        length = number_in(length_of_json)
+        if length is None or length > len(body):
             raise InputError(
                 "Inference-Header-Content-Length is the number of bytes of JSON at the beginning of the body",
                 topic="serving-programs",
             )
-        length = int(length_of_json)
         text, data = body[:length], memoryview(body)[length:]
     try:
         request = orjson.loads(text)
@@ -61,6 +63,11 @@ def parsed(program: ServedProgram, body: bytes, length_of_json: str | None) -> I
         _results(program, request.get("outputs"), _flag("binary_data_output", parameters)),
         identity,
     )
+
+
+def number_in(header: str) -> int | None:
+    """The whole number that a header gives, or None if it gives none, or one of more than 20 digits."""
+    return int(header) if re.fullmatch("[0-9]{1,20}", header) else None
 
 
 def _arguments(program: ServedProgram, inputs: Any, data: memoryview) -> dict[str, torch.Tensor]:
@@ -107,6 +114,8 @@ def _shape(name: str, shape: Any) -> list[int]:
             f"the shape of {name} has {len(shape)} dimensions, but at most {_MOST_DIMENSIONS} are allowed",
             topic="serving-programs",
         )
+    if math.prod(max(size, 1) for size in shape) > _MOST_ENTRIES:
+        raise InputError(f"the shape of {name} is {shape}, which no array has", topic="serving-programs")
     return shape
 
 
@@ -232,6 +241,8 @@ def _kinds(kinds: set[type]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, (list, dict)):  # which may be nested too deeply for Python's `repr`
+        return "a list" if isinstance(value, list) else "an object"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 

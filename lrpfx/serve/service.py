@@ -21,7 +21,7 @@ from lrpfx.serve.batches import Batches
 from lrpfx.serve.guard import Guard
 from lrpfx.serve.metrics import Metrics
 from lrpfx.serve.programs import ServedProgram
-from lrpfx.serve.protocol import LENGTH_OF_JSON, InferenceRequest, encoded, parsed
+from lrpfx.serve.protocol import LENGTH_OF_JSON, InferenceRequest, encoded, number_in, parsed
 from lrpfx.serve.refusals import (
     BAD_REQUEST,
     BUSY,
@@ -159,6 +159,9 @@ class Service:
             answer = await self._inferred(request, program)
         except (LrpfxError, MemoryError) as error:
             answer = answer_of(refusal_of(error))
+        except Exception:
+            self.metrics.request(program.name, FAILED, time.perf_counter() - started)
+            raise
         self.metrics.request(program.name, answer.status_code, time.perf_counter() - started)
         return answer
 
@@ -211,8 +214,7 @@ class Service:
         """The body of a request. Raises `RequestError` if it is too large, too slow, or compressed."""
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError("the body is compressed, which this server does not support", UNSUPPORTED)
-        declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared[:20]) > self.settings.max_request_bytes:
+        if (number_in(request.headers.get("content-length", "")) or 0) > self.settings.max_request_bytes:
             raise self._too_large()
         parts, size = [], 0
         try:

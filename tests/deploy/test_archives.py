@@ -32,7 +32,7 @@ from crafted_files import (
     saved,
     signed,
 )
-from helpers import small_net
+from helpers import assert_close, small_net
 from tools import operator_fuzz
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -110,6 +110,14 @@ def test_such_a_program_ends_the_process_in_torch(entries, tmp_path):
     assert subprocess.run([sys.executable, "-c", code, tmp_path / "crafted.pt2"], capture_output=True).returncode < 0
 
 
+#: An input of four channels, and weights, biases, means and variances of which one has other lengths.
+OTHER_CHANNELS = [
+    (torch.ones(2, 4, 3), *(torch.ones(shape if place == other else 4) for place in range(4)))
+    for other in range(4)
+    for shape in (1, 3, (2, 2))
+]
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -121,13 +129,45 @@ def test_such_a_program_ends_the_process_in_torch(entries, tmp_path):
         (aten.gather.default, torch.rand(4), 0, torch.tensor([FAR])),
         (aten.scatter_add.default, torch.rand(4), 0, torch.tensor([FAR]), torch.rand(1)),
         (aten.index_put.default, torch.rand(4), [torch.tensor([FAR])], torch.rand(1)),
+        (aten.reflection_pad3d_backward.default, torch.ones(2, 4, 1, 9, 11), torch.ones(2, 4, 1, 8, 8), [1, 2, 1, 0, -1, 1]),
+        (aten.replication_pad1d_backward.default, torch.ones(1, 4, 3), torch.ones(1, 4, 3), [-5, 5]),
+        (aten.replication_pad3d.default, torch.ones(2, 4, 1, 8, 8), [2**63 - 1, 2**63 - 1, -1, 0, 0, 0]),
+        (aten.avg_pool2d_backward.default, torch.ones(3, 4, 5, 5), torch.ones(2, 4, 10, 10), [2], [2], [0], False, True, None),
+        (aten.avg_pool3d.default, torch.ones(2, 1, 5, 8, 8), [64, -(2**62), 2**31 - 1], [1]),
+        (aten.col2im.default, torch.ones(2, 4, 16), [5, 5], [2, 2], [1, 1], [0, 2**31], [1, 1]),
+        (aten.gelu_backward.default, torch.ones(2, 4, 8, 8), torch.ones(4, 8, 8)),
+        *((aten._native_batch_norm_legit_no_training.default, *channels, 0.1, 1e-5) for channels in OTHER_CHANNELS),
+        (aten.div.Tensor_mode, torch.tensor([-(2**63)]), torch.tensor([-1]), "trunc"),
+        (aten.div.Tensor_mode, torch.tensor([-(2**31)], dtype=torch.int32), torch.tensor(-1, dtype=torch.int8), "trunc"),
+        (aten.div.Tensor_mode, torch.tensor([-(2**31)], dtype=torch.int32), torch.tensor(2**32 - 1), "trunc"),
+        (aten.div.Scalar_mode, torch.tensor([7, -(2**63)]), -1, "trunc"),
+        (aten.arange.start_step, 0, -(2**63), -1),
+        (aten.unfold_backward.default, torch.ones(1, 1), [2000], 0, 1000, 1),
+        (aten.unfold_backward.default, torch.ones(1, 2), [4000], -1, 2, 1),
+        (aten.unfold_backward.default, torch.ones(2, 3, 2), [3, 6], 1, 2, 2),
     ],
     ids=lambda call: str(call[0]),
 )
 def test_a_call_with_arguments_out_of_range_is_an_error(call):
     operator, *arguments = call
+    keywords = {"rounding_mode": arguments.pop()} if arguments[-1] == "trunc" else {}
     with pytest.raises((ValueError, RuntimeError, IndexError)):
-        torch_operators.guarded(operator)(*arguments)
+        torch_operators.guarded(operator)(*arguments, **keywords)
+
+
+def test_a_call_with_arguments_in_range_is_not_an_error():
+    x = torch.randn(2, 3, 7)
+    batch_norm = torch_operators.guarded(aten._native_batch_norm_legit_no_training.default)
+    statistics = torch.randn(3), torch.rand(3) + 1
+    expected = (x - statistics[0][:, None]) / (statistics[1][:, None] + 1e-5).sqrt()
+    assert_close(batch_norm(x, None, torch.zeros(3), *statistics, 0.1, 1e-5)[0], expected, 1e-5)
+    lowest = torch.tensor([-(2**63), -7, 7])
+    divide = torch_operators.guarded(aten.div.Tensor_mode)
+    assert divide(lowest, torch.tensor([2, -1, 2]), rounding_mode="trunc").tolist() == [-(2**62), 7, 3]
+    assert divide(lowest.float(), torch.tensor(-1.0), rounding_mode="trunc").tolist() == [2.0**63, 7, -7]
+    windows = x.unfold(-1, 3, 2)
+    assert torch_operators.guarded(aten.unfold_backward.default)(torch.ones_like(windows), [2, 3, 7], -1, 3, 2).sum() == 54
+    assert torch_operators.guarded(aten.arange.start_step)(6, 0, -2).tolist() == [6, 4, 2]
 
 
 def test_the_checks_are_in_what_is_loaded(entries, tmp_path):
@@ -328,6 +368,17 @@ def test_onnx_files_ask_for_little(name, onnx_artefact, marker, tmp_path, monkey
 def test_large_results_of_large_arguments_are_computed(onnx_artefact, tmp_path):
     model = onnx.load(onnx_artefact)
     calling(("ConstantOfShape", ["size"], ["a"], {}), values={"size": [2**20]})(model)
+    (tmp_path / "model.onnx").write_bytes(resigned(model))
+    assert lrpfx.load(tmp_path / "model.onnx").verify() <= 1e-5
+
+
+def test_divisions_that_are_safe_are_computed(onnx_artefact, tmp_path):
+    model = onnx.load(onnx_artefact)
+    calling(
+        *(("Div", ["least", "two"], ["a"], {}), ("Max", ["least", "limit"], ["b"], {}), ("Div", ["b", "other"], ["c"], {})),
+        *(("Shape", ["input"], ["d"], {}), ("Max", ["limit", "d"], ["e"], {}), ("Mod", ["e", "d"], ["f"], {})),
+        values={"least": [-(2**63)], "two": 2, "limit": -(2**63) + 1, "other": [3, -1]},
+    )(model)
     (tmp_path / "model.onnx").write_bytes(resigned(model))
     assert lrpfx.load(tmp_path / "model.onnx").verify() <= 1e-5
 

@@ -661,6 +661,7 @@ def test_sizes_that_a_program_was_not_lowered_for():
         ((torch.rand(2, 3, 6), index), r"dimension 2 was fixed at 4 when it was lowered"),
         ((torch.rand(2, 2, 2), index), r"dimension 1 was fixed at 3 .*; dimension 2 was fixed at 4"),
         ((torch.rand(2, 3), index), r"input has shape 2×3, but the program takes batch×3×4"),
+        ((torch.rand(()), index), r"input has shape \(\), but the program takes batch×3×4"),
         ((torch.rand(2, 3, 4), torch.tensor([0, 1, 2])), r"the batch sizes differ: input 2, target 3"),
         ((torch.rand(0, 3, 4), index[:0]), r"input is an empty batch"),
     ]

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from torch.nn import functional
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, LayerMapComposite
+from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.core import Hook
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
@@ -52,6 +52,32 @@ def test_pooling_of_images_whose_channels_come_last(tmp_path):
     for suffix in ("pt2", "onnx"):
         runner = lrpfx.load(lrpfx.save(program, tmp_path / f"model.{suffix}"))
         assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+
+
+class Quotients(torch.nn.Module):
+    """Divides whole numbers: sizes by sizes, and entries by entries, some of which are -1."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        length = x.shape[1]
+        numbers = torch.arange(length)
+        places = ((7 * numbers) // (2 * (numbers % 2) - 1)).clamp(-length, length - 1)
+        return self.head(torch.relu(self.layer(x))[:, places].sum(1) / (length // x.shape[0] + 1))
+
+
+def test_whole_numbers_are_divided_by_what_is_computed(tmp_path):
+    model = Quotients().float().eval()
+    x = torch.rand(2, 10, 8).float()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export"), x)
+    runner = lrpfx.load(lrpfx.save(program, tmp_path / "model.onnx"))
+    for shape in ((2, 10, 8), (3, 13, 8)):
+        other = torch.rand(shape).float()
+        assert_close(runner(other, torch.arange(shape[0]))["output"], model(other), 1e-5)
+    operators = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert operators.count("Max") >= 2
 
 
 @pytest.mark.parametrize(
@@ -212,6 +238,22 @@ def test_other_runtimes_check_a_file_without_lrpfx(tmp_path, runtime, capsys):
     weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 1.01, weight.name))
     onnx.save(model, path)
     assert check["main"](path, runtime) == 1
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_the_check_finds_results_that_have_further_names(tmp_path, runtime):
+    """OpenVINO gives a result the names of all values that are the same, such as one that is expanded to its own shape."""
+    check = runpy.run_path(str(CHECK))
+    layers = [
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 10),
+    ]
+    explain_model = lrpfx.transform(torch.nn.Sequential(*layers).float(), EpsilonPlusFlat())
+    program = lrpfx.lower(explain_model, torch.rand(2, 3, 8, 8).float(), target="targets", number_of_targets=1)
+    assert check["main"](lrpfx.save(program, tmp_path / "model.onnx"), runtime) == 0
 
 
 def test_the_check_imports_neither_lrpfx_nor_torch():

@@ -9,7 +9,7 @@ from serve.servers import Client, doubled, request_of, serving, together
 
 import lrpfx.serve
 from lrpfx.errors import InputError
-from lrpfx.serve import Settings
+from lrpfx.serve import Settings, service
 
 ROW = np.ones((1, 3), dtype=np.float32)
 TOKEN = "0123456789abcdef"
@@ -87,6 +87,17 @@ def test_a_program_that_fails_its_self_test_is_never_ready():
         time.sleep(0.1)
         assert client.get("/v2/models/failing/ready")[0] == 400 and client.get("/v2/health/ready")[0] == 400
         assert client.post("good", request_of(x=ROW))[0] == 200 and client.post("failing", request_of(x=ROW))[0] == 503
+
+
+def test_defects_are_counted(monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(service, "parsed", fails)
+    with serving({"double": doubled()}) as client:
+        status, answer = client.post("double", request_of(x=ROW))
+        assert status == 500 and "the server failed" in answer["error"]
+        assert 'lrpfx_requests_total{model="double",status="500"} 1.0' in client("GET", "/metrics")[2].decode().splitlines()
 
 
 @pytest.mark.parametrize("given", [None, "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN, "Bearer \xe9"])

@@ -1,5 +1,6 @@
 """The Open Inference Protocol: metadata, tensors as JSON and as bytes, and requests that are refused."""
 
+import functools
 import json
 import re
 import types
@@ -128,6 +129,10 @@ def _with(**changes):
     return {"inputs": [{**X, **changes}]}
 
 
+def _nested(depth):
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
 REFUSED = {
     "half a JSON": (b'{"inputs": [{"name": "x"', "not JSON"),
     "nothing": (b"", "not JSON"),
@@ -155,7 +160,11 @@ REFUSED = {
     "a negative shape": (_with(shape=[-1, 3]), "whole numbers from 0"),
     "a shape of fractions": (_with(shape=[1.0, 3]), "whole numbers from 0"),
     "a shape of truth values": (_with(shape=[True, 3]), "whole numbers from 0"),
-    "a huge shape": (_with(shape=[2**62, 2**62]), "has 3 values"),
+    "a huge shape": (_with(shape=[2**62, 2**62]), "which no array has"),
+    "a huge shape without entries": (_with(shape=[0, 10**18, 10**18], data=[]), "which no array has"),
+    "a size beyond 63 bits": (_with(shape=[0, 2**64 - 1], data=[]), "which no array has"),
+    "a dtype of nested lists": (_with(datatype=_nested(1000)), "a list, which is not one of"),
+    "data of nested lists": (_with(data=_nested(1000)), "different lengths|nested in the sizes"),
     "many dimensions": (_with(shape=[1] * 1000), "1000 dimensions"),
     "data of another length": (_with(data=[1, 2]), "has 2 values, but the shape"),
     "data that is a number": (_with(data=1), "is a list"),
@@ -216,6 +225,8 @@ BINARY = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"bina
         ("x", 12, 12, "number of bytes"),
         ("-1", 12, 12, "number of bytes"),
         ("9" * 30, 12, 12, "number of bytes"),
+        ("0" * 5000 + "5", 12, 12, "number of bytes"),
+        ("\xb2", 12, 12, "number of bytes"),
         ("3", 12, 12, "not JSON"),
         ("0", 12, 12, "not JSON"),
         (True, 12, 8, "8 bytes are left"),
@@ -247,6 +258,12 @@ def test_bytes_that_are_not_finite(client):
     data = np.array([1, np.nan, 1], dtype="<f4").tobytes()
     status, answer = client.post("double", text + data, **{"Inference-Header-Content-Length": str(len(text))})
     assert status == 400 and "x has values that are not finite" in answer["error"]
+
+
+def test_a_huge_shape_without_bytes(client):
+    text = json.dumps({"inputs": [{**BINARY, "shape": [0, 10**18, 10**18], "parameters": {"binary_data_size": 0}}]}).encode()
+    status, answer = client.post("double", text, **{"Inference-Header-Content-Length": str(len(text))})
+    assert status == 400 and "which no array has" in answer["error"]
 
 
 def test_compressed_bodies_are_refused(client):

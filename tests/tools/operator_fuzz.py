@@ -1,15 +1,17 @@
 """Calls of the operators that files may contain, with arguments that they do not expect: none may end its process.
 
 Valid calls are recorded, and some of their arguments replaced: sizes, strides, dtypes, indices, and numbers at the ends of
-their ranges. Where none is recorded, all arguments are drawn. Processes of their own make the calls, with limits of memory and
-time.
+their ranges. Where none is recorded, all arguments are drawn. Behind each argument lies memory that ends the process when it is
+read. Processes of their own make the calls, with limits of memory and time.
 
 Run as a program, it prints the operators whose calls ended a process, and how.
 """
 
 import argparse
 import collections
+import ctypes
 import math
+import mmap
 import os
 import random
 import resource
@@ -31,6 +33,7 @@ from tools import support_matrix
 
 MEMORY, SECONDS = 8 * 2**30, 5  # of a process, and of a call
 LARGEST = 10**6  # entries of a drawn tensor
+EVERY = -1  # all entries of a tensor are strange, and equal
 RECORDED = 12  # calls of each operator
 SHARE = 0.9  # of calls that change a recorded one
 INTEGERS = (0, 1, -1, 2, 3, 5, -7, 64, 1000, 2**31 - 1, 2**31, -(2**31), 2**62, -(2**62), 2**63 - 1, -(2**63))
@@ -61,6 +64,10 @@ FURTHER = (
     lambda x: F.max_unpool3d(*F.max_pool3d(x.unsqueeze(1), 2, return_indices=True), 2),
     lambda x: F.embedding((x > 0.5).long(), x[0, 0]),
     lambda x: x.unfold(2, 3, 2),
+    lambda x: torch.div((9 * x).long(), (3 * x).long() + 1, rounding_mode="trunc"),
+    lambda x: torch.div((9 * x).int(), 2, rounding_mode="trunc"),
+    lambda x: x * torch.arange(1, 2 * x.shape[-1], 2),
+    lambda x: torch.ops.aten._native_batch_norm_legit_no_training(x, None, None, *[torch.ones(x.shape[1])] * 2, 0.1, 1e-5)[0],
     lambda x: x.diag_embed(),
     lambda x: x.cumprod(1) + x.cummax(1).values + x.cummin(1).values,
     lambda x: torch.isin(x, x[0]),
@@ -98,7 +105,7 @@ class Drawn:
         elif change == 3:
             layout = random.choice(list(LAYOUTS))
         else:
-            strange = random.choice((1, 1, 3, 10))
+            strange = random.choice((1, 1, 3, 10, EVERY))
         return Drawn(shape, dtype, self.largest, layout, strange)
 
     def tensor(self, random):
@@ -110,8 +117,12 @@ class Drawn:
             value = torch.rand(self.shape, generator=generator).to(self.dtype)
         else:
             value = torch.randint(0, max(1, min(self.largest, 100)) + 1, self.shape, generator=generator).to(self.dtype)
-        for _ in range(self.strange if count else 0):
-            value.view(-1)[random.randrange(count)] = self._strange_entry(random)
+        if self.strange == EVERY:
+            value.fill_(self._strange_entry(random))
+        else:
+            for _ in range(self.strange if count else 0):
+                value.view(-1)[random.randrange(count)] = self._strange_entry(random)
+        value = _before_a_fence(value)
         return LAYOUTS[self.layout](value) if self.layout and self.shape and count else value
 
     def _strange_entry(self, random):
@@ -122,6 +133,20 @@ class Drawn:
         limits = torch.iinfo(self.dtype)
         entry = random.choice((*INTEGERS, self.largest + 1, self.largest + 2, -self.largest - 2))
         return max(limits.min, min(limits.max, entry))
+
+
+def _before_a_fence(value):
+    """A copy of a tensor at the end of its memory: the page behind it cannot be read."""
+    size, page = value.nbytes, mmap.PAGESIZE
+    if not size:
+        return value
+    length = -(-size // page) * page
+    memory = mmap.mmap(-1, length + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + length), ctypes.c_size_t(page), 0):
+        raise RuntimeError("memory cannot be protected")
+    copied = torch.frombuffer(memory, dtype=value.dtype, count=value.numel(), offset=length - size).view(value.shape)
+    return copied.copy_(value)
 
 
 def other_shape(shape, random):

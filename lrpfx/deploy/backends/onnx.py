@@ -22,7 +22,7 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing, origin_of
 from lrpfx.deploy.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.deploy.manifest import manifest_of
-from lrpfx.deploy.onnx_operators import check_operators, check_sizes
+from lrpfx.deploy.onnx_operators import DIVIDED, check_operators, check_sizes
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
@@ -183,6 +183,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
     _simplify(model)
     _rename(model.graph, [*arguments, *results])
     _separate_weights(model)
+    _limit_dividends(model.graph)
     stored = onnx_ir.to_proto(model)
     _tidy(stored, {node.name: origin_of(node) for node in program.graph.nodes})
     return stored
@@ -267,6 +268,30 @@ def _separate_weights(model: Any) -> None:
             graph.register_initializer(own)
             node.replace_input_with(1, own)
     RemoveUnusedNodesPass()(model)
+
+
+def _limit_dividends(graph: Any) -> None:
+    """Give dividends of whole numbers a limit, which is all but the least number: that one divided by -1 ends the process."""
+    import onnx_ir
+
+    for number, node in enumerate(graph):
+        kind = next((one.dtype for one in (*node.outputs, *node.inputs) if one.dtype is not None), None)
+        if node.op_type not in ("Div", "Mod") or kind not in DIVIDED:
+            continue
+        dividend, divisor = node.inputs
+        stored = None if divisor.const_value is None else divisor.const_value.numpy()
+        if stored is not None and stored.size == 1 and stored.item() not in (0, -1):
+            continue
+        name = f"least_dividend_{kind.name.lower()}"
+        if name not in graph.initializers:
+            value = onnx_ir.tensor(DIVIDED[kind] + 1, dtype=kind, name=name)
+            limit = onnx_ir.Value(name=name, shape=value.shape, type=onnx_ir.TensorType(kind), const_value=value)
+            graph.register_initializer(limit)
+        larger = onnx_ir.node("Max", [dividend, graph.initializers[name]])
+        larger.outputs[0].name = f"dividend{number}"
+        larger.outputs[0].type = onnx_ir.TensorType(kind)
+        graph.insert_before(node, larger)
+        node.replace_input_with(0, larger.outputs[0])
 
 
 def _computed(value: Any) -> Any:
