@@ -285,7 +285,7 @@ def _limit_dividends(graph: Any) -> None:
         name = f"least_dividend_{kind.name.lower()}"
         if name not in graph.initializers:
             value = onnx_ir.tensor(DIVIDED[kind] + 1, dtype=kind, name=name)
-            limit = onnx_ir.Value(name=name, shape=value.shape, type=onnx_ir.TensorType(kind), const_value=value)
+            limit = onnx_ir.Value(name=name, shape=onnx_ir.Shape([]), type=onnx_ir.TensorType(kind), const_value=value)
             graph.register_initializer(limit)
         larger = onnx_ir.node("Max", [dividend, graph.initializers[name]])
         larger.outputs[0].name = f"dividend{number}"
