@@ -396,6 +396,7 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
             f"{module.title} has other operations where {met.readable} does not hold; lower it with "
             "dynamic_batch=False, for one batch size"
         )
+    opened[1:] = [_narrowed(one, conditions, inputs) for one in opened[1:]]
     opened[1:] = [one for one in opened[1:] if all(_always_holds(guard, one, opened, inputs) for guard in conditions)]
     varying = {dimension for one in opened for dimension in one.of}
     taken = {
@@ -426,21 +427,48 @@ def _always_holds(
     involved = [one for one in opened if any(dimension in one.of for dimension in places)]
     for sample in _samples(guard.expression, involved, least):
         sizes = {name_and_number: size for one, size in zip(involved, sample, strict=True) for name_and_number in one.of}
-        if not guard.holds([sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
+        if not _holds(guard, [sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
             return False
     return True
+
+
+def _narrowed(size: _OpenSize, conditions: Sequence[SizeCondition], inputs: Mapping[str, torch.Tensor]) -> _OpenSize:
+    """The open size without the smallest and largest values within narrow limits if conditions exclude all of them."""
+    if size.upper is None or size.upper - size.lower >= _SMALL:
+        return size
+    name, number = size.of[0]
+    own = [guard for guard in conditions if {(place.argument, dimension) for place, dimension in guard.of} <= set(size.of)]
+    failing = [
+        value for value in range(size.lower, size.upper + 1) if not all(_holds(guard, [value] * len(guard.of)) for guard in own)
+    ]
+    below = [value for value in failing if value < inputs[name].shape[number]]
+    above = [value for value in failing if value > inputs[name].shape[number]]
+    lower = size.lower + len(below) if below and len(below) == below[-1] - size.lower + 1 else size.lower
+    upper = size.upper - len(above) if above and len(above) == size.upper - above[0] + 1 else size.upper
+    return replace(size, lower=lower, upper=upper)
+
+
+def _holds(guard: SizeCondition, sizes: Sequence[int]) -> bool:
+    try:
+        return bool(guard.holds(sizes))
+    except ZeroDivisionError:  # it divides by a term that is zero for these sizes
+        return False
 
 
 def _samples(condition: str, involved: Sequence[_OpenSize], least: int = 1) -> Iterator[tuple[int, ...]]:
     """Sizes at which a condition must hold if the program, which has no conditions, leaves them open.
 
-    Of one size, all up to `_SMALL`; of several, fewer, with the numbers in the condition, their neighbours and their multiples.
+    Of one size, all up to `_SMALL`, and as many from its lower limit on; of several, fewer, with the numbers in the condition,
+    their neighbours and their multiples.
     """
     numbers = {number for number in map(int, re.findall(r"\b\d+\b", condition)) if number <= _LARGE[-1]}
     near = {number * times + step for number in numbers for times in range(1, 9) for step in (-1, 0, 1)}
     small = _SMALL if len(involved) == 1 else 24 if len(involved) == 2 else 6
-    candidates = sorted({*range(least, small + 1), *near, *_LARGE})
-    sizes = [[size for size in candidates if size >= least and one.admits(size)] for one in involved]
+    candidates = {*range(least, small + 1), *near, *_LARGE}
+    sizes = [
+        sorted(size for size in candidates | {*range(one.lower, one.lower + small)} if size >= least and one.admits(size))
+        for one in involved
+    ]
     return itertools.product(*sizes)
 
 

@@ -131,6 +131,13 @@ def limits_of_size(lower: int, upper: int | None) -> Any:
     return ValueRanges(lower, int_oo if upper is None else upper)
 
 
+def serialize_error() -> type[Exception]:
+    """The error of torch.export for a program that it cannot write."""
+    from torch._export.serde.serialize import SerializeError  # loading it takes a second
+
+    return SerializeError
+
+
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
     """Torch's decomposition of an operator."""
     found: Callable[..., Any] = torch._decomp.decomposition_table[operator]

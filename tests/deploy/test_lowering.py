@@ -579,6 +579,42 @@ def test_lengths_with_a_condition_that_a_program_cannot_check():
     assert lowering.open_dimensions(program)["input"] == [0, 2]
 
 
+class FramesOfTable(nn.Module):
+    """A convolution that needs 16 entries, and a table of 45 positions. `change`: of the frames, by their number."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer, self.head = nn.Conv1d(4, 6, 16), nn.Linear(6, 3)
+        self.positions, self.change = nn.Parameter(torch.randn(1, 6, 45)), change
+        self.eval()
+
+    def forward(self, x):
+        frames = self.layer(x)
+        return self.head(self.change(frames + self.positions[:, :, : frames.shape[-1]]).mean(2))
+
+
+def opened_at(model, example):
+    """The open dimensions of the program of a model with one input, and their limits."""
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=example, capture="export"), example)
+    limits = [(one["lower"], one["upper"]) for one in lowering.facts_of(program)["sizes"]]
+    return next(iter(lowering.open_dimensions(program).values())), limits
+
+
+def test_lengths_at_the_limits_that_conditions_exclude():
+    opened, ((lower, upper),) = opened_at(FramesOfTable(lambda y: y.relu()), torch.randn(2, 4, 41))
+    assert opened == [0, 2] and lower in (16, 17) and upper in (59, 60)  # torch.export excludes the ends
+
+
+def test_conditions_that_divide_by_zero_do_not_hold():
+    model = Unary(lambda x: x[:, 0] if 8 % (x.shape[1] - 7) == 1 else x.sum(1))
+    assert 1 not in opened_at(nn.Sequential(model, nn.Linear(3, 4)).eval(), torch.randn(2, 10, 3))[0]
+
+
+def test_conditions_on_several_sizes_are_tested_within_narrow_limits():
+    first, second = (lowering._OpenSize((("x", number),), (), lower=421, upper=465) for number in (1, 2))
+    assert len(list(lowering._samples("s0 != s1", [first, second]))) > 100
+
+
 @pytest.mark.parametrize("file", ["reader.pt2", pytest.param("reader.onnx", marks=pytest.mark.slow)])
 def test_a_token_at_a_position(tmp_path, file):
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """The reader of .pt2 files: the same programs as torch's own reader, and calls that it refuses."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.deploy import archive
 from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.backends.exported import _is_expression
 from lrpfx.deploy.program_reader import CONFIGS, MODEL, read_program
+from lrpfx.errors import LoweringError
 
 
 class Recurrent(nn.Module):
@@ -46,6 +49,31 @@ def test_torch_reads_the_same_program(name, tmp_path):
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert_close(found[key], value, 1e-12)
+
+
+@pytest.mark.parametrize("power", [0.5, -0.5, 1.37])
+def test_powers_of_a_length(power, tmp_path):
+    model = nn.Sequential(Unary(lambda x: x.sum(1) * (0.3 * x.shape[1]) ** power), nn.Linear(4, 3)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.rand(2, 5, 4), capture="export")
+    path = lrpfx.save(lrpfx.lower(explain_model, torch.rand(2, 5, 4)), tmp_path / "model.pt2")
+    runner, x = lrpfx.load(path), torch.randn(3, 7, 4)
+    assert_close(runner(x, torch.tensor([0, 1, 2]))["output"], model(x), 1e-12)
+
+
+@pytest.mark.parametrize("rounded", [lambda n: math.ceil(n / 4), lambda n: math.floor(n / 4), lambda n: round(n * 0.3)])
+def test_rounded_lengths(rounded, tmp_path):
+    model = nn.Sequential(Unary(lambda x: x.sum(1) * rounded(x.shape[1]) / x.shape[1]), nn.Linear(4, 3)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.rand(2, 5, 4), capture="export")
+    with pytest.raises(LoweringError, match="dynamic_batch=False"):
+        lrpfx.save(lrpfx.lower(explain_model, torch.rand(2, 5, 4)), tmp_path / "model.pt2")
+    lrpfx.save(lrpfx.lower(explain_model, torch.rand(2, 5, 4), dynamic_batch=False), tmp_path / "model.pt2")
+
+
+@pytest.mark.parametrize("exponent", ["Float('9e99', precision=53)", "Symbol('s1')", "Integer(99)"])
+def test_powers_that_grow_without_bound_are_refused(exponent):
+    assert _is_expression("FloatPow(ToFloat(Symbol('s1')), Float('0.5', precision=53))")
+    assert not _is_expression(f"FloatPow(ToFloat(Symbol('s1')), {exponent})")
+    assert not _is_expression("FloatPow(FloatPow(Symbol('s1'), Integer(9)), Integer(9))")
 
 
 @pytest.fixture(scope="module")

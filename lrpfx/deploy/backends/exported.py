@@ -35,9 +35,10 @@ from lrpfx.deploy.program_reader import CONFIGS, MODEL, read_program
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
 from lrpfx.deploy.torch_operators import check_calls, guarded, is_allowed
+from lrpfx.errors import LoweringError
 from lrpfx.ir.node import attribute_of
 from lrpfx.runtime.propagation import ORIGIN
-from lrpfx.support.torch_internals import OpOverload, pytree
+from lrpfx.support.torch_internals import OpOverload, pytree, serialize_error
 
 _FOLDING = threading.Lock()
 
@@ -60,7 +61,13 @@ class Exported(Backend):
         plain = copy.copy(program)
         plain._example_inputs = None  # they would be pickled
         buffer = io.BytesIO()
-        torch.export.save(plain, buffer)
+        try:
+            torch.export.save(plain, buffer)
+        except serialize_error() as error:
+            raise LoweringError(
+                "torch.export cannot write the program, for example because it rounds a size that may vary; lower it with "
+                "dynamic_batch=False, for the sizes of the example"
+            ) from error
         replace(signed_archive(plain_entries(buffer.getvalue()), manifest, self_test))
 
     def read(self, path: Path, content: bytes) -> Stored:
@@ -152,9 +159,12 @@ _OPERATOR = re.compile(
 )
 _NAMES_IN_EXPRESSIONS = re.compile(
     "Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|true|false|oo|int_oo|FloorDiv|ModularIndexing|Where|PythonMod"
-    "|CleanDiv|CeilToInt|FloorToInt|CeilDiv|FloatTrueDiv|IntTrueDiv|TruncToInt|RoundToInt|ToFloat|Identity|Equality|Unequality"
+    "|CleanDiv|CeilToInt|FloorToInt|CeilDiv|FloatTrueDiv|IntTrueDiv|TruncToInt|RoundToInt|ToFloat|FloatPow|Identity|Equality|Unequality"
     r"|LessThan|StrictLessThan|GreaterThan|StrictGreaterThan|And|Or|Not|[suz]+\d+"
 )
+_NUMBER = r"True|False|-?[\d.e+-]{1,20}"
+_CONSTANTS = {"Symbol": r"'\w{1,40}'", "Float": r"'-?\d{1,20}(\.\d{1,20})?(e[+-]?\d{1,3})?'"}  # the first arguments of calls
+_EXPONENT = re.compile(r"(Integer\()?-?\d\)?|Float\('-?\d(\.\d{1,20})?', precision=53\)")
 _LONGEST_EXPRESSION, _MOST_NODES = 1000, 100
 _EXPRESSIONS = (ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.UnaryOp, ast.USub, ast.BinOp)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
@@ -221,20 +231,19 @@ def _is_expression(text: str) -> bool:
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     if len(nodes) > _MOST_NODES or not all(isinstance(call.func, ast.Name) for call in calls):
         return False
-    names = {id(call.args[0]) for call in calls if ast.unparse(call.func) == "Symbol" and call.args}
+    texts = {id(call.args[0]): ast.unparse(call.func) for call in calls if call.args}
     for node in nodes:
         if not isinstance(node, (*_EXPRESSIONS, *_ARITHMETIC)):
             return False
         if isinstance(node, ast.Name) and not _NAMES_IN_EXPRESSIONS.fullmatch(node.id):
             return False
-        if isinstance(node, ast.Constant):
-            pattern = r"'\w{1,40}'" if id(node) in names else r"True|False|-?[\d.e+-]{1,20}"
-            if not re.fullmatch(pattern, repr(node.value)):
-                return False
-    powers = [call for call in calls if ast.unparse(call.func) == "Pow"]
+        pattern = _CONSTANTS.get(texts.get(id(node), ""), _NUMBER)
+        if isinstance(node, ast.Constant) and not re.fullmatch(pattern, repr(node.value)):
+            return False
+    powers = [call for call in calls if ast.unparse(call.func) in ("Pow", "FloatPow")]
     return all(
         len(power.args) == 2
-        and re.fullmatch(r"(Integer\()?-?\d\)?", ast.unparse(power.args[1]))
+        and _EXPONENT.fullmatch(ast.unparse(power.args[1]))
         and "Pow" not in ast.unparse(power.args[0])  # nested powers grow without bound
         for power in powers
     )
