@@ -1,7 +1,7 @@
 """Lowering: turn the forward and relevance computation of an explainable module into one plain inference program.
 
 The program is an `ExportedProgram` of ATen operators without autograd and without any class of lrpfx. torch.export cannot trace
-rules that save values for the backward pass. `make_fx` can, and torch.export then exports its graph.
+rules that save values for the backward pass. `make_fx` can, and its graph becomes the program.
 """
 
 import copy
@@ -275,6 +275,10 @@ def _lowered(
         raise LoweringError(str(error)) from error.__cause__
 
 
+def _other_operations(module: ExplainModule, where: str) -> str:
+    return f"{module.title} has other operations where {where}; lower it with dynamic_batch=False, for one batch size"
+
+
 class _SizeError(Exception):
     """A program cannot be made, or is not right, for all open sizes. Fewer of them may help."""
 
@@ -298,10 +302,7 @@ def _program(
     traced = _trace(job, examples[0], dimensions)
     condition = traced.condition()
     if condition is not None:
-        raise _SizeError(
-            f"{module.title} has other operations where {condition} does not hold for its sizes; lower it with "
-            "dynamic_batch=False, for one batch size"
-        )
+        raise _SizeError(_other_operations(module, f"{condition} does not hold for its sizes"))
     program, lowered = _export(job, traced, examples[0])
     tolerance = _tolerance(job, examples[0])
     function = program.module()
@@ -356,7 +357,7 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
     return named, constants
 
 
-_VARIANTS = 3  # sizes with which a program is compared with `attribute`; it is traced with the first two
+_VARIANTS = 3  # sizes with which a program is compared with `attribute`; it is traced with the first
 _SMALL = 4096  # a condition on one size alone is tested at all sizes up to here, and one on several sizes at fewer
 _LARGE = (5000, 65_535, 65_536, 65_537)
 
@@ -390,12 +391,9 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
             of = tuple((place.argument, number) for place, number in guard.of if place.argument in inputs and not place.keys)
             opened += [_OpenSize(of, (), max(guard.lower, 1), guard.upper)] if of else []
     conditions = [guard for guard in module.guards if isinstance(guard, SizeCondition)]
-    met = next((guard for guard in conditions if opened and not _always_holds(guard, opened[0], opened[:1], inputs, 2)), None)
-    if met is not None and len(met.of) == 1:
-        raise LoweringError(
-            f"{module.title} has other operations where {met.readable} does not hold; lower it with "
-            "dynamic_batch=False, for one batch size"
-        )
+    for guard in conditions:
+        if len(guard.of) == 1 and not _always_holds(guard, opened[0], opened, inputs, least=2):
+            raise LoweringError(_other_operations(module, f"{guard.readable} does not hold"))
     opened[1:] = [_narrowed(one, conditions, inputs) for one in opened[1:]]
     opened[1:] = [one for one in opened[1:] if all(_always_holds(guard, one, opened, inputs) for guard in conditions)]
     varying = {dimension for one in opened for dimension in one.of}
@@ -725,7 +723,8 @@ class _Job:
 
     def _seed(self, output: torch.Tensor, target: Any) -> torch.Tensor:
         if self.target == "weights":
-            return target  # type: ignore[no-any-return]
+            weights: torch.Tensor = target
+            return weights
         if self.target == "token":
             return _relevance_of_token(output, *target)
         return relevance_of_class(output, output.argmax(1) if target is None else target)

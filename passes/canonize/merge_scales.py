@@ -22,6 +22,7 @@ from lrpfx.passes.canonize.merge_batch_norm import (
     scale_output_channels_transposed,
 )
 from lrpfx.passes.constants import number_filling
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -58,6 +59,7 @@ class MergeScales(GraphPass):
             expanded = _expanded_constant(program, node)
             if expanded is not None:
                 node.replace_input_with(expanded, _narrowed(program, expanded))
+        remove_unread(program.graph)
         for node in list(calls(program.graph)):
             if not is_layer_of_parameters(node):
                 continue

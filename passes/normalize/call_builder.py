@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, node_info, nodes_in, parameter_value, role_from, update_info
+from lrpfx.ir.node import NodeInfo, Role, calls, node_info, nodes_in, parameter_value, role_from, update_info
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import attention_bias
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.program import Program, insert_call
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.program import PassResult, Program, insert_call, replace_call
 
 
 def attention_scale(query: torch.Tensor) -> float:
@@ -106,6 +107,38 @@ class CallBuilder(Builder):
         info = node_info(value)
         dtype = parameter_value(value, self.program.root).dtype if info.role is Role.PARAMETER else info.dtype
         return dtype == torch.bool
+
+
+class LeftAloneError(Exception):
+    """The reason why a call that looks like a part of something is not replaced."""
+
+
+def with_replaced_calls(
+    program: Program,
+    replacement: Callable[[CallBuilder, fx.Node], fx.Node | None],
+    described: Callable[[fx.Node, fx.Node], str],
+) -> PassResult:
+    """Replace each listed call with relevance for which there is another one, and remove what nothing reads any more.
+
+    `replacement`: inserts the new call, or returns None or the call itself. `described`: the detail about both for the history.
+    """
+    result = PassResult()
+    for node in list(calls(program.graph)):
+        info = node_info(node)
+        if info.operator is None or info.role is not Role.DATA:
+            continue
+        try:
+            new = replacement(CallBuilder(program, node, info.operator), node)
+        except LeftAloneError as reason:
+            result.reasons.append((info.name, str(reason)))
+            continue
+        if new is not None and new is not node:
+            result.matches += 1
+            result.details.append((info.name, described(node, new)))
+            replace_call(node, new)
+    if result.matches:
+        remove_unread(program.graph)
+    return result
 
 
 def _named_after_module(node: fx.Node) -> NodeInfo:

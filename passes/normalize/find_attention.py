@@ -1,6 +1,5 @@
 """NORMALIZE: distinguish the product of attention weights and values from other matrix products."""
 
-import torch
 from torch import fx
 from torch.fx.node import Argument
 
@@ -11,6 +10,7 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.find_softmax import grouped_sum
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.normalize.simplify import sum_of_mean
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 from lrpfx.types import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
@@ -86,17 +86,14 @@ def _weighted_sum(node: fx.Node) -> _Found | None:
 
 def _as_sum(program: Program, node: fx.Node) -> fx.Node:
     """A sum of weighted values, divided by their number, in place of their mean; other calls as they are."""
-    if not is_call_of(node, "mean") or not isinstance(node.args[0], fx.Node):
+    product = node.args[0] if is_call_of(node, "mean") else None
+    if not isinstance(product, fx.Node) or node_info(product).shape is None or _factors(product) is None:
         return node
-    build, shape = CallBuilder(program, node, row_of(node)), node_info(node.args[0]).shape
-    bound = {**row_of(node).arguments, **bound_arguments(node, row_of(node))}
-    dims = [bound["dim"]] if isinstance(bound["dim"], int) else bound["dim"]
-    if shape is None or dims is None or nodes_in(dims) or bound["dtype"] is not None or _factors(node.args[0]) is None:
+    made = sum_of_mean(CallBuilder(program, node, row_of(node)))
+    if made is None:
         return node
-    total = build.call("sum", node.args[0], bound["dim"], bound["keepdim"], target=torch.sum)
-    first, second = node.args[0].args[:2]
-    size = build.number_of_products(first, second, tuple(dims))
-    replace_call(node, build.call("div", total, size))
+    total, quotient = made
+    replace_call(node, quotient)
     return total
 
 
@@ -105,8 +102,10 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     multiplied = node_info(product).operator
     if multiplied is None or multiplied.name not in _PRODUCTS or len(product.users) > 1 or product.kwargs:
         return None
-    first, *others = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
-    for values, weights in [(first, other) for other in others] + [(other, first) for other in others]:
+    factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
+    if len(factors) != 2:
+        return None
+    for values, weights in (factors, factors[::-1]):
         if _is_softmax(weights):
             return None if _are_chosen(weights) else (weights, values)
     return None
@@ -115,12 +114,16 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _added_product(node: fx.Node) -> _Found | None:
     """An element-wise product with a softmax, the results of which are added in groups, or one after another."""
     factors = _factors(node)
-    reader = next(iter(node.users), None)
-    while reader is not None and node_info(reader).operator is not None and row_of(reader).moves and len(reader.users) == 1:
-        reader = next(iter(reader.users))
-    if factors is None or reader is None or node_info(reader).operator is None:
+    if factors is None:
         return None
-    weights, in_groups = factors[0], grouped_sum(reader, row_of(reader), bound_arguments(reader, row_of(reader))) is not None
+    reader = next(iter(node.users), None)
+    while reader is not None and (row := node_info(reader).operator) is not None and row.moves and len(reader.users) == 1:
+        reader = next(iter(reader.users))
+    row = None if reader is None else node_info(reader).operator
+    if reader is None or row is None:
+        return None
+    weights = factors[0]
+    in_groups = grouped_sum(reader, row, bound_arguments(reader, row)) is not None
     if in_groups or (is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)):
         return "weighted_product", factors, weights
     return None
@@ -165,7 +168,7 @@ def _are_chosen(weights: fx.Node) -> bool:
         row = node_info(node).operator
         if node.op != "call_function" or row is None:
             continue
-        given = dict(zip(map(str, range(9)), node.args, strict=False)) | bound_arguments(node, row)
+        given = {str(place): value for place, value in enumerate(node.args)} | bound_arguments(node, row)
         places = [given.get(name) for name in row.indices] if _PLACES.intersection(row.indices) else []
         if row.discrete_results or any(node_info(one).role is Role.CONSTANT for one in nodes_in(places)):
             return True

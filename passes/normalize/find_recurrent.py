@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, ancestors_of, calls, is_call_of, is_data, node_info, row_of
+from lrpfx.ir.node import Role, ancestors_of, is_call_of, is_data, node_info, row_of
 from lrpfx.passes.constants import number_filling
-from lrpfx.passes.normalize.call_builder import CallBuilder
-from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 
@@ -30,20 +29,12 @@ class FindRecurrent(GraphPass):
     requires = (CANONICAL, DECOMPOSED)
 
     def run(self, program: Program) -> PassResult:
-        result = PassResult()
-        for node in list(calls(program.graph)):
-            info = node_info(node)
-            if info.operator is None or info.role is not Role.DATA:
-                continue
-            build = CallBuilder(program, node, info.operator)
-            new = _long_short_term_memory(build, node) or _gated_unit(build, node) or _simple_step(build, node)
-            if new is not None:
-                result.matches += 1
-                result.details.append((info.name, f"now {row_of(new)}"))
-                replace_call(node, new)
-        if result.matches:
-            remove_unread(program.graph)
-        return result
+        return with_replaced_calls(program, _step, lambda node, new: f"now {row_of(new)}")
+
+
+def _step(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The call of a step that ends with a call."""
+    return _long_short_term_memory(build, node) or _gated_unit(build, node) or _simple_step(build, node)
 
 
 def _long_short_term_memory(build: CallBuilder, node: fx.Node) -> fx.Node | None:

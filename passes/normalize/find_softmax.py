@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, parameter_value, row_of
+from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Operator, Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.constants import mark_constants, number_filling
-from lrpfx.passes.normalize.call_builder import CallBuilder
-from lrpfx.passes.normalize.remove_dead_code import remove_unread
-from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
+from lrpfx.passes.normalize.call_builder import CallBuilder, LeftAloneError, with_replaced_calls
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 from lrpfx.types import Softmax
 
@@ -37,38 +36,21 @@ class FindSoftmax(GraphPass):
     requires = (CANONICAL, DECOMPOSED)
 
     def run(self, program: Program) -> PassResult:
-        result = PassResult()
-        for node in list(calls(program.graph)):
-            info = node_info(node)
-            if info.operator is None or info.role is not Role.DATA:
-                continue
-            try:
-                new = _spelled_out(program, node, info.operator)
-            except _LeftAloneError as reason:
-                result.reasons.append((info.name, str(reason)))
-                continue
-            if new is None or new is node:
-                continue
-            if row_of(new).probability is Probability.OF_ALL_LOGITS:
-                _without_shift(program, new, row_of(new))
-            result.matches += 1
-            result.details.append((info.name, f"now {row_of(new)}: {node_info(new).name}"))
-            replace_call(node, new)
+        result = with_replaced_calls(program, _spelled_out, lambda node, new: f"now {row_of(new)}: {node_info(new).name}")
         if result.matches:
-            remove_unread(program.graph)
             mark_constants(program.graph)
         return result
 
 
-class _LeftAloneError(Exception):
-    """The reason why a quotient of exponentials is not replaced."""
-
-
-def _spelled_out(program: Program, node: fx.Node, row: Operator) -> fx.Node | None:
+def _spelled_out(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The call that replaces a call, inserted before it; None if it is no part of a softmax."""
-    build = CallBuilder(program, node, row)
-    if row.kind is Softmax or row.probability is Probability.OF_ALL_LOGITS:
-        return _without_shift(program, node, row)
+    row = row_of(node)
+    new = node if row.kind is Softmax or row.probability is Probability.OF_ALL_LOGITS else _named(build, node, row)
+    is_named = new is node or (new is not None and row_of(new).probability is Probability.OF_ALL_LOGITS)
+    return _without_shift(build.program, new, row_of(new)) if new is not None and is_named else new
+
+
+def _named(build: CallBuilder, node: fx.Node, row: Operator) -> fx.Node | None:
     if row.name == "exp":
         return _exponential_of_logarithm(build, node)
     if row.logarithm:
@@ -341,10 +323,10 @@ class _Quotient:
         """The softmax of the scores of exponentials, divided by sums for each of them."""
         if divisor.index is not None:
             if not divisor.gathered:
-                raise _LeftAloneError("exponentials are divided by the sums of groups without an index")
+                raise LeftAloneError("exponentials are divided by the sums of groups without an index")
             return self._of_groups(weights, divisor, exponentials, sums)
         if not _aligned(sums, divisor.total, divisor.summed, divisor.dims, divisor.keepdim, divisor.added):
-            raise _LeftAloneError("it is not known along which dimensions the sum of exponentials divides; pass example_inputs")
+            raise LeftAloneError("it is not known along which dimensions the sum of exponentials divides; pass example_inputs")
         return self._softmax(weights, divisor, exponentials, sums)
 
     def _softmax(self, weights: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node | None) -> fx.Node:
@@ -355,7 +337,7 @@ class _Quotient:
         if exact and divisor.dims is not None and len(divisor.dims) == 1:
             return self.build.call("softmax", scores, divisor.dims[0], target=torch.softmax)
         if sums is None:
-            raise _LeftAloneError("its sum of exponentials has another number of dimensions than they have")
+            raise LeftAloneError("its sum of exponentials has another number of dimensions than they have")
         return self.build.call("exponential_shares", scores, weights, sums, divisor.dims)
 
     def _of_groups(self, weights: fx.Node, divisor: _Divisor, exponentials: _Exponentials, sums: fx.Node) -> fx.Node:

@@ -14,7 +14,6 @@ from torch import fx
 
 from lrpfx.ir.node import (
     Role,
-    calls,
     function_name,
     is_call_of,
     is_data,
@@ -25,12 +24,10 @@ from lrpfx.ir.node import (
     parameter_value,
     row_of,
 )
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.passes.constants import known_size, number_filling
-from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
 from lrpfx.passes.normalize.find_activations import is_pointwise
-from lrpfx.passes.normalize.remove_dead_code import remove_unread
-from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 from lrpfx.types import Activation
 
@@ -43,18 +40,12 @@ class Simplify(GraphPass):
     requires = (CANONICAL, DECOMPOSED)
 
     def run(self, program: Program) -> PassResult:
-        result = PassResult()
-        for node in list(calls(program.graph)):
-            info = node_info(node)
-            form = None if info.operator is None or info.role is not Role.DATA else _FORMS.get(info.operator.name)
-            new = None if form is None else form(CallBuilder(program, node, row_of(node)), node)
-            if new is not None:
-                result.matches += 1
-                result.details.append((info.name, f"{info.operator}: now {node_info(new).name}"))
-                replace_call(node, new)
-        if result.matches:
-            remove_unread(program.graph)
-        return result
+        return with_replaced_calls(program, _plainer, lambda node, new: f"{row_of(node)}: now {node_info(new).name}")
+
+
+def _plainer(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    form = _FORMS.get(row_of(node).name)
+    return None if form is None else form(build, node)
 
 
 Form = Callable[[CallBuilder, fx.Node], fx.Node | None]
@@ -172,16 +163,24 @@ def _dtype(value: Any) -> torch.dtype | None:
 
 def _mean(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The mean of products with parameters is their sum, divided by their number."""
-    bound = {**row_of(node).arguments, **bound_arguments(node, row_of(node))}
-    product, dims = bound["input"], bound["dim"]
-    if is_call_of(product, "mul") and len(product.users) == 1 and dims is not None and bound["dtype"] is None:
+    product = build["input"]
+    if is_call_of(product, "mul") and len(product.users) == 1:
         factors = [one for one in product.args if isinstance(one, fx.Node)]
         learned = any(not is_data(one) and is_learned(one, build.program.root) for one in factors)
-        along = (dims,) if isinstance(dims, int) else tuple(dims)
-        if learned and any(map(is_data, factors)) and not nodes_in(along):
-            total = build.call("sum", product, dims, *([True] if bound["keepdim"] else []), target=torch.sum)
-            return build.call("div", total, _number_of_terms(build, product, along))
+        made = sum_of_mean(build) if learned and any(map(is_data, factors)) else None
+        if made is not None:
+            return made[1]
     return _of_stack("add")(build, node)
+
+
+def sum_of_mean(build: CallBuilder) -> tuple[fx.Node, fx.Node] | None:
+    """The sum of the products that a mean averages, and that sum by their number; None if its dimensions are not known."""
+    product, dims = build["input"], build["dim"]
+    along = (dims,) if isinstance(dims, int) else dims
+    if along is None or nodes_in(along) or build["dtype"] is not None:
+        return None
+    total = build.call("sum", product, dims, *([True] if build["keepdim"] else []), target=torch.sum)
+    return total, build.call("div", total, _number_of_terms(build, product, tuple(along)))
 
 
 def _number_of_terms(build: CallBuilder, product: fx.Node, dims: tuple[int, ...]) -> Any:

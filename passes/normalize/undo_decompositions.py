@@ -12,7 +12,7 @@ from lrpfx.errors import LrpfxWarning
 from lrpfx.ir.node import ancestors_of, attribute_of, calls, node_info, output_node, set_info
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import NAMED
-from lrpfx.support.torch_internals import aten
+from lrpfx.support.torch_internals import OpOverload, aten
 
 Form = tuple[Any, tuple[Any, ...], dict[str, Any]]  # function, arguments, keywords
 
@@ -32,7 +32,7 @@ class UndoDecompositions(GraphPass):
 
     def applies(self, program: Program) -> bool:
         return any(
-            node.target in (_FORMS.keys() | _OVERLOADS.keys() | {torch.chain_matmul}) or _dense_layer(node, program.root)
+            node.target in _FORMS or node.target in _OVERLOADS or _dense_layer(node, program.root)
             for node in calls(program.graph)
         )
 
@@ -45,8 +45,6 @@ class UndoDecompositions(GraphPass):
                 node.target, node.args, node.kwargs = functional.linear, dense, {}
                 result.matches += 1
                 continue
-            if node.target is torch.chain_matmul:
-                node.target, node.args = torch.linalg.multi_dot, (list(node.args),)
             node.target = _OVERLOADS.get(node.target, node.target) if node.op == "call_function" else node.target
             form, several = _FORMS.get(node.target, (None, False)) if node.op == "call_function" else (None, False)
             read = [user for user in node.users if user in live] if several else []
@@ -167,6 +165,10 @@ def _attention(node: fx.Node) -> Form:
     return functional.scaled_dot_product_attention, tensors, options
 
 
+def _chain(node: fx.Node) -> Form:
+    return torch.linalg.multi_dot, (list(node.args),), {}
+
+
 def _view(node: fx.Node) -> Form:
     return torch.ops.aten.view.default, node.args, dict(node.kwargs)
 
@@ -199,9 +201,12 @@ _FORMS: dict[Any, tuple[Callable[[fx.Node], Form | None], bool]] = {
     aten("_log_softmax.default"): (_softmax(torch.log_softmax), False),
     aten("_scaled_dot_product_flash_attention_for_cpu.default"): (_attention, True),
     aten("_unsafe_view.default"): (_view, False),
+    torch.chain_matmul: (_chain, False),
 }
 
 #: Functions of torch -> the operators with these names, which have no other overload.
 _OVERLOADS: dict[Any, Any] = {
-    getattr(torch, str(operator).split(".")[1]): operator for operator in _FORMS if hasattr(torch, str(operator).split(".")[1])
+    getattr(torch, function_name): operator
+    for operator in _FORMS
+    if isinstance(operator, OpOverload) and hasattr(torch, function_name := str(operator).split(".")[1])
 }

@@ -577,11 +577,9 @@ def test_history_reaches_the_file(artefact, onnx_artefact):
 @pytest.mark.parametrize("kind", [pytest.param(one, marks=[pytest.mark.slow] if one == "compiled" else []) for one in BACKENDS])
 def test_every_backend_writes_what_it_reads(kind, tmp_path):
     """What holds for a form of file holds for each in the list, with no word about any of them here."""
+    if kind == "compiled" and shutil.which("g++") is None:
+        pytest.skip("no compiler")
     backend = BACKENDS[kind]
-    try:
-        backend.check_requirements()
-    except lrpfx.ArtefactError as error:
-        pytest.skip(str(error))
     explain_model = lrpfx.transform(tiny_net().float(), EpsilonAlpha2Beta1Flat())
     program = lrpfx.lower(explain_model, images(3).float(), dynamic_batch=backend.suffix != ".pte")
     path = tmp_path / f"model{backend.suffix}"

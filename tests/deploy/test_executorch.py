@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 
+import executorch.runtime as runtime
 import pytest
 import torch
 from helpers import assert_close
@@ -16,8 +17,6 @@ from lrpfx.core import Hook
 from lrpfx.deploy.archive import MANIFEST, archive_of, read_archive, signed_entries
 from lrpfx.deploy.artefact import manifest_in
 from lrpfx.deploy.backends.executorch import PROGRAM, _entries, _length_of_program
-
-runtime = pytest.importorskip("executorch.runtime")
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ class ExecuTorch(Backend):
     def check_requirements(self) -> None:
         try:
             import executorch.exir
-            import executorch.runtime  # noqa: F401
+            import executorch.runtime  # noqa: F401  runs the self-test
         except ImportError as error:
             raise _missing(error) from error
 
