@@ -3,14 +3,15 @@
 import site
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 
-def installed_folders() -> set[Path]:
+@cache
+def installed_folders() -> frozenset[Path]:
     """The folders of Python's own modules and of installed packages."""
-    return {
-        Path(one).resolve() for one in (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())
-    }
+    paths = (*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages())
+    return frozenset(Path(one).resolve() for one in paths)
 
 
 def is_installed(name: str) -> bool:

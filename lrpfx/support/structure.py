@@ -3,7 +3,7 @@
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -16,13 +16,16 @@ from lrpfx.support.descriptions import described, is_released
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import has_hooks_for_all_modules
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
-
+_PLAIN = frozenset(
+    (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
+)
 
 #: How far from a module an object is compared by its content: a chain of objects may be longer than Python's stack.
 DEEPEST = 50
 #: Hooks that run only where a state is saved or loaded.
 _OF_STATES = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
+#: Where each module keeps hooks, tensors and modules. Most of these are empty in most modules: they say nothing, and are many.
+_OF_MODULES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, Collection))
 
 
 class Structure:
@@ -99,7 +102,7 @@ class _Walk:
         return type(value), self._content(value, depth)
 
     def _all(self, values: Iterable[Any], depth: int) -> tuple[Any, ...]:
-        return tuple(self.describe(value, depth + 1) for value in values)
+        return tuple([self.describe(value, depth + 1) for value in values])
 
     def _content(self, value: Any, depth: int) -> Any:
         if isinstance(value, torch.Tensor):
@@ -107,7 +110,13 @@ class _Walk:
         if isinstance(value, nn.Module):
             self._note(type(value))
             attributes = sorted(vars(value).items())  # a copy may have set them in another order
-            return tuple((name, self.describe(one)) for name, one in attributes if name not in _OF_STATES)
+            return tuple(
+                [
+                    (name, self.describe(one))
+                    for name, one in attributes
+                    if name not in _OF_STATES and (name not in _OF_MODULES or one)
+                ]
+            )
         if depth > DEEPEST:
             return _Same(value)
         if type(value) in (dict, OrderedDict):

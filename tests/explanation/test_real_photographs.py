@@ -53,10 +53,10 @@ def test_an_explanation_costs_little_more_than_attribute(explainer):
     input = explainer.preprocess(photographs.load("chelsea"))[None]
     explainer(path)
     ratios = []
-    for _ in range(7):
-        start = time.perf_counter()
+    for _ in range(15):
+        start = time.process_time()  # other processes take time from both, at random
         lrpfx.attribute(explainer.explain_model, input)
-        middle = time.perf_counter()
+        middle = time.process_time()
         explainer(path)
-        ratios.append((time.perf_counter() - middle) / (middle - start))
-    assert sorted(ratios)[3] < 1.3
+        ratios.append((time.process_time() - middle) / (middle - start))
+    assert sorted(ratios)[7] < 1.3
