@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from lrpfx.attribution.targets import without_arrays
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.targets import without_arrays
 
 
 def chosen_entries(output: torch.Tensor, target: Any) -> torch.Tensor:

@@ -15,17 +15,16 @@ from lrpfx.attribution.conditions import (
     Condition,
     Index,
     Masks,
+    Start,
     empty_condition,
     ends_of,
     meaning_of,
     multiplier_of_start,
     places_of,
-    relevance_of_start,
     start_of,
 )
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.names import recorded_names, resolved_names
-from lrpfx.attribution.outputs import ExplainedOutput, Passage, explained_output, passage
 from lrpfx.attribution.plausibility import (
     Watch,
     advice,
@@ -38,16 +37,12 @@ from lrpfx.attribution.plausibility import (
     saturates,
 )
 from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
-from lrpfx.attribution.targets import (
-    OutputSelector,
-    Targets,
-    final_probabilities_of,
-    listed,
-    relevance_of_output,
-)
 from lrpfx.errors import InputError
-from lrpfx.ir.node import data_calls, is_floating, node_info
+from lrpfx.ir.node import data_calls, node_info
 from lrpfx.ir.operator import Probability
+from lrpfx.request.explained_output import ExplainedOutput, Passage, explained_output, passage
+from lrpfx.request.outputs import OutputSelector, final_probabilities_of
+from lrpfx.request.targets import Target, as_target, as_targets, check_one_of, listed
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable, rule_module_of
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.plain_calls import Called, with_plain_calls
@@ -63,7 +58,7 @@ class Question:
     """The arguments of `lrpfx.attribute` beside the module and the inputs."""
 
     target: Any = None
-    targets: Targets | None = None
+    targets: Any = None
     conditions: Sequence[Condition] | None = None
     start: str | None = None
     record: str | Sequence[str] = ()
@@ -75,10 +70,7 @@ class Question:
 
     def check(self) -> None:
         """Raise `InputError` for arguments that exclude each other."""
-        if self.targets is not None and self.target is not None:
-            raise InputError(
-                "target= is one target for each sample, targets= are several for each; pass one of them", topic="targets"
-            )
+        check_one_of(self.target, self.targets)
         if self.start is not None and self.output is not None:
             raise InputError("start= explains a node and output= an output; pass one of them", topic="start-of-relevance")
         size = self.chunk_size
@@ -113,7 +105,6 @@ class Computation:
         self.module = module = explainable(explain_model, "attribute")
         question.check()
         self.question = question
-        self.targets = [question.target] if question.targets is None else listed(question.targets)
         self._is_compiled = explain_model is not module
         self._explain_model = explain_model
         with torch.inference_mode(False), torch.enable_grad():
@@ -129,6 +120,11 @@ class Computation:
         graph = module.unfused_graph
         self.record = recorded_names(graph, question.record)
         self._first = None if question.start is None else start_of(graph, question.start)
+        if self._first is not None:
+            given = [question.target] if question.targets is None else listed(question.targets)
+            self.targets: tuple[Target, ...] = tuple(Start(one, self._first) for one in given)
+        else:
+            self.targets = (as_target(question.target),) if question.targets is None else as_targets(question.targets)
         self._embeddings = embeddings_of(module, self.arguments)
         of_embeddings = [name for found in self._embeddings.values() for name in found]
         multiplied = recorded_names(graph, question.record_multipliers)
@@ -155,7 +151,7 @@ class Computation:
             raise InputError(NO_VALUES.format(self.module.title), topic="kinds-of-inputs")
         self.result = forward.result
         self.output = forward.output.detach()
-        self.seeds = self._seeds_of(forward.explained)
+        self.seeds = [one.seed(forward.output, forward.explained.chosen) for one in self.targets]
         self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
         self._passages: list[Passage] = []
         if callable(self.question.output) and not torch.compiler.is_compiling():
@@ -183,12 +179,6 @@ class Computation:
         plain = [None for _ in self.arguments.leaves]
         factors = [*plain, *factors_of(recorder, recorded), *(None for _ in self._again)]
         return _Forward(chosen, explained_output(chosen, self.question.output), recorded, factors)
-
-    def _seeds_of(self, explained: ExplainedOutput) -> list[torch.Tensor]:
-        """The relevance that each target assigns to the explained output."""
-        if self._first is None:
-            return [relevance_of_output(explained.value, one, explained.chosen) for one in self.targets]
-        return [relevance_of_start(explained.value, one, self._first) for one in self.targets]
 
     def _from_start(
         self, start: fx.Node, runner: Callable[..., Any], forward: _Forward, further: Mapping[str, Any]
@@ -285,7 +275,7 @@ class Computation:
         if question.start is not None:
             return None
         final = final_probabilities_of(self.module.graph, question.output)
-        explains_class = any(not (is_floating(target) or callable(target)) for target in self.targets)
+        explains_class = any(target.is_of_classes for target in self.targets)
         row = None if final is None else node_info(final).operator
         softmax = final if row is not None and row.probability is Probability.OF_ALL_LOGITS else None
         if softmax is not None and explains_class and saturates(softmax):

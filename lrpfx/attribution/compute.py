@@ -12,8 +12,9 @@ from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition, Index
 from lrpfx.attribution.summary import summary_of
-from lrpfx.attribution.targets import OutputSelector, Target, Targets, without_arrays
 from lrpfx.errors import LrpfxWarning
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike, TargetsLike
 
 Relevance = TypeVar("Relevance")
 
@@ -62,9 +63,9 @@ class Attribution(Generic[Relevance]):
 def attribute(
     explain_model: nn.Module,
     inputs: torch.Tensor,
-    target: Target = None,
+    target: TargetLike = None,
     *,
-    targets: Targets | None = None,
+    targets: TargetsLike | None = None,
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
@@ -78,9 +79,9 @@ def attribute(
 def attribute(
     explain_model: nn.Module,
     inputs: Mapping[str, Any],
-    target: Target = None,
+    target: TargetLike = None,
     *,
-    targets: Targets | None = None,
+    targets: TargetsLike | None = None,
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
@@ -94,9 +95,9 @@ def attribute(
 def attribute(
     explain_model: nn.Module,
     inputs: Sequence[Any],
-    target: Target = None,
+    target: TargetLike = None,
     *,
-    targets: Targets | None = None,
+    targets: TargetsLike | None = None,
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
@@ -109,9 +110,9 @@ def attribute(
 def attribute(
     explain_model: nn.Module,
     inputs: Inputs,
-    target: Target = None,
+    target: TargetLike = None,
     *,
-    targets: Targets | None = None,
+    targets: TargetsLike | None = None,
     conditions: Sequence[Condition] | None = None,
     start: str | None = None,
     record: str | Sequence[str] = (),
@@ -195,7 +196,7 @@ def attribute(
     .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
     """
     question = Question(
-        target=without_arrays(target),
+        target=target,
         targets=targets,
         conditions=conditions,
         start=start,

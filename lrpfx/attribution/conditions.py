@@ -19,6 +19,7 @@ from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
 from lrpfx.operators.table import operator_named
+from lrpfx.request.targets import Target, without_arrays
 from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.torch_internals import apply
@@ -589,26 +590,34 @@ def start_of(graph: fx.Graph, name: Any) -> fx.Node:
     return resolve_names(graph, [name])[0]
 
 
-def relevance_of_start(value: torch.Tensor, target: Any, node: fx.Node) -> torch.Tensor:
+@dataclass(frozen=True, eq=False)
+class Start(Target):
     """Relevance of the value of a hidden node: its entries at an index, a tensor, a function of it, or all of it."""
-    value = value.detach()
-    if isinstance(target, torch.Tensor) and target.is_floating_point():
-        relevance: Any = target
-    elif callable(target) and not isinstance(target, torch.Tensor):
-        relevance = target(value)
-    elif target is None:
-        relevance = value
-    else:
-        relevance = value * mask_of(target, node, node_info(node).name, value).to(value)
-    if not isinstance(relevance, torch.Tensor) or relevance.shape != value.shape:
-        shape = tuple(relevance.shape) if isinstance(relevance, torch.Tensor) else type(relevance).__name__
-        raise InputError(
-            f"relevance where it starts has shape {shape}, but {node_info(node).name} has {tuple(value.shape)}",
-            topic="start-of-relevance",
-        )
-    if not torch.isfinite(relevance).all():
-        raise InputError("relevance where it starts has values that are not finite", topic="values-not-finite")
-    return relevance.to(value)
+
+    wanted: Any
+    node: fx.Node
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        wanted = without_arrays(self.wanted)
+        if isinstance(wanted, Target):
+            relevance: Any = wanted.seed(output)
+        elif isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
+            relevance = wanted
+        elif callable(wanted) and not isinstance(wanted, torch.Tensor):
+            relevance = wanted(output)
+        elif wanted is None:
+            relevance = output
+        else:
+            relevance = output * mask_of(wanted, self.node, node_info(self.node).name, output).to(output)
+        if not isinstance(relevance, torch.Tensor) or relevance.shape != output.shape:
+            shape = tuple(relevance.shape) if isinstance(relevance, torch.Tensor) else type(relevance).__name__
+            raise InputError(
+                f"relevance where it starts has shape {shape}, but {node_info(self.node).name} has {tuple(output.shape)}",
+                topic="start-of-relevance",
+            )
+        if not torch.isfinite(relevance).all():
+            raise InputError("relevance where it starts has values that are not finite", topic="values-not-finite")
+        return relevance.to(output)
 
 
 def multiplier_of_start(value: torch.Tensor, relevance: torch.Tensor, name: str | None) -> torch.Tensor:

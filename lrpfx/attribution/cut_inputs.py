@@ -6,8 +6,8 @@ from typing import Any
 from torch import fx
 
 from lrpfx.attribution.infinite_masks import other_reader
-from lrpfx.attribution.targets import OutputSelector, explained_nodes
 from lrpfx.ir.node import ancestors_of, is_data, node_info
+from lrpfx.request.outputs import OutputSelector, explained_nodes
 from lrpfx.rules.formulas import Only, ValueOnly
 from lrpfx.types import Embedding, Gate, GatedProduct, Softmax, WeightedValues
 

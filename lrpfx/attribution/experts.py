@@ -8,14 +8,15 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.mixtures import experts_of_rows, lookup_of, mixtures_of, routing_of
-from lrpfx.attribution.targets import OutputSelector, Target
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 
 
 def relevance_of_experts(
-    explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None
+    explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, *, output: OutputSelector = None
 ) -> dict[str, torch.Tensor]:
     """Relevance of each expert for each token, by the path of the mixture. Shape (tokens, experts).
 

@@ -25,12 +25,12 @@ from lrpfx.command_line.options import (
     composite_of,
 )
 from lrpfx.command_line.terminal import counted, say, stages
-from lrpfx.datasets.explaining import PREDICTED
 from lrpfx.datasets.running import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
+from lrpfx.request.targets_of_samples import PREDICTED
 
 #: Samples whose problem is printed.
 _SHOWN = 10

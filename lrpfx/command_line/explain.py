@@ -186,7 +186,7 @@ class _Work:
         explanation.name = image.shown
         drawn = [explanation.overlay(), explanation.sheet()]
         if len(self.targets) > 1:
-            drawn.append(explanation.compare([answer.category.index for answer in explanation.answers]))
+            drawn.append(explanation.compare(self.targets))
         values = [
             _joined(map(_class, explanation.top(self.top))),
             _joined(_class(answer.category) for answer in explanation.answers),

@@ -18,8 +18,8 @@ from lrpfx.deploy.artefact import suffixes
 from lrpfx.deploy.preprocessing import StoredPreprocessing, stored_form
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.explanation.explanation import index_of
 from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.request.classes import index_of
 
 #: The width and height of a photograph with which a preprocessing is measured.
 _PROBE = (320, 256)

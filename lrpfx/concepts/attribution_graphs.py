@@ -16,12 +16,13 @@ from lrpfx.attribution.channels import Layers, by_channel, kind_of, named_layers
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
 from lrpfx.attribution.names import resolve_names
-from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output, without_arrays
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import ancestors_of
 from lrpfx.pictures import colors_of, heatmap, overlay
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.pictures.maps import checked_whole
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.html import Html, image_html
 from lrpfx.support.torch_internals import pytree
@@ -88,7 +89,7 @@ class AttributionGraph:
 def attribution_graph(
     explain_model: nn.Module,
     inputs: Inputs,
-    target: Target = None,
+    target: TargetLike = None,
     *,
     layers: Layers,
     channels: Sequence[int] | None = None,
@@ -127,7 +128,6 @@ def attribution_graph(
     named = named_layers(module, layers)
     names = _downwards(module.unfused_graph, list(named))
     widths = _widths(width, names)
-    target = without_arrays(target)
     graph: nx.DiGraph[Concept] = nx.DiGraph()
     conditions: list[Condition] | None = None  # one for each parent
     parents, above = [TARGET], dict[Any, Any]()
@@ -140,7 +140,7 @@ def attribution_graph(
             )
         of_inputs = found.of_inputs if conditions else pytree.tree_map(lambda one: one[None], found.of_inputs)
         if place == 0:
-            graph.add_node(TARGET, relevance=float(relevance_of_output(found.output, target).sum()), share=1.0)
+            graph.add_node(TARGET, relevance=float(found.seeds[0].sum()), share=1.0)
         for number, parent in enumerate(parents):
             graph.nodes[parent]["heatmap"] = _part(of_inputs, number)
         if name is None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from lrpfx.attribution.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Index
-from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, TARGETS, Collection, Facts, Layer, merge
+from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.preparing import on_device_of
@@ -25,14 +24,16 @@ from lrpfx.datasets.ray_engine import RayEngine, engine_named
 from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed, numbers_of
 from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import Target, TargetLike
+from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
-from lrpfx.support.descriptions import fingerprint_of_function
+from lrpfx.support.descriptions import fingerprint_of_value
 from lrpfx.support.optional_packages import progress_bar
 
 _TOGETHER = 256  # samples that are ranked together
 _MOST = 1_000_000  # places of a ranking, samples of a batch
-TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
 
 
 def collect(
@@ -41,7 +42,7 @@ def collect(
     layers: Layers,
     path: str | os.PathLike[str] | None = None,
     *,
-    target: TargetOfSamples = "predicted",
+    target: TargetLike = "predicted",
     top: int = 40,
     top_by_class: int = 10,
     normalize: Sequence[str] = ("relevance",),
@@ -111,7 +112,17 @@ def collect(
     .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
     """
     module = explainable(explain_model, "collect")
-    job = _Job(explain_model, module, dataset, named_layers(module, layers), target, top, top_by_class, normalize, output)
+    job = _Job(
+        explain_model,
+        module,
+        dataset,
+        named_layers(module, layers),
+        as_target_of_samples(target, None),
+        top,
+        top_by_class,
+        normalize,
+        output,
+    )
     job.check(batch_size, workers, save_every)
     chosen = engine_named(engine)
     if isinstance(chosen, RayEngine):
@@ -222,7 +233,7 @@ class _Job:
     module: ExplainModule
     dataset: Any
     layers: dict[str, type[Index] | None]
-    target: TargetOfSamples
+    target: Target
     top: int
     top_by_class: int
     normalized: Sequence[str]
@@ -241,12 +252,6 @@ class _Job:
         if wrong or not isinstance(given, Sequence) or isinstance(self.normalized, str):
             raise InputError(
                 f"normalize is a list of {' and '.join(map(repr, QUANTITIES))}, or of one or none, not {self.normalized!r}",
-                topic="collections",
-            )
-        is_index = isinstance(self.target, (int, np.integer)) and not isinstance(self.target, bool)
-        if not (is_index or self.target in TARGETS if isinstance(self.target, str) else is_index or callable(self.target)):
-            raise InputError(
-                f'target is "predicted", "true", a class index or a function of the output, not {self.target!r}',
                 topic="collections",
             )
         if isinstance(self.dataset, DataLoader):
@@ -286,9 +291,9 @@ class _Job:
                 check_probe(number, self.dataset[number] if number < len(self.dataset) else None, found.probes)
 
     def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
-        target = fingerprint_of_function(self.target) if callable(self.target) else self.target
-        target = target if isinstance(target, str) else int(target)
-        output = fingerprint_of_function(self.output) if callable(self.output) else repr(self.output)
+        plain = as_plain(self.target)
+        target = plain if isinstance(plain, (str, int)) else fingerprint_of_value(plain)
+        output = fingerprint_of_value(self.output) if callable(self.output) else repr(self.output)
         model = fingerprint_of_module(self.module)
         return Facts(model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
 
@@ -296,9 +301,7 @@ class _Job:
 
     def computed(self, batch: Batch) -> Computation:
         """Values and relevance of the layers for a batch."""
-        if self.target == "true" and batch.labels is None:
-            raise InputError('target="true" needs labels: samples are pairs of an input and a label', topic="collections")
-        target = {"predicted": None, "true": batch.labels}[self.target] if isinstance(self.target, str) else self.target
+        target = self.target.of_labels([None] if batch.labels is None else batch.labels)
         inputs = on_device_of(self.module, batch.inputs)
         return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
 

@@ -13,11 +13,11 @@ from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
+from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
 GROUPINGS = ("all", "predicted", "true")
-TARGETS = ("predicted", "true")
 SUFFIX = ".npz"
 FORMAT = 1
 _PROBES = 16  # samples of which hashes are kept
@@ -59,7 +59,7 @@ class Facts:
     """What collections must have in common to be merged, or continued."""
 
     model: str  # fingerprint
-    target: str | int  # one of `TARGETS`, a class index, or the fingerprint of a function
+    target: str | int  # "predicted", "true", a class index, or what tells another target from all others
     output: str  # the explained output
     top: int
     top_by_class: int
@@ -70,7 +70,7 @@ class Facts:
     @property
     def target_of_samples(self) -> str | int | None:
         """The target of each sample; None if it was a function."""
-        return self.target if isinstance(self.target, int) or self.target in TARGETS else None
+        return self.target if isinstance(self.target, int) or self.target in (PREDICTED, TRUE) else None
 
     def difference(self, other: "Facts") -> str | None:
         """What differs, in words, or None."""

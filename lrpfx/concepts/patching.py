@@ -15,8 +15,9 @@ from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.names import recorded_names
 from lrpfx.attribution.recorders import Recording, recorder_of
-from lrpfx.attribution.targets import OutputSelector, Target
 from lrpfx.errors import InputError
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 
 
@@ -52,7 +53,7 @@ def patching_effects(
     explain_model: nn.Module,
     inputs: Inputs,
     others: Inputs,
-    target: Target = None,
+    target: TargetLike = None,
     *,
     names: str | Sequence[str],
     output: OutputSelector = None,

@@ -13,8 +13,7 @@ from torch.utils.data import default_collate
 from lrpfx.attribution.channels import KINDS
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
-from lrpfx.attribution.targets import OutputSelector
-from lrpfx.concepts.collecting import TargetOfSamples, scores_of
+from lrpfx.concepts.collecting import scores_of
 from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.datasets.samples import is_indexed, parts_of
@@ -23,6 +22,9 @@ from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
 from lrpfx.pictures.contours import enclosing_level
 from lrpfx.pictures.maps import relevance_map, smoothed
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike
+from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.support.html import Html, image_html
@@ -156,7 +158,7 @@ def reference(
     predicted: int | None = None,
     true: int | None = None,
     count: int = 8,
-    target: TargetOfSamples | None = None,
+    target: TargetLike = None,
     output: OutputSelector = None,
     gates: bool = True,
 ) -> References:
@@ -217,7 +219,7 @@ def gallery(
     predicted: int | None = None,
     true: int | None = None,
     count: int = 8,
-    target: TargetOfSamples | None = None,
+    target: TargetLike = None,
     output: OutputSelector = None,
     gates: bool = True,
     cropped: bool = True,
@@ -300,7 +302,7 @@ class _Sources:
         explain_model: nn.Module,
         dataset: Any,
         collection: Collection,
-        target: TargetOfSamples | None,
+        target: TargetLike,
         output: OutputSelector,
         gates: bool,
     ) -> None:
@@ -322,11 +324,12 @@ class _Sources:
             raise InputError(
                 "the collection was made of another model, of other weights or of other rules", topic="collections"
             )
-        self.target = collection.facts.target_of_samples if target is None else target
-        if self.target is None:
+        given = collection.facts.target_of_samples if target is None else target
+        if given is None:
             raise InputError(
                 f"the relevance is that of a function, {collection.facts.target}: pass it as target=", topic="collections"
             )
+        self.target = as_target_of_samples(given, None)
 
     def references(self, layer: str, channel: int, **settings: Any) -> References:
         described = self.collection.checked(layer, channel)
@@ -343,12 +346,12 @@ class _Sources:
             )
         sample, label = parts_of(self.dataset[ranked.sample])
         inputs = default_collate([sample])
-        target = {"predicted": None, "true": label}[self.target] if isinstance(self.target, str) else self.target
         kind = KINDS[layer.kind]
         if by == "activation":
             found = Computation(self.module, inputs, Question(kind(channel), start=name))
             values, relevance = found.output, found.of_inputs
         else:
+            target = self.target.of_labels([label])
             conditions: list[Condition] = [{name: kind(channel)}, {name: torch.ones(1)}]
             found = Computation(self.module, inputs, Question(target, conditions=conditions, record=name, output=self.output))
             values = found.layers[name][1]

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from lrpfx.datasets.explaining import CONDITION, PREDICTED, PREDICTION, REACHED, TARGET, TRUE
+from lrpfx.datasets.explaining import CONDITION, PREDICTION, REACHED, TARGET
 from lrpfx.datasets.layout import Array
 from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.descriptions import text_of
 from lrpfx.support.numbered_names import numbered
 

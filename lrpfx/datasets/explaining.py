@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,15 @@ from torch import nn
 from lrpfx.attribution.channels import kind_of
 from lrpfx.attribution.computation import Computation, Question
 from lrpfx.attribution.conditions import Condition
-from lrpfx.attribution.targets import OutputSelector
 from lrpfx.datasets.layout import NO_LABEL, SAMPLE, Array
 from lrpfx.datasets.preparing import Group, Sample, on_device_of
 from lrpfx.errors import InputError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import is_floating
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import Target
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.torch_internals import pytree
 
-PREDICTED, TRUE = "predicted", "true"
 SUM, CHANNELS = "sum", "channels"
 REDUCTIONS = (None, SUM, CHANNELS)
 RELEVANCE, LAYERS = "relevance", "layers."
@@ -30,8 +30,6 @@ CONDITION, TARGET = "condition", "target"  # dimensions
 
 _DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
 
-#: "predicted", "true" for the label, the index of a class, or a function from the output to its relevance.
-TargetOfSamples = str | int | Callable[[torch.Tensor], torch.Tensor]
 Reduction = str | None
 
 
@@ -54,7 +52,7 @@ class Explaining:
 
     explain_model: nn.Module
     module: ExplainModule
-    targets: tuple[TargetOfSamples, ...]
+    targets: tuple[Target, ...]
     has_several: bool  # whether there is a dimension for targets
     conditions: Sequence[Condition] | None
     record: Mapping[str, Reduction]
@@ -109,7 +107,8 @@ class Explaining:
 
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """The outputs and relevance of a batch."""
-        targets = [self._target(one, labels) for one in self.targets]
+        known = [None if label == NO_LABEL else label for label in labels]
+        targets = [_Reported(one.of_labels(known)) for one in self.targets]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
         question = Question(
             **asked,
@@ -119,17 +118,6 @@ class Explaining:
             chunk_size=self.chunk_size,
         )
         return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
-
-    def _target(self, target: TargetOfSamples, labels: Sequence[int | None]) -> Any:
-        if target == PREDICTED:
-            return None
-        if target != TRUE:
-            return _reported(target, "target")
-        if None in labels or NO_LABEL in labels:
-            raise InputError(
-                'the sample has no label, which target="true" needs: pairs of an input and a label have one', topic="samples"
-            )
-        return torch.tensor(labels)
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
@@ -226,10 +214,34 @@ class Explaining:
         return names_of_relevance(values)
 
 
-def _reported(function: Any, what: str) -> Any:
+@dataclass(frozen=True, eq=False)
+class _Reported(Target):
+    """A target whose exceptions are an `InputError`, see `_reported`."""
+
+    target: Target
+
+    @property
+    def is_of_classes(self) -> bool:
+        return self.target.is_of_classes
+
+    def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
+        seed: torch.Tensor = _reported(partial(self.target.seed, chosen=chosen), "target", self.target.plain)(output)
+        return seed
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        relevance: torch.Tensor = _reported(self.target.relevance, "target", self.target.plain)(output)
+        return relevance
+
+    def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        multiplier: torch.Tensor = _reported(partial(self.target.multiplier, seed=seed), "target", self.target.plain)(output)
+        return multiplier
+
+
+def _reported(function: Any, what: str, named: Any = None) -> Any:
     """A function of the user whose exceptions are an `InputError`, which is that of single samples; others as they are.
 
-    Errors that memory ran out, or that a device failed, are not those of samples.
+    Errors that memory ran out, or that a device failed, are not those of samples. `named`: what has the name for messages, if
+    it is not the function.
     """
     if not callable(function) or isinstance(function, (torch.Tensor, type)):
         return function
@@ -243,7 +255,8 @@ def _reported(function: Any, what: str) -> Any:
         except Exception as error:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
-            name = getattr(function, "__qualname__", type(function).__qualname__)
+            given = function if named is None else named
+            name = getattr(given, "__qualname__", type(given).__qualname__)
             raise InputError(f"the {what} function {name} failed: {first_lines(error, 1)}") from error
 
     return reported

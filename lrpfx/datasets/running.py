@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.attribution.conditions import Condition, places_of
-from lrpfx.attribution.targets import OutputSelector
 from lrpfx.datasets.engines import Engine, Work
-from lrpfx.datasets.explaining import Explaining, Reduction, TargetOfSamples, as_copies, checked_reduction
+from lrpfx.datasets.explaining import Explaining, Reduction, as_copies, checked_reduction
 from lrpfx.datasets.layout import Array, default_block, layouts_of
 from lrpfx.datasets.places import Place, place_of, zarr_package
 from lrpfx.datasets.preparing import Preparing, batched
@@ -27,6 +26,9 @@ from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike
+from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.support.descriptions import described, difference
@@ -45,8 +47,8 @@ def attribute(
     data: Any,
     output: str | os.PathLike[str],
     *,
-    target: TargetOfSamples | None = None,
-    targets: Sequence[TargetOfSamples] | None = None,
+    target: TargetLike = None,
+    targets: Sequence[TargetLike] | None = None,
     record: str | Sequence[str] | Mapping[str, Reduction] = (),
     conditions: Sequence[Condition] | None = None,
     reduce: Reduction = None,
@@ -84,8 +86,8 @@ def attribute(
         The path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
         "s3://bucket/store", is for fsspec.
     target
-        What relevance is of, "predicted" for the class of the largest output (the default), "true" for the label, the index of
-        a class (with an `Explainer` that knows categories also its name), or a function from the output to its relevance.
+        What relevance is of: "predicted" for the class of the largest output (the default), "true" for the label, or a target
+        of `lrpfx.attribute` that holds for every sample. With an `Explainer` that knows categories, classes may have names.
     targets
         Several of them for each sample.
     record
@@ -234,7 +236,7 @@ class _Run:
     def _facts(self) -> dict[str, Any]:
         """What another run must have in common with this one to go on with its store, as plain data."""
         explaining, asked = self.explaining, self.asked
-        targets = described(explaining.targets)
+        targets = described([as_plain(one) for one in explaining.targets])
         return {
             "versions": {"lrpfx": __version__, "torch": torch.__version__, "zarr": zarr_package().__version__},
             "model": fingerprint_of_module(explaining.module),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lrpfx.datasets.asked import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
-from lrpfx.datasets.explaining import OUTPUT, PREDICTED, RELEVANCE, TRUE
+from lrpfx.datasets.explaining import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
@@ -22,6 +22,7 @@ from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
+from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.descriptions import text_of
 
 __all__ = [

@@ -29,15 +29,8 @@ from lrpfx.attribution.condition_module import names_of_masks, places_in
 from lrpfx.attribution.conditions import Key, ends_of, mask_name, shown
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.names import recorded_names, resolve_names
-from lrpfx.attribution.outputs import ExplainedOutput, computes, explained_output
 from lrpfx.attribution.plausibility import advice, saturates
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
-from lrpfx.attribution.targets import (
-    OutputSelector,
-    final_probabilities_of,
-    relevance_of_class,
-    relevance_of_output,
-)
 from lrpfx.deploy.program import checked
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, LrpfxWarning, first_lines
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
@@ -49,9 +42,11 @@ from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
+from lrpfx.request.explained_output import ExplainedOutput, computes, explained_output
+from lrpfx.request.outputs import OutputSelector, final_probabilities_of
+from lrpfx.request.targets import Classes, Largest, Position, Seed, Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_tensors, other_buffers
-from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.interrupts import tracing, undisturbed
@@ -103,6 +98,7 @@ DECOMPOSED = {
 
 #: The kinds of target that a program can take.
 TARGETS = ("index", "targets", "token", "weights", "max")
+FIXED = "fixed"  # what a manifest says of a program that always explains a target of its own
 
 ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
@@ -131,7 +127,7 @@ def lower(
     explain_model: nn.Module,
     example_inputs: ProgramInputs,
     *,
-    target: str = "index",
+    target: str | TargetLike = "index",
     number_of_targets: int | None = None,
     record: str | Sequence[str] = (),
     dynamic_batch: bool = True,
@@ -155,7 +151,8 @@ def lower(
         With "index" the program takes class indices of shape (batch,) as `target`, with "targets" several for each sample, of
         shape (batch, number_of_targets), with "token" a position and a token for each sample, of shape (batch, 2), for outputs
         of shape (batch, positions, tokens), with "weights" the relevance of the output, in its shape, and with "max" no target:
-        it explains the largest output.
+        it explains the largest output. With a target of `lrpfx.attribute` in place of these words, such as a class or a
+        contrast, the program takes none and always explains this one.
     number_of_targets
         How many targets of each sample the program takes with "targets". Its forward runs once. All relevances, and the
         balance, have the shape (batch, number_of_targets, ...).
@@ -204,7 +201,7 @@ def lower(
 def _lowered(
     module: ExplainModule,
     example_inputs: ProgramInputs,
-    target: str,
+    target: str | TargetLike,
     number_of_targets: int | None,
     record: str | Sequence[str],
     dynamic_batch: bool,
@@ -221,8 +218,14 @@ def _lowered(
         )
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise InputError(f"{module.title} is on the meta device, which holds no values to explain", topic="kinds-of-inputs")
-    if target not in TARGETS:
-        raise InputError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}", topic="lowering")
+    fixed = None
+    if target == "max" or not isinstance(target, str):
+        fixed, target = (Largest(), "max") if target == "max" else (as_target(target), FIXED)
+    elif target not in TARGETS:
+        raise InputError(
+            f"target must be one of {', '.join(map(repr, TARGETS))}, or a target of lrpfx.attribute, not {target!r}",
+            topic="lowering",
+        )
     counts = type(number_of_targets) is int and number_of_targets > 0
     if counts != (target == "targets") or not (counts or number_of_targets is None):
         raise InputError(
@@ -247,13 +250,14 @@ def _lowered(
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
     is_linear = _computes_output(module, {**inputs, **constants}, output)
     job = _Job(
-        *(module, tuple(inputs), constants, embeddings, target, number_of_targets),
+        *(module, tuple(inputs), constants, embeddings, target, fixed, number_of_targets),
         *(record, reduce, balance, output, is_linear, masks),
     )
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
-    of_classes = row is not None and row.probability is Probability.OF_ALL_LOGITS and target in ("index", "targets", "max")
-    if final is not None and of_classes and saturates(final):
+    is_softmax = row is not None and row.probability is Probability.OF_ALL_LOGITS
+    of_classes = target in ("index", "targets") if fixed is None else fixed.is_of_classes
+    if final is not None and is_softmax and of_classes and saturates(final):
         warnings.warn(LrpfxWarning(advice(final), topic="softmax-at-the-end"), stacklevel=5)
     opened = _open_sizes(module, inputs) if dynamic_batch else []
     try:
@@ -261,10 +265,10 @@ def _lowered(
     except _SizeError as error:
         if len(opened) < 2:
             raise LoweringError(str(error)) from error.__cause__
-    fixed = [f"dimension {number} of {name} ({inputs[name].shape[number]})" for one in opened[1:] for name, number in one.of]
+    closed = [f"dimension {number} of {name} ({inputs[name].shape[number]})" for one in opened[1:] for name, number in one.of]
     warnings.warn(
         LrpfxWarning(
-            f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(fixed)}",
+            f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(closed)}",
             topic="lowering",
         ),
         stacklevel=5,
@@ -574,7 +578,8 @@ class _Job:
     inputs: tuple[str, ...]
     constants: dict[str, Any]  # arguments that the graph has fixed
     embeddings: dict[str, tuple[str, ...]]  # integer input -> the embeddings that it indexes
-    target: str
+    target: str  # one of `TARGETS`, or `FIXED`
+    fixed: Target | None  # what the program always explains, if it takes no target
     number_of_targets: int | None  # of each sample, if the program takes several
     record: tuple[str, ...]
     reduce: str | None
@@ -612,9 +617,10 @@ class _Job:
 
     def _example_target(self, result: torch.Tensor) -> torch.Tensor | None:
         """A target for an output; None if the program takes none."""
-        if self.target == "max":
-            if result.ndim != 2:
-                raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}', topic="lowering")
+        if self.target == "max" and result.ndim != 2:
+            raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}', topic="lowering")
+        if self.fixed is not None:
+            self.fixed.check(result)
             return None
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
@@ -644,7 +650,7 @@ class _Job:
     def names(self) -> list[str]:
         """Names of the program's arguments."""
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
-        return [*inputs, *([] if self.target == "max" else ["target"]), *self.conditions.values()]
+        return [*inputs, *([] if self.fixed is not None else ["target"]), *self.conditions.values()]
 
     def target_in(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
         """The target among the program's arguments."""
@@ -654,14 +660,17 @@ class _Job:
         """The masks of conditions among the program's arguments."""
         return arguments[len(arguments) - len(self.conditions) :]
 
-    def targets_in(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+    def targets_in(self, arguments: Sequence[torch.Tensor]) -> list[Target]:
         """The targets for `lrpfx.attribute`, of which there is one unless the program takes several."""
+        if self.fixed is not None:
+            return [self.fixed]
+        given = self.target_in(arguments)
         if self.number_of_targets is not None:
-            return list(self.target_in(arguments).unbind(1))
+            return [Classes(one) for one in given.unbind(1)]
         if self.target == "token":
-            positions, tokens = self.target_in(arguments).unbind(1)
-            return [(positions, tokens)]
-        return [None if self.target == "max" else self.target_in(arguments)]
+            positions, tokens = given.unbind(1)
+            return [Position(positions, Classes(tokens))]
+        return [Seed(given) if self.target == "weights" else Classes(given)]
 
     def results(self, result: Any, explanations: Sequence["_OfTarget"]) -> dict[str, torch.Tensor]:
         """The program's results, from the module's output and what was found for each target."""
@@ -700,14 +709,14 @@ class _Job:
             masks = {mask_name(number): mask for number, mask in enumerate(self.masks_in(arguments))}
             result = _Tracer(runner, self.number_of_targets is not None)(**{**values, **read, **masks})
             result, recorded = (result[0], result[1:]) if recording else (result, ())
-            explained = self.explained(result).value
+            explained = self.explained(result)
             factors = [*(None for _ in leaves), *factors_of(runner, recorded)]
             wanted, targets = [*leaves.values(), *recorded], self.targets_in(arguments)
             explanations = []
             for left, target in zip(reversed(range(len(targets))), targets, strict=True):
-                seed = self._seed(explained.detach(), target)
-                start = self._multiplier(explained.detach(), seed, target) if self.is_linear else seed
-                found = relevances_of(explained, wanted, start, factors, retain_graph=left > 0)
+                seed = target.relevance(explained.value.detach())
+                start = explained.start(seed, target)
+                found = relevances_of(explained.value, wanted, start, factors, retain_graph=left > 0)
                 layers = dict(zip(names, found[len(leaves) :], strict=True))
                 explanations.append(self._of_target(seed, dict(zip(leaves, found, strict=False)), layers))
         return self.results(result, explanations)
@@ -721,25 +730,6 @@ class _Job:
             relevances.update(_by_name(name, of_input if len(of_input) > 1 else layers[embeddings[0]]))
         return _OfTarget(seed, relevances, {name: layers[name] for name in self.record})
 
-    def _seed(self, output: torch.Tensor, target: Any) -> torch.Tensor:
-        if self.target == "weights":
-            weights: torch.Tensor = target
-            return weights
-        if self.target == "token":
-            return _relevance_of_token(output, *target)
-        return relevance_of_class(output, output.argmax(1) if target is None else target)
-
-    def _multiplier(self, output: torch.Tensor, seed: torch.Tensor, target: Any) -> torch.Tensor:
-        """The relevance of the output divided by the output."""
-        if self.target == "weights":
-            return multiplier_from(output, seed)
-        filled = torch.where(output == 0, torch.ones_like(output), output)
-        if self.target == "token":
-            seed = _relevance_of_token(filled, *target)
-        else:
-            seed = relevance_of_class(filled, output.argmax(1) if target is None else target)
-        return seed / filled
-
     def expected(self, arguments: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The program's results according to `lrpfx.attribute`."""
         values = self.values(arguments)
@@ -751,16 +741,16 @@ class _Job:
         found = Computation(self.module, values, question)
         names = [*(name for name, value in values.items() if is_floating(value)), *self.embeddings]
 
-        def of_target(number: int, target: Any) -> _OfTarget:
+        def of_target(number: int) -> _OfTarget:
             """Relevances have a dimension for conditions, and one for targets, if there are any."""
             place = (*(() if conditions is None else (0,)), *((number,) if several else ()))
             of_inputs, layers = pytree.tree_map_only(torch.Tensor, lambda value: value[place], (found.of_inputs, found.layers))
             relevances: dict[str, torch.Tensor] = {}
             for name in names:
                 relevances.update(_by_name(name, of_inputs[name]))
-            return _OfTarget(relevance_of_output(found.output, target), relevances, layers)
+            return _OfTarget(found.seeds[number], relevances, layers)
 
-        return self.results(found.result, list(itertools.starmap(of_target, enumerate(targets))))
+        return self.results(found.result, list(map(of_target, range(len(targets)))))
 
 
 @dataclass(frozen=True)
@@ -777,15 +767,6 @@ def _example_mask(value: torch.Tensor) -> torch.Tensor:
     entries = torch.arange(value.numel(), device=value.device, dtype=torch.float64)
     mask = torch.where(entries % 3 == 2, 0.0, 0.75 + (entries + 1).cos() / 4)
     return mask.to(value.dtype).reshape(value.shape)
-
-
-def _relevance_of_token(output: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The output of one token at one position of each sample, zero elsewhere. Output (batch, positions, tokens)."""
-    length = output.shape[1]
-    places = torch.where(positions < 0, positions + length, positions)
-    here = (torch.arange(length, device=output.device) == places[:, None])[:, :, None]
-    this = (torch.arange(output.shape[2], device=output.device) == tokens[:, None])[:, None, :]
-    return output * (here & this).to(output)
 
 
 def _by_name(name: str, relevance: torch.Tensor | dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrpfx.attribution.targets import OutputSelector, final_probabilities_of
 from lrpfx.composites import Composite
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
@@ -19,10 +18,13 @@ from lrpfx.explanation.explanation import Explanation, Explanations, Scores, lis
 from lrpfx.explanation.geometry import Geometry
 from lrpfx.explanation.photographs import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
-from lrpfx.explanation.running import Class, Compiled, CompiledModel, CompiledProgram, Wanted, placed_for, scores_of_logits
+from lrpfx.explanation.running import Compiled, CompiledModel, CompiledProgram, placed_for, scores_of_logits
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
 from lrpfx.pipeline import transform
+from lrpfx.request.outputs import OutputSelector, final_probabilities_of
+from lrpfx.request.targets import TargetLike
+from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.structure import Snapshot
@@ -120,7 +122,7 @@ class Explainer:
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
-    def __call__(self, images: Any, target: Class | Sequence[Class] = None, *, targets: Sequence[Class] | None = None) -> Any:
+    def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any:
         """The explanation of a photograph or a text, or `Explanations` of several.
 
         Parameters
@@ -146,7 +148,7 @@ class Explainer:
         """
         if self.tokenizer is not None:
             return self._of_texts(images, target, targets)
-        wanted = Wanted(target, targets)
+        wanted = TargetsOfSamples(target, targets)
         if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
             count = count_of(images)
             if count is not None:
@@ -160,7 +162,7 @@ class Explainer:
         if isinstance(self.model, Runner):
             raise InputError("programs of text models take tokens: call the runner itself", topic="explainers")
         texts, several = texts_in(given)
-        wanted = Wanted(target, targets, len(texts))
+        wanted = TargetsOfSamples(target, targets, len(texts))
         wanted.check_number(len(texts))
 
         def compiled_for(inputs: Any) -> CompiledModel:
@@ -202,14 +204,14 @@ class Explainer:
 
     # --- photographs ---------------------------------------------------------------------------------------------------------
 
-    def _explanations(self, images: Any, wanted: Wanted) -> Iterator[Explanation]:
+    def _explanations(self, images: Any, wanted: TargetsOfSamples) -> Iterator[Explanation]:
         number = 0
         for batch in self._batches(images):
-            classes = [wanted.of_image(number + place) for place in range(len(batch))]
+            asked = [wanted.of_sample(number + place) for place in range(len(batch))]
             number += len(batch)
             inputs = torch.stack([one.input for one in batch])
             compiled = self.compiled_for(inputs)
-            run = compiled.run(inputs, classes)
+            run = compiled.run(inputs, asked)
             for one, output, answers in zip(batch, run.outputs, run.answers, strict=True):
                 yield Explanation(
                     one.photograph.name,
@@ -310,9 +312,9 @@ class Explainer:
 def explain(
     model: nn.Module | Runner,
     images: Any,
-    target: Class | Sequence[Class] = None,
+    target: TargetLike = None,
     *,
-    targets: Sequence[Class] | None = None,
+    targets: Sequence[TargetLike] | None = None,
     composite: Composite | None = None,
     preprocess: Callable[..., Any] | None = None,
     categories: Sequence[str] | Mapping[int, str] | None = None,

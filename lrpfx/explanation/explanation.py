@@ -16,9 +16,11 @@ from PIL import Image
 
 from lrpfx import pictures
 from lrpfx.deploy.files import as_path, written
-from lrpfx.errors import InputError, InputTypeError, first_lines, nearest, printable
+from lrpfx.errors import InputError, InputTypeError, first_lines, printable
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.request.classes import index_of
+from lrpfx.request.targets import Class, Target
 from lrpfx.support.html import element, html_table, image_html
 
 Array = NDArray[Any]
@@ -26,11 +28,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Category:
-    """A class of the model, with what the model says about it."""
+    """What is explained, a class of the model or another target, with what the model says about it."""
 
-    index: int
+    index: int | None  # None for a target that is not one class
     name: str
-    score: float  # the model's output
+    score: float  # the model's output, or the relevance that the target gives it
     probability: float | None  # None if the outputs are no classes
 
     def __str__(self) -> str:
@@ -61,6 +63,10 @@ class Answer:
     category: Category
     input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
     layers: dict[str, Array]  # of recorded layers, without the batch
+    asked: Target | None = None  # what the compiled model was asked for; an answer that was pickled has lost it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "asked": None}
 
     @property
     def balance(self) -> Balance:
@@ -98,8 +104,8 @@ class Scores(Enum):
 class Source(Protocol):
     """The compiled model that explanations ask for more."""
 
-    def answers(self, explanation: "Explanation", classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
-        """The relevance for further classes, or of further layers."""
+    def answers(self, explanation: "Explanation", targets: Sequence[Target], record: Sequence[str] = ()) -> tuple[Answer, ...]:
+        """The relevance for further targets, or of further layers."""
 
     def ledger(self, explanation: "Explanation") -> Any:
         """The account of every layer."""
@@ -158,6 +164,13 @@ class Explained(ABC):
     def balance(self) -> Balance:
         """How much of the output's relevance reached the input."""
         return self.answers[0].balance
+
+    @property
+    def asked(self) -> Target:
+        """What the compiled model is asked for, to compute more of the first answer."""
+        (first, *_) = self.answers
+        assert first.asked is not None  # only an explanation that was pickled has lost it, and its compiled model
+        return first.asked
 
     @property
     def recorded(self) -> dict[str, Array]:
@@ -296,7 +309,8 @@ class Explanation(Explained):
             Those of `lrpfx.pictures.overlay`.
         """
         if isinstance(classes, (int, np.integer)):
-            classes = [one.index for one in self.top(int(classes) if not isinstance(classes, bool) else classes)]
+            best = self.top(int(classes) if not isinstance(classes, bool) else classes)
+            classes = [one.index for one in best if one.index is not None]
         answers = self._answers_for(listed("compare", classes))
         canvas = self._canvas(self._size_in_row(1 + len(answers)))
         maps = [canvas.map(_summed(answer)) for answer in answers]
@@ -366,7 +380,7 @@ class Explanation(Explained):
         missing = [name for name in chosen if name not in maps]
         if missing:
             source = self._source(f"relevance of {', '.join(map(str, missing))}", "pass record= when you explain")
-            (found,) = source.answers(self, [self.target.index], missing)
+            (found,) = source.answers(self, [self.asked], missing)
             for name in missing:
                 value = found.layers[name]
                 if value.ndim != 3:
@@ -378,14 +392,16 @@ class Explanation(Explained):
         return pictures.strip({"input": self.input_relevance.sum(0), **maps}, **settings)
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
-        known = {answer.category.index: answer for answer in self.answers}
+        known = {answer.category.index: answer for answer in self.answers if answer.category.index is not None}
         wanted = [index_of(one, self.categories, len(self.output)) for one in classes]
         missing = [index for index in dict.fromkeys(wanted) if index not in known]
         if missing:
             names = ", ".join(category_of(self.output, index, self.categories, self.scores).name for index in missing)
-            found = self._source(f"relevance for {names}", "pass targets= when you explain").answers(self, missing)
+            found = self._source(f"relevance for {names}", "pass targets= when you explain").answers(
+                self, list(map(Class, missing))
+            )
             self.answers += found
-            known.update((answer.category.index, answer) for answer in found)
+            known.update(zip(missing, found, strict=True))
         return [known[index] for index in wanted]
 
     def _source(self, what: str, remedy: str) -> Source:
@@ -515,6 +531,25 @@ def category_of(output: Array, index: int, categories: Sequence[str] | None, sco
     return Category(index, name, float(output[index]), None if probabilities is None else float(probabilities[index]))
 
 
+def category_of_target(target: Target, output: Array, categories: Sequence[str] | None, scores: Scores) -> Category:
+    """What a target explains of an output (classes,): a class, a sum of classes, or what the target says it is."""
+    values = torch.as_tensor(output)
+    weights = target.weights(values)
+    if weights is None:
+        return Category(None, str(target), float(target.relevance(values[None]).sum()), None)
+    if len(weights) == 1 and 1.0 in weights.values():
+        return category_of(output, next(iter(weights)), categories, scores)
+    named = {one: str(one) if categories is None else categories[one] for one in weights}
+    terms = [_term(weight, named[one]) for one, weight in weights.items()]
+    score = sum(weight * float(output[one]) for one, weight in weights.items())
+    return Category(None, " ".join(terms).removeprefix("+ "), score, None)
+
+
+def _term(weight: float, name: str) -> str:
+    factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
+    return f"{'−' if weight < 0 else '+'} {factor}{name}"
+
+
 def listed(caller: str, values: Any) -> list[Any]:
     """Several classes or names as a list; `InputTypeError` for one, or for what has no order."""
     if hasattr(values, "to_numpy"):  # of pandas
@@ -524,35 +559,6 @@ def listed(caller: str, values: Any) -> list[Any]:
     if not isinstance(values, (list, tuple, range)):
         raise InputTypeError(f"{caller} takes a list, not {values!r}", topic="explainers")
     return list(values)
-
-
-def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int:
-    """The index of a class that is given by its index or its name. Raises `InputError` for unknown ones."""
-    if isinstance(target, str):
-        if categories is None:
-            raise InputError(
-                f"the class {target!r} is a name, but the names are not known: pass categories=",
-                topic="classes-and-their-names",
-            )
-        found = [index for index, name in enumerate(categories) if name == target]
-        found = found or [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
-        if not found:
-            raise InputError(
-                f"there is no class named {target!r}.{nearest(target, categories)}", topic="classes-and-their-names"
-            )
-        if len(found) > 1:
-            raise InputError(
-                f"{len(found)} classes are named {target!r}: give an index, {' or '.join(map(str, found))}",
-                topic="classes-and-their-names",
-            )
-        return found[0]
-    if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
-        raise InputTypeError(
-            f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
-        )
-    if not 0 <= target < classes:
-        raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
-    return int(target)
 
 
 def unique_names(paths: Sequence[Path]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A model that was compiled for explanations, or a program that was exported, and what it answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,91 +10,19 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import OutputSelector, final_probabilities_of, index_of_place, relevance_of_class
 from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of, index_of, listed
+from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of_target
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
+from lrpfx.request.classes import index_of
+from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place
+from lrpfx.request.targets import Class, ForEach, Largest, Target
+from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.types import Linear
-
-#: A class by index or by name, or None for the class with the largest output.
-Class = int | str | None
-
-
-class Wanted:
-    """The classes to explain for each image: one for all, one for each, or several for all."""
-
-    def __init__(self, target: Any, targets: Any, texts: int | None = None) -> None:
-        """`texts`: how many texts are explained; None for photographs. Texts have contrasts and positions as targets, too."""
-        if targets is not None and target is not None:
-            raise InputError(
-                "target= is one class for each image, targets= are several for each; pass one of them",
-                topic="classes-and-their-names",
-            )
-        self.several = None if targets is None else _classes("targets=", targets, texts is not None)
-        if self.several == []:
-            raise InputError("targets= is an empty list", topic="explainers")
-        if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
-            target = target.item()
-        one = target is None or isinstance(target, (str, int, float, np.generic))  # some of them are refused later
-        if texts is not None and (isinstance(target, Mapping) or (is_place(target) and not _is_for_each(target, texts))):
-            one = True
-        elif isinstance(target, Mapping) or callable(target):
-            raise InputTypeError(
-                f"a class is given by its index or its name, not by {type(target).__name__}; lrpfx.attribute takes contrasts "
-                "and functions of the output",
-                topic="classes-and-their-names",
-            )
-        self.each = None if one else _classes("target=", target, texts is not None)
-        self.target = target if one else None
-
-    def of_image(self, number: int) -> list[Class]:
-        """The classes of one image."""
-        if self.several is not None:
-            return self.several
-        if self.each is None:
-            return [self.target]
-        if number >= len(self.each):
-            raise InputError(
-                f"target= has {len(self.each)} classes, one for each, but more were given", topic="classes-and-their-names"
-            )
-        return [self.each[number]]
-
-    def check_number(self, count: int) -> None:
-        """Raise `InputError` unless there are as many targets as images or texts."""
-        if self.each is not None and len(self.each) != count:
-            raise InputError(
-                f"target= has {len(self.each)} classes, one for each, but {count} were given; several classes for each are "
-                "targets=",
-                topic="classes-and-their-names",
-            )
-
-
-def is_place(target: Any) -> bool:
-    """Whether a target is a position and a token, which may be a contrast of tokens."""
-    return (
-        isinstance(target, tuple)
-        and len(target) == 2
-        and isinstance(target[0], (int, np.integer))
-        and not isinstance(target[0], bool)
-        and (target[1] is None or isinstance(target[1], (str, int, np.integer, Mapping)))
-    )
-
-
-def _is_for_each(target: tuple[Any, Any], texts: int) -> bool:
-    """Whether a tuple has two classes, one for each of two texts."""
-    return texts == 2 and isinstance(target[1], (int, np.integer))
-
-
-def _classes(name: str, classes: Any, of_texts: bool) -> list[Class]:
-    found = listed(name, classes)
-    if any(isinstance(one, (list, tuple)) and not (of_texts and is_place(one)) for one in found):
-        raise InputError(f"{name} is a list of classes, not of lists", topic="classes-and-their-names")
-    return found
 
 
 @dataclass(frozen=True)
@@ -120,8 +48,8 @@ class Compiled(ABC):
     record: tuple[str, ...]
 
     @abstractmethod
-    def run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str] = ()) -> Run:
-        """Explain each input for its classes, of which all have the same number, with the layers in `record` as well."""
+    def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+        """Explain each input for its targets, of which all have the same number, with the layers in `record` as well."""
 
     @abstractmethod
     def ledger(self, explanation: Explanation) -> Ledger:
@@ -131,9 +59,9 @@ class Compiled(ABC):
     def spatial_layers(self) -> list[str]:
         """The last layer of each resolution that all relevance flows through, in the order of execution."""
 
-    def answers(self, explanation: Explanation, classes: Sequence[int], record: Sequence[str] = ()) -> tuple[Answer, ...]:
-        """The relevance for further classes of a photograph that was explained, or of further layers."""
-        run = self.run(explanation.input[None], [list(classes)], record)
+    def answers(self, explanation: Explanation, targets: Sequence[Target], record: Sequence[str] = ()) -> tuple[Answer, ...]:
+        """The relevance for further targets of a photograph that was explained, or of further layers."""
+        run = self.run(explanation.input[None], [targets], record)
         check_same(run.outputs[0], explanation.output)
         return run.answers[0]
 
@@ -157,9 +85,9 @@ class CompiledModel(Compiled):
         self.output = output
         self.scores = _scores_of(self.explain_model, output) if scores is None else scores
 
-    def run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str] = ()) -> Run:
-        columns = [list(column) for column in zip(*classes, strict=True)]
-        seeds = [_target_of(column, self.categories) for column in columns]
+    def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+        columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
+        seeds = [_of_batch(column) for column in columns]
         placed = placed_for(self.module, inputs)
         several = len(seeds) > 1
         chosen = {"targets": seeds} if several else {"target": seeds[0]}
@@ -173,7 +101,7 @@ class CompiledModel(Compiled):
 
     def ledger(self, explanation: Explanation) -> Ledger:
         placed = placed_for(self.module, explanation.input[None])
-        found = ledger(self.explain_model, placed, explanation.target.index, output=self.output)
+        found = ledger(self.explain_model, placed, explanation.asked, output=self.output)
         check_same(np.array(found.seed), np.array(explanation.target.score))
         return found
 
@@ -240,13 +168,13 @@ class CompiledProgram(Compiled):
         self.categories = categories
         self.record = record
 
-    def run(self, inputs: torch.Tensor, classes: list[list[Class]], record: Sequence[str] = ()) -> Run:
+    def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         wanted = (*self.record, *record)
         manifest = self.runner.manifest
         self._check(wanted)
-        columns = [list(column) for column in zip(*classes, strict=True)]
+        columns = [[self._checked(one) for one in column] for column in zip(*targets, strict=True)]
         only_largest = manifest["target"] == "max"
-        if only_largest and any(one is not None for column in columns for one in column):
+        if only_largest and any(not isinstance(one, Largest) for column in columns for one in column):
             raise InputError(
                 "the program explains the largest output only; export it with lrpfx.lower(..., target='index')",
                 topic="explainers",
@@ -288,7 +216,14 @@ class CompiledProgram(Compiled):
                 topic="explainers",
             )
 
-    def _run_indices(self, inputs: torch.Tensor, columns: Sequence[Sequence[Class]]) -> Any:
+    def _checked(self, target: Target) -> Target:
+        """A target, if it is one class."""
+        found = resolved(target, self.categories)
+        if not isinstance(found, (Class, Largest)):
+            raise InputTypeError(f"an exported program explains classes, not {found}", topic="explainers")
+        return found
+
+    def _run_indices(self, inputs: torch.Tensor, columns: Sequence[Sequence[Target]]) -> Any:
         """The results for columns of classes: one, or up to as many as the program takes at once; the last fills the rest."""
         classes = self.runner.manifest["results"]["output"]["shape"][-1]
         several = number_of_targets(self.runner.manifest)
@@ -297,11 +232,10 @@ class CompiledProgram(Compiled):
             filled = indices[:, torch.arange(several or 1).clamp(max=len(columns) - 1)]
             return self.runner(inputs, filled if several else filled[:, 0])
 
-        chosen = torch.tensor(
-            [[0 if one is None else index_of(one, self.categories, classes) for one in column] for column in columns]
-        ).T
+        indices = [[index_of(getattr(one, "index", 0), self.categories, classes) for one in column] for column in columns]
+        chosen = torch.tensor(indices).T
         found = run(chosen)
-        is_largest = torch.tensor([[one is None for one in column] for column in columns]).T
+        is_largest = torch.tensor([[isinstance(one, Largest) for one in column] for column in columns]).T
         resolved = torch.where(is_largest, found["output"].argmax(1)[:, None].cpu(), chosen)
         return found if torch.equal(resolved, chosen) else run(resolved)
 
@@ -314,27 +248,14 @@ class CompiledProgram(Compiled):
         )
 
 
-def _target_of(column: Sequence[Class], categories: Sequence[str] | None) -> Any:
-    """The target for `lrpfx.attribute`: one class for each input."""
-    if all(one is None for one in column):
-        return None
-    if None not in column and categories is not None:
-        return torch.tensor([index_of(one, categories, len(categories)) for one in column])
-
-    def seed(output: torch.Tensor) -> torch.Tensor:
-        checked_output(output)
-        best = output.argmax(1).tolist()
-        chosen = [
-            best[place] if one is None else index_of(one, categories, output.shape[1]) for place, one in enumerate(column)
-        ]
-        return relevance_of_class(output, torch.tensor(chosen, device=output.device))
-
-    return seed
+def _of_batch(column: Sequence[Target]) -> Target:
+    """The target of a batch, from those of its samples."""
+    return column[0] if all(one == column[0] for one in column) else ForEach(tuple(column))
 
 
 def _answers(
     outputs: Array,
-    columns: list[list[Class]],
+    columns: Sequence[Sequence[Target]],
     rows: list[dict[str, Array]],
     categories: Sequence[str] | None,
     scores: Scores,
@@ -346,13 +267,12 @@ def _answers(
             topic="classes-and-their-names",
         )
 
-    def answer(place: int, one: Class, arrays: dict[str, Array]) -> Answer:
-        output = outputs[place]
-        index = int(output.argmax()) if one is None else index_of(one, categories, len(output))
+    def answer(place: int, one: Target, arrays: dict[str, Array]) -> Answer:
         layers = {name: value[place] for name, value in arrays.items()}
         relevance = layers.pop("relevance")
-        category = category_of(output, index, categories, scores)
-        return Answer(category, relevance if relevance.ndim > 2 else relevance[None], layers)
+        category = category_of_target(one, outputs[place], categories, scores)
+        asked = one if category.index is None else Class(category.index)
+        return Answer(category, relevance if relevance.ndim > 2 else relevance[None], layers, asked)
 
     return [
         tuple(answer(place, column[place], arrays) for column, arrays in zip(columns, rows, strict=True))

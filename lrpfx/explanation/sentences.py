@@ -1,6 +1,6 @@
 """Explanations of texts: a sentence and a tokenizer in, relevance of its words out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from PIL import Image
 from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import Target, check_contrast, relevance_of_output, without_arrays
 from lrpfx.errors import InputError, os_errors
-from lrpfx.explanation.explanation import Answer, Array, Category, Explained, Several, category_of, index_of
-from lrpfx.explanation.running import CompiledModel, Wanted, as_array, checked_output
+from lrpfx.explanation.explanation import Answer, Array, Category, Explained, Scores, Several, category_of_target
+from lrpfx.explanation.running import CompiledModel, as_array, checked_output
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
+from lrpfx.request.classes import index_of
+from lrpfx.request.targets import Position, Target
+from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
@@ -125,7 +127,7 @@ def explain_sentences(
     model: Any,
     tokenizer: Any,
     texts: Sequence[Any],
-    wanted: Wanted,
+    wanted: TargetsOfSamples,
     join: bool = True,
     progress: bool = False,
 ) -> list[TextExplanation]:
@@ -134,7 +136,7 @@ def explain_sentences(
     for number, given in enumerate(progress_bar(texts, progress, "explaining", "text")):
         text = read(tokenizer, given)
         check_fits(model, tokenizer, text)
-        found.append(_explained(compiled_for, model, tokenizer, text, wanted.of_image(number), join))
+        found.append(_explained(compiled_for, model, tokenizer, text, wanted.of_sample(number), join))
     return found
 
 
@@ -143,54 +145,79 @@ def _explained(
     model: Any,
     tokenizer: Any,
     text: ReadText,
-    classes: Sequence[Any],
+    asked: Sequence[Target],
     join: bool,
 ) -> TextExplanation:
     inputs: dict[str, Any] = readable(model, text.encoding)
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
-    seeds = [_Seed(one, compiled, tokenizer, text) for one in classes]
+    targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in asked)
     answers: list[Answer] = []
-    for seed in seeds:
-        attribution = attribute(compiled.module, inputs, seed, record=compiled.record, output=compiled.output)
+    found: list[_Shown] = []
+    for target in targets:
+        attribution = attribute(compiled.module, inputs, target, record=compiled.record, output=compiled.output)
+        found.append(target.of_output(attribution.output))
         tokens, _ = of_attribution(attribution, None, None)
         layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
-        answers.append(Answer(seed.category(), as_array(tokens[0]), layers))
+        answers.append(Answer(found[-1].category(compiled.scores), as_array(tokens[0]), layers, target))
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
-    rules, first = compiled.explain_model.composite, seeds[0]
-    source = TextSource(compiled, inputs, tuple(seeds))
-    facts = (first.output, first.names, tuple(answers), rules, first.scores, as_array(ids[0]), drawn, source)
+    rules, first = compiled.explain_model.composite, found[0]
+    source = TextSource(compiled, inputs, targets)
+    facts = (as_array(first.output), first.names, tuple(answers), rules, compiled.scores, as_array(ids[0]), drawn, source)
     return TextExplanation(text.title(tokenizer), *facts)
 
 
-class _Seed:
-    """The relevance of the output for a class, a token, or a contrast of several.
+@dataclass(frozen=True)
+class _Shown:
+    """What a target explains of the output of a text: the target with indices, and the classes or tokens that they count."""
 
-    The token is that at the mask, or after the end of the text, unless the target is a position and a token.
+    target: Target  # with indices
+    output: torch.Tensor  # (classes,)
+    names: Sequence[str] | None
+    position: int | None  # that was asked for
+
+    def category(self, scores: Scores) -> Category:
+        inner = self.target.target if isinstance(self.target, Position) else self.target
+        found = category_of_target(inner, as_array(self.output), self.names, scores)
+        return found if self.position is None else replace(found, name=f"{found.name} (position {self.position})")
+
+
+@dataclass(frozen=True, eq=False)
+class _OfText(Target):
+    """A target of a text, whose classes or tokens may be given by name.
+
+    A token is that at the mask, or after the end of the text, unless the target is a position and a token.
     """
 
-    def __init__(self, target: Any, compiled: CompiledModel, tokenizer: Any, text: ReadText) -> None:
-        self.position, self.target = target if isinstance(target, tuple) else (None, target)
-        self.names: Sequence[str] | None = compiled.categories
-        self.scores = compiled.scores
-        self.tokenizer = tokenizer
-        self.text = text
-        self.output: Array = np.zeros(0)
-        self.weights: dict[int, float] = {}  # of classes or tokens, by their indices
-        self.place: int | None = None  # of the token that is explained
+    asked: Target
+    categories: Sequence[str] | None
+    tokenizer: Any
+    text: ReadText
 
-    def __call__(self, output: torch.Tensor) -> torch.Tensor:
+    @property
+    def is_of_classes(self) -> bool:
+        return self.asked.is_of_classes
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        self.of_output(output).target.check(output, chosen)
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        return self.of_output(output).target.relevance(output)
+
+    def of_output(self, output: torch.Tensor) -> _Shown:
+        """The target for an output of a batch of one."""
+        place, inner = None, self.asked
+        if isinstance(inner, Position):
+            place, inner = int(inner.position), inner.target
         if output.ndim != 3:
             checked_output(output)
-            if self.position is not None:
+            if place is not None:
                 raise InputError(
                     "a position and a token are a target for models that return tokens; this one returns classes",
                     topic="sentences",
                 )
-            self.output = as_array(output[0])
-            self.weights = self._chosen(output.shape[1])
-            return relevance_of_output(output, self.weights)
+            return _Shown(resolved(inner, self.categories), output[0], self.categories, None)
         known, features = len(self.tokenizer), output.shape[2]
         if features < known:
             raise InputError(
@@ -199,29 +226,17 @@ class _Seed:
                 "result.logits[:, 2]). Otherwise explain a model with a head, or a module that computes one number from them",
                 topic="sentences",
             )
-        self.names = _Vocabulary(self.tokenizer, output.shape[2])
-        place = self._place(output.shape[1])
-        self.output = as_array(output[0, place])
-        self.weights = self._chosen(output.shape[2])
-        return relevance_of_output(output, (place, self.weights))
+        there = self._place() if place is None else self._checked_place(place, output.shape[1])
+        target = inner.resolved(lambda token: self._index(token, features))
+        return _Shown(Position(there, target), output[0, there], _Vocabulary(self.tokenizer, features), place)
 
-    def category(self) -> Category:
-        """What is explained: of a contrast, the class with the largest weight stands for all."""
-        index = max(self.weights, key=lambda one: abs(self.weights[one]))
-        found = category_of(self.output, index, self.names, self.scores)
-        if isinstance(self.target, Mapping):
-            named = {one: str(one) if self.names is None else self.names[one] for one in self.weights}
-            terms = [_term(weight, named[one]) for one, weight in self.weights.items()]
-            score = sum(weight * float(self.output[one]) for one, weight in self.weights.items())
-            found = replace(found, name=" ".join(terms).removeprefix("+ "), score=score, probability=None)
-        return found if self.position is None else replace(found, name=f"{found.name} (position {self.position})")
+    def _checked_place(self, place: int, length: int) -> int:
+        if not -length <= place < length:
+            raise InputError(f"position {place} is out of range: the text has {length} tokens", topic="sentences")
+        return place
 
-    def _place(self, length: int) -> int:
-        """The position whose prediction is explained: the given one, that of the mask, or else the last."""
-        if self.position is not None:
-            if not -length <= self.position < length:
-                raise InputError(f"position {self.position} is out of range: the text has {length} tokens", topic="sentences")
-            return int(self.position)
+    def _place(self) -> int:
+        """The position whose prediction is explained: that of the mask, or else the last."""
         ids, last = self.text.ids, self.text.last
         mask = getattr(self.tokenizer, "mask_token_id", None)
         masked = [place for place, one in enumerate(ids) if one == mask and mask is not None]
@@ -241,36 +256,17 @@ class _Seed:
             )
         return masked[0] if masked else last
 
-    def _chosen(self, classes: int) -> dict[int, float]:
-        """The weights of the explained classes or tokens."""
-        if self.target is None:
-            return {int(self.output.argmax()): 1.0}
-        if not isinstance(self.target, Mapping):
-            return {self._index(self.target, classes): 1.0}
-        weights = without_arrays(self.target)
-        check_contrast(weights)
-        found: dict[int, float] = {}
-        for one, weight in weights.items():
-            index = self._index(one, classes)
-            found[index] = found.get(index, 0.0) + float(weight)
-        return found
-
-    def _index(self, target: Any, classes: int) -> int:
-        if isinstance(target, str) and isinstance(self.names, _Vocabulary):
-            ids = self.tokenizer(target, add_special_tokens=False)["input_ids"]
-            if len(ids) != 1:
-                raise InputError(
-                    f"{target!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic="sentences"
-                )
-            if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
-                raise InputError(f"the tokenizer does not know {target!r}", topic="sentences")
-            return int(ids[0])
-        return index_of(target, self.names, classes)
-
-
-def _term(weight: float, name: str) -> str:
-    factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
-    return f"{'−' if weight < 0 else '+'} {factor}{name}"
+    def _index(self, token: Any, tokens: int) -> int:
+        if not isinstance(token, str):
+            return index_of(token, None, tokens)
+        ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise InputError(
+                f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic="sentences"
+            )
+        if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
+            raise InputError(f"the tokenizer does not know {token!r}", topic="sentences")
+        return int(ids[0])
 
 
 class _Vocabulary(Sequence[str]):

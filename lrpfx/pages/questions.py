@@ -11,7 +11,6 @@ from torch import nn
 
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import Attribution, attribute
-from lrpfx.attribution.targets import OutputSelector, Target, without_arrays
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.explanation import Answer, Explanation, Several
 from lrpfx.explanation.photographs import as_photographs
@@ -19,6 +18,8 @@ from lrpfx.explanation.running import CompiledModel, placed_for
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.pictures import scale_of, smoothed
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import Class, Classes, Largest, Target, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.numbered_names import numbered
 from lrpfx.text.pictures import visible
@@ -127,7 +128,7 @@ class Questions:
             asked = None
             if compiled is not None:
                 placed = placed_for(compiled.module, one.input[None])
-                asked = Asked(compiled.explain_model, placed, answer.category.index, compiled.output)
+                asked = Asked(compiled.explain_model, placed, answer.asked or one.asked, compiled.output)
             self.views.append(View(composite, sample, one.rules, data, asked, answer.category.score))
 
     def _add_text(self, composite: str, one: TextExplanation) -> None:
@@ -160,7 +161,7 @@ class Questions:
         targets = target if isinstance(target, list) else [target]
         if not targets:
             raise InputError("the list of targets is empty", topic="targets")
-        asked = [Asked(module, inputs, one, self.output) for one in targets]
+        asked = [Asked(module, inputs, as_target(one), self.output) for one in targets]
         found = [one.answered() for one in asked]
         split = _samples_of(asked, found)
         if split is None:
@@ -248,16 +249,16 @@ def _samples_of(asked: Sequence[Asked], found: Sequence[Attribution[Any]]) -> li
     their first dimension may be time, or the model may compute one sample from others. `found`: the answers for the batch.
     """
     inputs = asked[0].inputs
-    of_each = (type(None), int, np.integer, torch.Tensor, np.ndarray)
     if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2 or len(inputs) < 2:
-        return None
-    if not all(isinstance(one.target, of_each) for one in asked):
         return None
     samples = []
     for number in range(len(inputs)):
         sample = []
         for question, whole in zip(asked, found, strict=True):
-            one = Asked(question.module, inputs[number : number + 1], _of_sample(question.target, number), question.output)
+            target = question.target.of_sample(number)
+            if target is None:
+                return None
+            one = Asked(question.module, inputs[number : number + 1], target, question.output)
             try:
                 answer = one.answered()
             except LrpfxError:  # of a batch of one
@@ -284,12 +285,6 @@ def _agree(part: torch.Tensor, own: torch.Tensor) -> bool:
     finite = part[part.isfinite()].abs().double()
     tolerance = torch.finfo(part.dtype).eps ** 0.5 * (float(finite.max()) if finite.numel() else 0.0)
     return torch.allclose(part.double(), own.double(), rtol=0.0, atol=tolerance, equal_nan=True)
-
-
-def _of_sample(target: Any, number: int) -> Any:
-    """The target of one sample of a batch: a part of a tensor or an array that has one for each sample."""
-    has_several = isinstance(target, (torch.Tensor, np.ndarray)) and target.ndim > 0
-    return target[number : number + 1] if has_several else target
 
 
 def _leaves(path: str, inputs: Any, relevance: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
@@ -334,22 +329,14 @@ def _entries(path: str, value: torch.Tensor, relevance: torch.Tensor | None) -> 
 
 def _name_of_target(target: Target, output: torch.Tensor) -> dict[str, Any]:
     """What is known of a target of `lrpfx.attribute`."""
-    score: Any = None
-    target = without_arrays(target)
-    if isinstance(target, torch.Tensor) and target.numel() == 1 and not target.is_floating_point():
-        target = int(target)
-    if target is None:
-        best = output.argmax(-1).flatten().tolist() if isinstance(output, torch.Tensor) and output.ndim else []
-        name = f"class {best[0]}, the largest" if len(best) == 1 else "the largest output"
+    name, score = str(target), None
+    is_one = isinstance(output, torch.Tensor) and output.ndim == 2 and len(output) == 1
+    if isinstance(target, Classes) and target.indices.numel() == 1:
+        target = Class(int(target.indices))
+    if isinstance(target, Largest) and isinstance(output, torch.Tensor) and output.ndim:
+        best = output.argmax(-1).flatten().tolist()
+        name = f"class {best[0]}, the largest" if len(best) == 1 else name
         score = figure(float(output.max())) if len(best) == 1 else None
-    elif isinstance(target, int):
-        name = f"class {target}"
-        if output.ndim == 2 and len(output) == 1:
-            score = figure(float(output[0, target]))
-    elif isinstance(target, (dict, tuple, list)):
-        name = str(target)
-    elif isinstance(target, torch.Tensor):
-        name = "relevance given as a tensor" if target.is_floating_point() else "a class for each sample"
-    else:
-        name = "relevance given as a function"
+    elif isinstance(target, Class) and is_one:
+        score = figure(float(output[0, int(target.index)]))
     return {"name": name, "score": score, "probability": None}

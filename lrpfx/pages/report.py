@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.attribution.targets import OutputSelector
 from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
@@ -22,6 +21,7 @@ from lrpfx.pages.questions import NO_MODEL, Questions
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
+from lrpfx.request.outputs import OutputSelector
 from lrpfx.support.numbered_names import numbered
 from lrpfx.version import __version__
 

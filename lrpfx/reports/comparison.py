@@ -12,11 +12,12 @@ from torch import nn
 from lrpfx import pictures
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.targets import OutputSelector, Target
 from lrpfx.errors import InputError
 from lrpfx.ir.node import floating_tensors
 from lrpfx.reports.assignment import assignment
 from lrpfx.reports.ledger import Ledger, ledger
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.format_table import format_table
 from lrpfx.support.html import element, html_table
@@ -176,7 +177,7 @@ class Comparison(Sequence[Compared]):
 
 
 def compare(
-    explain_model: nn.Module, other: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None
+    explain_model: nn.Module, other: nn.Module, inputs: Inputs, target: TargetLike = None, *, output: OutputSelector = None
 ) -> Comparison:
     """Compare two explainable modules on the same inputs: see `Comparison`.
 

@@ -14,9 +14,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
-from lrpfx.attribution.outputs import explained_output, passage
 from lrpfx.attribution.plausibility import EXCESS
-from lrpfx.attribution.targets import OutputSelector, Target, relevance_of_output
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.node import (
     NodeInfo,
@@ -31,6 +29,9 @@ from lrpfx.ir.node import (
     output_node,
 )
 from lrpfx.operators.functions import detached
+from lrpfx.request.explained_output import explained_output, passage
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
@@ -239,7 +240,7 @@ class Ledger(Sequence[Entry]):
         return f"{unexplained} unexplained at any node{missing}"
 
 
-def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, output: OutputSelector = None) -> Ledger:
+def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, *, output: OutputSelector = None) -> Ledger:
     """Account for all relevance: see `Ledger`.
 
     The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is
@@ -269,14 +270,15 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: Target = None, *, o
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):
         raise InputError("a ledger accounts for one target, not for a list of them", topic="reports")
+    asked = as_target(target)
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
         with module.with_rules():
-            accounts = _accounts(_Sweep(module), arguments, target, output)
+            accounts = _accounts(_Sweep(module), arguments, asked, output)
             if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
                 # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
-                accounts = _accounts(_Sweep(module, only_finite), arguments, target, output)
+                accounts = _accounts(_Sweep(module, only_finite), arguments, asked, output)
     message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
@@ -294,7 +296,7 @@ def _accounts(sweep: "_Sweep", arguments: Arguments, target: Target, output: Out
         return outputs.setdefault(id(value), value.detach().requires_grad_())
 
     explained = explained_output(map_result(result, leaf), output)
-    seed = relevance_of_output(explained.value, target, explained.chosen)
+    seed = target.seed(explained.value, explained.chosen)
     start = explained.start(seed, target)
     passed = passage(seed, explained.behind_function(start)) if callable(output) else None
     if explained.value.requires_grad:

@@ -5,7 +5,7 @@ import hashlib
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -136,10 +136,10 @@ def _target(node: fx.Node) -> Any:
     return node.target if isinstance(node.target, str) else dotted_path(node.target) or node.target
 
 
-def fingerprint_of_function(function: Callable[..., Any]) -> str:
-    """The name of a function and a hash of what it computes, as far as that can be told."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{name} {_hash(described(function))[:16]}"
+def fingerprint_of_value(value: Any) -> str:
+    """The name of a function, or of an object's class, and a hash of what it computes or holds, as far as that can be told."""
+    name = getattr(value, "__qualname__", type(value).__qualname__)
+    return f"{name} {_hash(described(value))[:16]}"
 
 
 def _code(code: types.CodeType) -> list[Any]:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lrpfx.attribution.targets import OutputSelector, Target, expression_of, multiplier_of_output, select_output
 from lrpfx.errors import InputError
 from lrpfx.frontends.naming import user_source
 from lrpfx.ir.node import floating_tensors, is_floating, map_result
 from lrpfx.operators.table import FACTORIES, lookup
+from lrpfx.request.outputs import OutputSelector, expression_of, select_output
+from lrpfx.request.targets import Target
 from lrpfx.runtime.multipliers import carry_relevance
 from lrpfx.support.torch_internals import OpOverload, TorchDispatchMode, pytree
 
@@ -45,7 +46,7 @@ class ExplainedOutput:
 
     def start(self, seed: torch.Tensor, target: Target) -> torch.Tensor:
         """The gradient of `value` with which the backward pass starts, for the relevance that a target assigns to it."""
-        return multiplier_of_output(self.value, seed, target) if self.is_linear else seed
+        return target.multiplier(self.value, seed) if self.is_linear else seed
 
     def behind_function(self, start: torch.Tensor) -> list[torch.Tensor]:
         """Relevance of the outputs that the function reads."""

@@ -1,0 +1,31 @@
+"""What is asked of a model: which output, which target."""
+
+from lrpfx.request.targets import (
+    Class,
+    Classes,
+    Contrast,
+    ForEach,
+    Function,
+    Label,
+    Largest,
+    Position,
+    Seed,
+    Target,
+    as_target,
+    as_targets,
+)
+
+__all__ = [
+    "Class",
+    "Classes",
+    "Contrast",
+    "ForEach",
+    "Function",
+    "Label",
+    "Largest",
+    "Position",
+    "Seed",
+    "Target",
+    "as_target",
+    "as_targets",
+]

@@ -1,0 +1,52 @@
+"""Classes by index or by name."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lrpfx.errors import InputError, InputTypeError, nearest
+
+
+def index_of(target: Any, categories: Sequence[str] | None, classes: int | None = None) -> int:
+    """The index of a class that is given by its index or its name.
+
+    Parameters
+    ----------
+    target
+        The class.
+    categories
+        The names of the classes, if they are known.
+    classes
+        How many there are, if that is known.
+
+    Raises
+    ------
+    InputError
+        There is no such class, or there are several; an `InputTypeError` if it is neither an index nor a name.
+    """
+    if isinstance(target, str):
+        if categories is None:
+            raise InputError(
+                f"the class {target!r} is a name, but the names are not known: pass categories=",
+                topic="classes-and-their-names",
+            )
+        found = [index for index, name in enumerate(categories) if name == target]
+        found = found or [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
+        if not found:
+            raise InputError(
+                f"there is no class named {target!r}.{nearest(target, categories)}", topic="classes-and-their-names"
+            )
+        if len(found) > 1:
+            raise InputError(
+                f"{len(found)} classes are named {target!r}: give an index, {' or '.join(map(str, found))}",
+                topic="classes-and-their-names",
+            )
+        return found[0]
+    if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
+        raise InputTypeError(
+            f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
+        )
+    if classes is not None and not 0 <= target < classes:
+        raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
+    return int(target)

@@ -1,0 +1,559 @@
+"""Targets: what to explain of a model's output, as relevance of that output. Each kind is one class, which all doors take."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.outputs import one_place
+from lrpfx.runtime.multipliers import multiplier_from
+from lrpfx.support.tensors import not_dense
+
+_ALMOST_ZERO = 1e-30  # a normal number in float32
+
+#: Finds the index of a class or token by its name or index, and raises `InputError` for one that there is not.
+IndexOf = Callable[[Any], int]
+
+
+class Target(ABC):
+    """What to explain of an output: it assigns the output its relevance. A class of your own needs `relevance` alone.
+
+    Targets do not change. Those that are given as plain values, such as `3` or `{3: 1.0, 5: -1.0}`, are made by `as_target`.
+    """
+
+    @abstractmethod
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        """Relevance of an output, with its shape and dtype.
+
+        Parameters
+        ----------
+        output
+            The output, of shape (batch, ...). What is computed of it is part of programs of `lrpfx.lower`, for which it must
+            not depend on values by `if` or `.item()`.
+        """
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:  # noqa: B027  most outputs will do
+        """Raise `InputError` for an output that has nothing like the target.
+
+        Parameters
+        ----------
+        output
+            The output, of shape (batch, ...).
+        chosen
+            How it is chosen among the outputs of the model, as code, for messages.
+        """
+
+    def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
+        """Relevance of an output that is checked, with its shape and dtype. Arguments: as for `check`."""
+        output = output.detach()
+        self.check(output, chosen)
+        return self.relevance(output)
+
+    def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        """Relevance of the output divided by the output, with its shape and dtype. `seed`: the relevance.
+
+        Where the output is 0, it is the weight of the entry, if the target weighs the output there, and 0 if it sets a number.
+        """
+        output = output.detach()
+        zeros = output == 0
+        found = multiplier_from(output, seed)
+        almost = output.to(torch.promote_types(output.dtype, torch.float32)).masked_fill(zeros, _ALMOST_ZERO)
+        weighed = self.relevance(almost)
+        is_weighed = zeros & (weighed.abs() < _ALMOST_ZERO**0.5)  # no number that a function sets there
+        return torch.where(is_weighed, (weighed / almost).to(output), found)
+
+    def resolved(self, index_of: IndexOf) -> "Target":
+        """The target with indices in place of the names of classes."""
+        return self
+
+    def of_labels(self, labels: Sequence[int | None]) -> "Target":
+        """The target of a batch whose samples have these classes. Raises `InputError` for one without that it needs."""
+        return self
+
+    def of_sample(self, number: int) -> "Target | None":
+        """The target for one sample of a batch by itself; None where the samples of a batch may not be told apart."""
+        return None
+
+    def weights(self, output: torch.Tensor) -> dict[int, float] | None:
+        """The weights of the classes in a sample's output (classes,); None for a target that is no sum of classes."""
+        return None
+
+    @property
+    def is_of_classes(self) -> bool:
+        """Whether the target is a class, or a sum of classes."""
+        return False
+
+    @property
+    def plain(self) -> Any:
+        """The plain value that `as_target` makes the target of, by which it is told from others; by default the target."""
+        return self
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class _OfClasses(Target):
+    """What is explained of an output of shape (batch, classes)."""
+
+    @property
+    def is_of_classes(self) -> bool:
+        return True
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        if output.ndim == 3:
+            raise InputError(
+                f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, "
+                "...}), a list with one of these for each sample, a tensor of the output's shape, or a function of the output; "
+                "several targets of each sample are passed as targets=",
+                topic="targets",
+            )
+        if output.ndim != 2:
+            raise InputError(
+                f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; "
+                f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: a "
+                "tensor of its shape, or a function of it",
+                topic="targets",
+            )
+
+    def of_sample(self, number: int) -> Target | None:
+        return self
+
+
+@dataclass(frozen=True)
+class Largest(_OfClasses):
+    """The class of the largest output of each sample, or the one value of each sample of an output of shape (batch,)."""
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        if output.ndim >= 2:
+            super().check(output, chosen)
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        return output if output.ndim < 2 else _of_class(output, output.argmax(1))
+
+    def weights(self, output: torch.Tensor) -> dict[int, float] | None:
+        return {int(output.argmax()): 1.0}
+
+    def __str__(self) -> str:
+        return "the largest output"
+
+
+@dataclass(frozen=True)
+class Class(_OfClasses):
+    """One class of all samples, by its index, or by its name until it is `resolved`."""
+
+    index: int | str
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        super().check(output, chosen)
+        if isinstance(self.index, str):
+            raise InputTypeError(
+                f"a target is an index, not the name {self.index!r}; an lrpfx.Explainer with categories= knows classes by name",
+                topic="targets",
+            )
+        if not 0 <= self.index < output.shape[1]:
+            raise InputError(f"target {self.index} is out of range: the output has {output.shape[1]} classes", topic="targets")
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        return _of_class(output, torch.full((len(output),), int(self.index), device=output.device))
+
+    def resolved(self, index_of: IndexOf) -> Target:
+        return Class(index_of(self.index))
+
+    def weights(self, output: torch.Tensor) -> dict[int, float] | None:
+        return {int(self.index): 1.0}
+
+    @property
+    def plain(self) -> Any:
+        return self.index
+
+    def __str__(self) -> str:
+        return f"class {self.index}"
+
+
+@dataclass(frozen=True)
+class Label(_OfClasses):
+    """The class that each sample has, as the data say."""
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        raise InputError('the sample has no label, which target="true" needs', topic="samples")
+
+    def of_labels(self, labels: Sequence[int | None]) -> Target:
+        if any(label is None or label < 0 for label in labels):
+            raise InputError(
+                'the sample has no label, which target="true" needs: pairs of an input and a label have one', topic="samples"
+            )
+        return Classes(torch.tensor(labels))
+
+    def __str__(self) -> str:
+        return "the true class"
+
+
+@dataclass(frozen=True, eq=False)
+class Classes(_OfClasses):
+    """A class of each sample. Indices of shape (batch,), or () for one of all samples."""
+
+    indices: torch.Tensor
+
+    def __post_init__(self) -> None:
+        if self.indices.dtype == torch.bool:
+            raise InputTypeError("the target is a tensor of bool; class indices are integers", topic="targets")
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        super().check(output, chosen)
+        batch, classes = output.shape
+        if self.indices.ndim and self.indices.shape != (batch,):
+            raise InputError(
+                f"target indices have shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets"
+            )
+        indices = self.indices.long()  # small integers do not hold all classes, and some cannot be compared
+        outside = indices[(indices < 0) | (indices >= classes)]
+        if outside.numel():
+            raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        indices = self.indices.to(output.device).long()
+        return _of_class(output, indices if indices.ndim else indices.expand(len(output)))
+
+    def of_sample(self, number: int) -> Target | None:
+        return Classes(self.indices[number : number + 1]) if self.indices.ndim else self
+
+    def __str__(self) -> str:
+        return f"class {int(self.indices)}" if self.indices.numel() == 1 else "a class for each sample"
+
+
+@dataclass(frozen=True)
+class Contrast(_OfClasses):
+    """The sum of several classes, each with a weight, such as the difference of two. Keys are indices, or names."""
+
+    terms: Mapping[Any, float]
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise InputError("a contrast has at least one class: {class: weight, ...}", topic="targets")
+        for index, weight in self.terms.items():
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+                raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}", topic="targets")
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        super().check(output, chosen)
+        for index in self.terms:
+            if index is None:
+                raise InputTypeError("a contrast names its classes by index", topic="targets")
+            as_target(index).check(output, chosen)
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(output)
+        for index, weight in self.terms.items():
+            total = total + weight * as_target(index).relevance(output)
+        return total
+
+    def resolved(self, index_of: IndexOf) -> Target:
+        found: dict[int, float] = {}
+        for one, weight in self.terms.items():
+            index = index_of(one)
+            found[index] = found.get(index, 0.0) + float(weight)
+        return Contrast(found)
+
+    def weights(self, output: torch.Tensor) -> dict[int, float] | None:
+        return {int(index): float(weight) for index, weight in self.terms.items()}
+
+    @property
+    def plain(self) -> Any:
+        return dict(self.terms)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.terms.items()))
+
+    def __str__(self) -> str:
+        return str(dict(self.terms))
+
+
+@dataclass(frozen=True, eq=False)
+class Position(Target):
+    """A target at one position of each sequence, for outputs of shape (batch, positions, tokens).
+
+    `position`: an index, or a tensor of indices of shape (batch,); negative ones count from the end.
+    """
+
+    position: int | torch.Tensor
+    target: Target
+
+    def __post_init__(self) -> None:
+        if isinstance(self.position, bool) or not isinstance(self.position, (int, torch.Tensor)):
+            raise InputTypeError(
+                f"a position is an index or a tensor of indices, not {type(self.position).__name__}", topic="targets"
+            )
+        if isinstance(self.position, torch.Tensor) and (self.position.is_floating_point() or self.position.dtype == torch.bool):
+            raise InputTypeError(f"positions are integers, not a tensor of {self.position.dtype}", topic="targets")
+
+    @property
+    def is_of_classes(self) -> bool:
+        return self.target.is_of_classes
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        if output.ndim != 3:
+            raise InputError(
+                f"a position and a token are a target for outputs of shape (batch, positions, tokens), and this one is "
+                f"{tuple(output.shape)}; several targets of each sample are passed as targets=",
+                topic="targets",
+            )
+        batch, length, _ = output.shape
+        places = torch.as_tensor(self.position).long()  # small integers do not hold all positions
+        if places.ndim and places.shape != (batch,):
+            raise InputError(f"the positions have shape {tuple(places.shape)}, but the batch is {batch}", topic="targets")
+        outside = places[(places < -length) | (places >= length)]
+        if outside.numel():
+            raise InputError(f"position {int(outside[0])} is out of range: the output has {length} positions", topic="targets")
+        self.target.check(self._there(output, self._places(output)), chosen)
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        places = self._places(output)
+        there = self.target.relevance(self._there(output, places))
+        is_here = torch.arange(output.shape[1], device=output.device) == places[:, None]
+        return torch.where(is_here[:, :, None], there[:, None, :], torch.zeros_like(output))
+
+    def _places(self, output: torch.Tensor) -> torch.Tensor:
+        """The position in each sample, counted from the start. Shape (batch,)."""
+        places = torch.as_tensor(self.position, device=output.device).long()
+        places = torch.where(places < 0, places + output.shape[1], places)
+        return places if places.ndim else places.expand(len(output))
+
+    @staticmethod
+    def _there(output: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The output at these positions. Shape (batch, tokens)."""
+        return output.gather(1, places[:, None, None].expand(-1, 1, output.shape[2])).squeeze(1)
+
+    @property
+    def plain(self) -> Any:
+        return self.position, self.target.plain
+
+    def resolved(self, index_of: IndexOf) -> Target:
+        return Position(self.position, self.target.resolved(index_of))
+
+    def of_labels(self, labels: Sequence[int | None]) -> Target:
+        return Position(self.position, self.target.of_labels(labels))
+
+    def __str__(self) -> str:
+        return f"{self.target} at {self.position if isinstance(self.position, int) else 'a position for each sample'}"
+
+
+@dataclass(frozen=True, eq=False)
+class ForEach(Target):
+    """A target of its own for each sample of a batch."""
+
+    targets: tuple[Target, ...]
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise InputError("the list of targets is empty", topic="targets")
+        whole = [one for one in self.targets if isinstance(one, (ForEach, Seed, Function)) or _has_several(one)]
+        if whole:
+            raise InputTypeError(
+                "the target of one sample is an index, a position and a token, a dict of weights or None, not "
+                f"{whole[0]}; tensors and functions are targets of the whole batch",
+                topic="targets",
+            )
+
+    @property
+    def is_of_classes(self) -> bool:
+        return all(one.is_of_classes for one in self.targets)
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        if len(self.targets) != len(output):
+            raise InputError(
+                f"a list as the target has one entry for each sample, but it has {len(self.targets)} and the batch is "
+                f"{len(output)}; to explain several targets of each sample, pass them as targets=",
+                topic="targets",
+            )
+        for number, one in enumerate(self.targets):
+            one.check(output[number : number + 1], chosen)
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        if output.ndim == 2 and all(isinstance(one, Class) for one in self.targets):
+            return Classes(torch.tensor([one.index for one in self.targets])).relevance(output)  # type: ignore[attr-defined]
+        return torch.cat([one.relevance(output[number : number + 1]) for number, one in enumerate(self.targets)])
+
+    def resolved(self, index_of: IndexOf) -> Target:
+        return ForEach(tuple(one.resolved(index_of) for one in self.targets))
+
+    def of_sample(self, number: int) -> Target | None:
+        return self.targets[number]
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.targets))}]"
+
+
+def _has_several(target: Target) -> bool:
+    return isinstance(target, Classes) and target.indices.ndim > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Seed(Target):
+    """Relevance of the output that is given, in its shape."""
+
+    values: torch.Tensor
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        if self.values.shape != output.shape:
+            several = "; several targets are passed as targets=" if self.values.shape[1:] == output.shape else ""
+            raise InputError(
+                f"the target has shape {tuple(self.values.shape)}, but the output has {tuple(output.shape)}{several}",
+                topic="targets",
+            )
+        if not torch.isfinite(self.values).all():
+            raise InputError("the target has values that are not finite", topic="values-not-finite")
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        return self.values.to(output)
+
+    def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        return multiplier_from(output.detach(), seed)  # it weighs nothing: it is a number itself
+
+    def of_sample(self, number: int) -> Target | None:
+        return Seed(self.values[number : number + 1])
+
+    def __str__(self) -> str:
+        return "relevance given as a tensor"
+
+
+@dataclass(frozen=True, eq=False)
+class Function(Target):
+    """Relevance of the output, computed from it by a function of the user, which may return any plain target's tensor."""
+
+    function: Callable[[torch.Tensor], Any]
+
+    def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        as_target(self._values(output)).check(output, chosen)
+
+    def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
+        output = output.detach()
+        found = as_target(self._values(output))  # of one call
+        found.check(output, chosen)
+        return found.relevance(output)
+
+    def relevance(self, output: torch.Tensor) -> torch.Tensor:
+        return self._values(output).to(output)
+
+    @property
+    def plain(self) -> Any:
+        return self.function
+
+    def _values(self, output: torch.Tensor) -> torch.Tensor:
+        found = without_arrays(self.function(output))
+        if not isinstance(found, torch.Tensor) or found.shape != output.shape:
+            shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise InputError(
+                f"the target function returned {shape} for an output of shape {tuple(output.shape)}", topic="targets"
+            )
+        return found
+
+    def __str__(self) -> str:
+        return "relevance given as a function"
+
+
+Index = int | np.integer[Any]
+Array = torch.Tensor | np.ndarray[Any, Any]
+_PlainClass = Index | str | Array | Mapping[Any, float] | None
+_OneTarget = _PlainClass | tuple[Index | Array, _PlainClass] | Callable[[torch.Tensor], torch.Tensor]
+#: What `as_target` reads.
+TargetLike = Target | _OneTarget | Sequence[Target | _OneTarget]
+#: Several for each sample.
+TargetsLike = Sequence[TargetLike] | Array
+
+
+def as_target(value: Any) -> Target:
+    """The target that a value stands for.
+
+    Parameters
+    ----------
+    value
+        A `Target`; None for the largest output; a class by index or name; a tensor or an array of class indices, or of
+        relevance if it has floating-point numbers; a dict of weights of classes; a position and a token; a list of these with
+        one for each sample; or a function from the output to its relevance.
+
+    Raises
+    ------
+    InputError
+        The value is none of them; if its type is wrong, an `InputTypeError`.
+    """
+    if isinstance(value, Target):
+        return value
+    value = without_arrays(value)
+    if value is None:
+        return Largest()
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return Class(value)
+    if isinstance(value, torch.Tensor):
+        if not_dense(value) is not None:
+            raise InputTypeError(f"the target is {not_dense(value)}", topic="targets")
+        return Seed(value) if value.is_floating_point() else Classes(value)
+    if isinstance(value, Mapping):
+        return Contrast(value)
+    if isinstance(value, tuple) and len(value) == 2:
+        return Position(value[0], as_target(value[1]))
+    if isinstance(value, list):
+        return ForEach(tuple(map(as_target, value)))
+    if callable(value) and not isinstance(value, type):
+        return Function(value)
+    raise InputTypeError(
+        "a target is an index, a list or tensor with one for each sample, a dict of weights, a position and a token, a "
+        f"function or None, not {type(value).__name__}; several targets of each sample are passed as targets=",
+        topic="targets",
+    )
+
+
+def as_targets(values: Any) -> tuple[Target, ...]:
+    """Several targets of each sample: a list of targets, or a tensor with a dimension for them in front."""
+    return tuple(map(as_target, listed(values)))
+
+
+def listed(values: Any) -> list[Any]:
+    """Several targets as a list; a tensor has a dimension for them in front."""
+    found = without_arrays(values)
+    if isinstance(found, torch.Tensor) and found.ndim:
+        found = list(found)
+    if not isinstance(found, Sequence) or isinstance(found, (str, bytes)):
+        raise InputTypeError(
+            f"targets are several, such as [0, 1], not {type(values).__name__}; for one, pass target=", topic="targets"
+        )
+    if not found:
+        raise InputError("the list of targets is empty", topic="targets")
+    return list(found)
+
+
+def check_one_of(target: Any, targets: Any) -> None:
+    """Raise `InputError` if both one target and several were given."""
+    if targets is not None and target is not None:
+        raise InputError(
+            "target= is one target for each sample, targets= are several for each; pass one of them", topic="targets"
+        )
+
+
+def without_arrays(target: Any) -> Any:
+    """A target with plain numbers and tensors in place of NumPy's, also in tuples, lists and dicts."""
+    if isinstance(target, np.generic):
+        return target.item()
+    if isinstance(target, np.ndarray):
+        try:
+            return torch.as_tensor(target)
+        except TypeError as error:
+            raise InputTypeError(
+                f"a target is an array of dtype {target.dtype}, which torch does not have", topic="targets"
+            ) from error
+    if isinstance(target, (tuple, list)):
+        items = [without_arrays(item) for item in target]
+        return tuple(items) if isinstance(target, tuple) else items
+    if isinstance(target, Mapping):
+        return {without_arrays(key): without_arrays(value) for key, value in target.items()}
+    return target
+
+
+def _of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
+    classes = torch.arange(output.shape[1], device=output.device)
+    return output * (classes == indices[:, None]).to(output)

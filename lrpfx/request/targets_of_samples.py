@@ -1,0 +1,118 @@
+"""Targets as they are given for several samples: one for all, one for each, or several for all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.classes import index_of
+from lrpfx.request.targets import Label, Largest, Target, TargetLike, as_target, check_one_of
+
+#: Words for the class of the largest output, and for the class that a sample has.
+PREDICTED, TRUE = "predicted", "true"
+
+
+def as_target_of_samples(value: TargetLike, categories: Sequence[str] | None) -> Target:
+    """A target that holds for every sample of a data set: as for `as_target`, "predicted", or "true" for the label.
+
+    `categories`: the names of the classes, if they are known. Raises `InputError` for targets of whole batches, which have
+    values for each sample.
+    """
+    if isinstance(value, str) and value in (PREDICTED, TRUE):
+        return Largest() if value == PREDICTED else Label()
+    if isinstance(value, (torch.Tensor, np.ndarray, list)):
+        raise InputTypeError(
+            f'the target of samples is "{PREDICTED}", "{TRUE}", a class, a contrast or a function from the output to its '
+            f"relevance, not {type(value).__name__}",
+            topic="targets",
+        )
+    if isinstance(value, str) and categories is None:
+        raise InputError(
+            f'target is "{PREDICTED}", "{TRUE}", the index of a class or a function of the output, not {value!r}; names of '
+            "classes need an lrpfx.Explainer with categories=",
+            topic="targets",
+        )
+    return resolved(as_target(value), categories)
+
+
+def as_plain(target: Target) -> Any:
+    """The value by which manifests name a target of samples: a word, an index, a function, or the target itself."""
+    if isinstance(target, (Largest, Label)):
+        return PREDICTED if isinstance(target, Largest) else TRUE
+    return target.plain
+
+
+def resolved(target: Target, categories: Sequence[str] | None) -> Target:
+    """The target with indices in place of names of classes. Raises `InputError` for classes that there are not."""
+    return target.resolved(lambda one: index_of(one, categories, None if categories is None else len(categories)))
+
+
+class TargetsOfSamples:
+    """The targets of each of several samples: one for all, one for each, or several for all."""
+
+    def __init__(self, target: Any, targets: Any, texts: int | None = None) -> None:
+        """`texts`: how many texts are explained; None for images. Texts have positions as targets, too."""
+        check_one_of(target, targets)
+        several = None if targets is None else _listed("targets=", targets, texts is not None)
+        if several == []:
+            raise InputError("targets= is an empty list", topic="explainers")
+        self.several = None if several is None else tuple(map(as_target, several))
+        if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
+            target = target.item()
+        is_one = not hasattr(target, "__iter__") or isinstance(target, (str, Mapping, Target))
+        if texts is not None and _is_place(target) and not _is_for_each(target, texts):
+            is_one = True
+        self.each = None if is_one else tuple(map(as_target, _listed("target=", target, texts is not None)))
+        self.target = as_target(target) if is_one else None
+
+    def of_sample(self, number: int) -> tuple[Target, ...]:
+        """The targets of one sample."""
+        if self.several is not None:
+            return self.several
+        if self.target is not None:
+            return (self.target,)
+        assert self.each is not None
+        if number >= len(self.each):
+            raise InputError(
+                f"target= has {len(self.each)} classes, one for each, but more were given", topic="classes-and-their-names"
+            )
+        return (self.each[number],)
+
+    def check_number(self, count: int) -> None:
+        """Raise `InputError` unless there are as many targets as samples."""
+        if self.each is not None and len(self.each) != count:
+            raise InputError(
+                f"target= has {len(self.each)} classes, one for each, but {count} were given; several classes for each are "
+                "targets=",
+                topic="classes-and-their-names",
+            )
+
+
+def _is_place(target: Any) -> bool:
+    """Whether a target is a position and a token, which may be a contrast of tokens."""
+    return (
+        isinstance(target, tuple)
+        and len(target) == 2
+        and isinstance(target[0], (int, np.integer))
+        and not isinstance(target[0], bool)
+        and (target[1] is None or isinstance(target[1], (str, int, np.integer, Mapping)))
+    )
+
+
+def _is_for_each(target: tuple[Any, Any], texts: int) -> bool:
+    """Whether a tuple has two classes, one for each of two texts."""
+    return texts == 2 and isinstance(target[1], (int, np.integer))
+
+
+def _listed(name: str, targets: Any, of_texts: bool) -> list[Any]:
+    if hasattr(targets, "to_numpy"):  # of pandas
+        targets = targets.to_numpy()
+    if isinstance(targets, (np.ndarray, torch.Tensor)):
+        targets = targets.tolist()
+    if not isinstance(targets, (list, tuple, range)):
+        raise InputTypeError(f"{name} takes a list, not {targets!r}", topic="explainers")
+    if any(isinstance(one, (list, tuple)) and not (of_texts and _is_place(one)) for one in targets):
+        raise InputError(f"{name} is a list of classes, not of lists", topic="classes-and-their-names")
+    return list(targets)
