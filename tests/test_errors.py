@@ -427,7 +427,7 @@ def test_inputs(explain_model, input, message):
         (torch.full((2, 5), torch.nan), "not finite"),
         (torch.tensor([True, False]), "bool"),
         (1.5, "not float"),
-        ("cat", "not str"),
+        ("cat", "not the name"),
         (lambda output: output[:, 0], "the target function returned (2,) for an output of shape (2, 5)"),
         (lambda output: None, "returned NoneType"),
     ],

@@ -25,7 +25,7 @@ def inspect(artefact: ARTEFACT) -> None:
         "program": f"{manifest['kind']}, of {manifest['title']}",
         "composite": manifest["composite"],
         "canonizers": ", ".join(manifest["canonizers"]) or "none",
-        "target": manifest["target"],
+        "target": manifest["target"] if manifest["explained"] is None else f"none: it explains {manifest['explained']}",
         "conditions": ", ".join(_conditions(manifest)) or "none",
         "relevance": manifest["reduce"] or "as it is",
         "preprocessing": str(preprocessing_in(manifest) or "none"),

@@ -164,9 +164,9 @@ def _image_shape(runner: Runner) -> list[int | None]:
             f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}",
             topic="options-of-commands",
         )
-    if runner.manifest["target"] == "weights":
+    if runner.manifest["target"] in ("weights", "fixed"):
         raise InputError(
-            "the program takes relevance of the output as its target; export it with --target index or max",
+            "the program explains relevance of the output that is given, or one target; export it with --target index or max",
             topic="options-of-commands",
         )
     if len(runner.manifest["results"]["output"]["shape"]) != 2:

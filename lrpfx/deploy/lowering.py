@@ -966,6 +966,7 @@ def _with_facts(
         "composite": job.module.composite,
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,
+        "explained": None if job.fixed is None else str(job.fixed),
         "reduce": job.reduce,
         "dynamic_batch": bool(opened),
         "sizes": shared,

@@ -12,14 +12,14 @@ from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.lowering import TARGETS, argument_examples, facts_of, open_dimensions, tolerance_of
+from lrpfx.deploy.lowering import FIXED, TARGETS, argument_examples, facts_of, open_dimensions, tolerance_of
 from lrpfx.deploy.preprocessing import check_photographs
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.passes.program import PassRecord
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 11
+FORMAT = 12
 #: The formats that are read, each with the entries that older ones lack.
 READABLE: dict[int, tuple[str, ...]] = {
     7: (),
@@ -27,6 +27,7 @@ READABLE: dict[int, tuple[str, ...]] = {
     9: ("conditions",),
     10: ("weights", "runtimes"),
     11: ("buffers",),
+    12: ("explained",),
 }
 
 #: The largest difference of a result that a self-test tolerates, relative to its norm, whatever a file says.
@@ -110,7 +111,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         )
     if any(key in manifest for later, keys in READABLE.items() if later > format for key in keys):
         raise RefusedError("its manifest has entries that its format does not have")
-    manifest = {**{"conditions": {}, "weights": None, "runtimes": {}, "buffers": {}}, **manifest}
+    manifest = {**{"conditions": {}, "weights": None, "runtimes": {}, "buffers": {}, "explained": None}, **manifest}
     for key, kind in _MANIFEST_KEYS.items():
         if not isinstance(manifest.get(key), kind):
             raise RefusedError(f"its manifest has no {key}, or an invalid value for it")
@@ -130,9 +131,9 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     if not 0 < manifest["tolerance"] < math.inf:
         raise RefusedError(f"its manifest does not give a valid tolerance: {manifest['tolerance']}")
     manifest["tolerance"] = min(manifest["tolerance"], MOST_TOLERATED)
-    if not names or "output" not in results or manifest["target"] not in TARGETS:
+    if not names or "output" not in results or manifest["target"] not in (*TARGETS, FIXED):
         raise RefusedError("its manifest does not describe the program's arguments and results")
-    has_target = names[-1] == "target" if manifest["target"] != "max" else "target" not in names
+    has_target = names[-1] == "target" if manifest["target"] not in ("max", FIXED) else "target" not in names
     dimensions = {"index": 2, "targets": 2, "token": 3}.get(manifest["target"])
     if not has_target or dimensions not in (None, len(results["output"]["shape"])):
         raise RefusedError("its manifest does not describe the program's target")
@@ -207,6 +208,7 @@ _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
         "canonizers": list,
         "reduce": (str, type(None)),
         "weights": (str, type(None)),
+        "explained": (str, type(None)),
         "dynamic_batch": bool,
         "tolerance": float,
     },

@@ -94,7 +94,7 @@ class Target(ABC):
         return self
 
     def __str__(self) -> str:
-        return type(self).__name__
+        return type(self).__name__ if type(self).__repr__ is object.__repr__ else repr(self)
 
 
 class _OfClasses(Target):
@@ -109,7 +109,7 @@ class _OfClasses(Target):
             raise InputError(
                 f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, "
                 "...}), a list with one of these for each sample, a tensor of the output's shape, or a function of the output; "
-                "several targets of each sample are passed as targets=",
+                f"several targets of each sample are passed as targets=; for a class, {one_place(3, chosen)}",
                 topic="targets",
             )
         if output.ndim != 2:
@@ -133,7 +133,7 @@ class Largest(_OfClasses):
             super().check(output, chosen)
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        return output if output.ndim < 2 else _of_class(output, output.argmax(1))
+        return output if output.ndim < 2 else _of_class(output, output.argmax(1, keepdim=True))
 
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
         return {int(output.argmax()): 1.0}
@@ -159,7 +159,7 @@ class Class(_OfClasses):
             raise InputError(f"target {self.index} is out of range: the output has {output.shape[1]} classes", topic="targets")
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        return _of_class(output, torch.full((len(output),), int(self.index), device=output.device))
+        return _of_class(output, int(self.index))
 
     def resolved(self, index_of: IndexOf) -> Target:
         return Class(index_of(self.index))
@@ -217,7 +217,7 @@ class Classes(_OfClasses):
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         indices = self.indices.to(output.device).long()
-        return _of_class(output, indices if indices.ndim else indices.expand(len(output)))
+        return _of_class(output, indices[:, None] if indices.ndim else indices)
 
     def of_sample(self, number: int) -> Target | None:
         return Classes(self.indices[number : number + 1]) if self.indices.ndim else self
@@ -321,7 +321,7 @@ class Position(Target):
         """The position in each sample, counted from the start. Shape (batch,)."""
         places = torch.as_tensor(self.position, device=output.device).long()
         places = torch.where(places < 0, places + output.shape[1], places)
-        return places if places.ndim else places.expand(len(output))
+        return places if places.ndim else places.expand(output.shape[0])
 
     @staticmethod
     def _there(output: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -349,8 +349,6 @@ class ForEach(Target):
     targets: tuple[Target, ...]
 
     def __post_init__(self) -> None:
-        if not self.targets:
-            raise InputError("the list of targets is empty", topic="targets")
         whole = [one for one in self.targets if isinstance(one, (ForEach, Seed, Function)) or _has_several(one)]
         if whole:
             raise InputTypeError(
@@ -553,7 +551,7 @@ def without_arrays(target: Any) -> Any:
     return target
 
 
-def _of_class(output: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch,)."""
+def _of_class(output: torch.Tensor, indices: torch.Tensor | int) -> torch.Tensor:
+    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch, 1), () or one for all."""
     classes = torch.arange(output.shape[1], device=output.device)
-    return output * (classes == indices[:, None]).to(output)
+    return output * (classes == indices).to(output)

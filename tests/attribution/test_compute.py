@@ -459,7 +459,7 @@ def test_contrasts_of_classes(decoder):
         ((True, 1), lrpfx.InputTypeError, "a position is an index"),
         ((torch.tensor([0.5, 1.0]), 1), lrpfx.InputTypeError, "positions are integers"),
         ([(0, 1)], lrpfx.InputError, "1 and the batch is 2; to explain several targets of each sample, pass them as targets="),
-        ([(0, 1), lambda output: output], lrpfx.InputError, r"the target is \(position, token\)"),
+        ([(0, 1), lambda output: output], lrpfx.InputTypeError, "functions are targets of the whole batch"),
         ((torch.tensor([1, 2, 3]), 1), lrpfx.InputError, r"shape \(3,\), but the batch is 2"),
         ((0, {}), lrpfx.InputError, "at least one class"),
         ((0, {1: float("nan")}), lrpfx.InputTypeError, "finite number"),

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import lrpfx
-from lrpfx.request.explained_output import computes, passage
 from lrpfx.composites import LayerMapComposite
+from lrpfx.request.explained_output import computes, passage
 from lrpfx.rules import Epsilon, Pass, Uniform
 from lrpfx.types import Activation, Linear, Product
 

@@ -381,7 +381,7 @@ def test_relevance_that_is_not_finite(factor, reason, tmp_path):
         (Noise(40, broken=range(40)), {}, "none of the first 32 samples can be loaded; sample 0: .*file 0 is broken"),
         (Noise(40), {"target": 7}, "target 7 is out of range"),
         (Noise(40), {"target": "cat"}, 'target is "predicted"'),
-        (Noise(40), {"target": 1.5}, "the target of samples"),
+        (Noise(40), {"target": 1.5}, "a target is an index"),
         (Noise(40), {"target": 1, "targets": [2]}, "pass one of them"),
         (Noise(40), {"targets": []}, "targets are several"),
         (Noise(40), {"record": "third"}, "third"),

@@ -179,18 +179,24 @@ def manifest(program, tmp_path_factory):
 
 
 def test_files_of_earlier_formats_are_read(manifest):
-    keys_since = {8: ("preprocessing", "categories"), 9: ("conditions",), 10: ("weights", "runtimes"), 11: ("buffers",)}
-    later = {old: [key for new, keys in keys_since.items() if new > old for key in keys] for old in range(7, 11)}
+    keys_since = {
+        8: ("preprocessing", "categories"),
+        9: ("conditions",),
+        10: ("weights", "runtimes"),
+        11: ("buffers",),
+        12: ("explained",),
+    }
+    later = {old: [key for new, keys in keys_since.items() if new > old for key in keys] for old in range(7, 12)}
     for format, keys in later.items():
         older = {key: value for key, value in manifest.items() if key not in keys} | {"format": format}
         read = manifest_of(json.dumps(older))
-        assert read["format"] == format and read["conditions"] == read["buffers"] == {}
+        assert read["format"] == format and read["conditions"] == {} and read["explained"] is None
         assert (read["weights"] is None) == (format < 10)
         for key in keys:
             with pytest.raises(archive.RefusedError, match="its format does not have"):
                 manifest_of(json.dumps({**older, key: manifest[key]}))
-    for format in (6, 12, 11.0, True, "11", None):
-        with pytest.raises(archive.RefusedError, match="reads the formats 7 to 11"):
+    for format in (6, 13, 12.0, True, "12", None):
+        with pytest.raises(archive.RefusedError, match="reads the formats 7 to 12"):
             manifest_of(json.dumps({**manifest, "format": format}))
 
 

@@ -3,6 +3,7 @@
 import io
 import pickle
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 from markup import Markup
 from PIL import Image
 from torch import nn
+from torch.nn import functional as F
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explanation import Explanation, Explanations, Scores, unique_names
+from lrpfx.request import Target
 
 from torchvision import transforms  # isort: skip
 
@@ -112,7 +115,7 @@ def test_several_classes(explainer, photographs, targets):
         (4, InputError, "out of range: the output has 4 classes"),
         (-1, InputError, "out of range"),
         ("fisch", InputError, "no class named 'fisch'. Did you mean 'fish'"),
-        (1.5, InputTypeError, "by its index or its name, not by float"),
+        (1.5, InputTypeError, "a target is an index.*, not float"),
         (True, InputTypeError, "bool"),
         ([0, 1], InputError, "2 classes, one for each, but 1 were given.* targets="),
         ([], InputError, "0 classes"),
@@ -664,6 +667,40 @@ def test_one_target_for_each_photograph_of_folders(explainer, photographs, tmp_p
         photograph.save(tmp_path / f"{number}.png")
     found = explainer([tmp_path, photographs[0]], [0, 1, 2, 3])
     assert [one.target.index for one in found] == [0, 1, 2, 3]
-    for target in ({0: 1.0}, lambda output: output):
-        with pytest.raises(InputTypeError, match=r"lrpfx\.attribute takes contrasts and functions"):
-            explainer(photographs[0], target)
+
+
+@dataclass(frozen=True)
+class Second(Target):
+    """The class of the second largest output: a target that lrpfx does not have."""
+
+    def relevance(self, output):
+        second = output.argsort(1, descending=True)[:, 1]
+        return output * F.one_hot(second, output.shape[1])
+
+
+TARGETS = [{0: 1.0, 2: -0.5}, lambda output: output * torch.tensor([1.0, 0.0, -0.5, 0.0]), Second()]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=["contrast", "function", "own"])
+def test_targets_of_attribute_explain_photographs(explainer, photographs, target):
+    first, second = explainer(photographs[:2], target)
+    for one in (first, second):
+        found = lrpfx.attribute(explainer.explain_model, one.input[None], target)
+        torch.testing.assert_close(torch.tensor(one.input_relevance), found.relevance[0])
+        assert one.target.index is None and one.target.score == pytest.approx(one.ledger.seed)
+        (layer,) = explainer.spatial_layers()[:1]
+        assert one.layers([layer])
+    if isinstance(target, dict):
+        assert first.target.name == f"{explainer.categories[0]} − 0.5 · {explainer.categories[2]}"
+    kept = pickle.loads(pickle.dumps(first))
+    assert kept.answers[0].asked is None and kept.overlay() and (kept.relevance == first.relevance).all()
+    assert [one.category.index for one in first._answers_for([1])] == [1]
+
+
+def test_contrasts_have_names_of_classes_and_are_one_of_several_targets(explainer, photographs):
+    named = {explainer.categories[0]: 1.0, explainer.categories[2]: -0.5}
+    found = explainer(photographs[0], targets=[1, named])
+    by_index = explainer(photographs[0], {0: 1.0, 2: -0.5})
+    assert (found.answers[1].input_relevance == by_index.input_relevance).all()
+    with pytest.raises(InputError, match="no class named"):
+        explainer(photographs[0], {"unknown": 1.0})

@@ -97,7 +97,7 @@ def test_the_remedy_for_an_output_with_places_runs_on_that_model(output):
 
 def test_the_remedy_of_the_front_door_runs_on_that_model():
     x = torch.randn(2, 2, 4, 4)
-    with pytest.raises(lrpfx.InputError, match=r"ends in \[:, :, 0, 0\]"):
+    with pytest.raises(lrpfx.InputError, match=r"output=lambda output: output\[.out.\]\[:, :, 0, 0\]"):
         lrpfx.explain(MapsInADict().eval(), x, 1, composite=EpsilonPlus())
     assert lrpfx.explain(MapsInADict().eval(), x, 1, composite=EpsilonPlus(), output=lambda output: output["out"][:, :, 0, 0])
 

@@ -191,9 +191,13 @@ def test_a_tensor_has_a_target_for_each_sample(asked, target):
     assert [view["target"]["name"] for view in views] == ["class 2", "class 0"]
 
 
-@pytest.mark.parametrize("target", [lambda output: output * 0.5, {0: 1.0, 1: -1.0}])
-def test_a_target_of_the_whole_batch(asked, target):
-    (view,) = document((asked[0], torch.randn(2, 3, 8, 8), target))["views"]
+def test_a_contrast_is_that_of_each_sample(asked):
+    views = document((asked[0], torch.randn(2, 3, 8, 8), {0: 1.0, 1: -1.0}))["views"]
+    assert [view["target"]["name"] for view in views] == ["{0: 1.0, 1: -1.0}"] * 2 and all("map" in view for view in views)
+
+
+def test_a_target_of_the_whole_batch(asked):
+    (view,) = document((asked[0], torch.randn(2, 3, 8, 8), lambda output: output * 0.5))["views"]
     assert view["inputs"][0]["shape"] == [2, 3, 8, 8] and "map" not in view
 
 
