@@ -135,11 +135,11 @@ class Explainer:
             say. With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a
             row of a data set that holds it, or a chat, which is a list of messages with a role and their content.
         target
-            The class to explain, by index or name, or None for the class that the model gives; a list or an array has one for
-            each photograph or text. For texts, it may be a contrast, `{"good": 1.0, "bad": -1.0}`, and for models that return
-            tokens `(position, token)`, where the token may be a contrast or None.
+            What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
+            `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
+            each photograph or text. For texts whose model returns tokens, it may be `(position, token)`.
         targets
-            Several classes that are explained for each of them.
+            Several targets that are explained for each of them.
 
         Raises
         ------

@@ -325,7 +325,8 @@ class Position(Target):
 
     @staticmethod
     def _there(output: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The output at these positions. Shape (batch, tokens)."""
+        """The output at these positions, (batch, tokens), and any where there is no such position, which has no relevance."""
+        places = places.clamp(0, output.shape[1] - 1)
         return output.gather(1, places[:, None, None].expand(-1, 1, output.shape[2])).squeeze(1)
 
     @property

@@ -119,9 +119,9 @@ def test_concepts(explain_model, images, expected, tmp_path):
     assert reference(explain_model, Noise(COUNT), collection, name, 0, target=Margin(0.5))
     with pytest.raises(lrpfx.InputError, match="differs in target"):
         collect(explain_model, Noise(COUNT), LAYERS, target=Margin(0.25), top=2, normalize=[], path=tmp_path / "collection.npz")
-    graph = attribution_graph(explain_model, images[:1], LAYERS, Margin(0.5))
+    graph = attribution_graph(explain_model, images[:1], Margin(0.5), layers=LAYERS)
     seed = Margin(0.5).relevance(expected.output[:1]).sum()
-    assert graph.nodes["target", 0]["relevance"] == pytest.approx(float(seed))
+    assert graph.graph.nodes["target", 0]["relevance"] == pytest.approx(float(seed))
 
 
 def test_plain_values_are_targets():
