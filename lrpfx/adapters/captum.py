@@ -12,11 +12,11 @@ from torch import fx, nn
 from lrpfx.adapters.captum_targets import chosen_entries
 from lrpfx.adapters.compilations import Compilations, inside
 from lrpfx.attribution.compute import Attribution, attribute
-from lrpfx.attribution.names import resolve_names
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import Role, named_nodes, node_info
 from lrpfx.reports.assignment import assignment
+from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.optional_packages import optional_package
 

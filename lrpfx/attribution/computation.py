@@ -6,25 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
-from lrpfx.attribution.conditions import (
-    Condition,
-    Index,
-    Masks,
-    Start,
-    empty_condition,
-    ends_of,
-    meaning_of,
-    multiplier_of_start,
-    places_of,
-    start_of,
-)
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
-from lrpfx.attribution.names import recorded_names, resolved_names
 from lrpfx.attribution.plausibility import (
     Watch,
     advice,
@@ -40,9 +26,22 @@ from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_b
 from lrpfx.errors import InputError
 from lrpfx.ir.node import data_calls, node_info
 from lrpfx.ir.operator import Probability
+from lrpfx.request.conditions import (
+    Index,
+    Masks,
+    Start,
+    empty_condition,
+    ends_of,
+    meaning_of,
+    multiplier_of_start,
+    places_of,
+    start_of,
+)
 from lrpfx.request.explained_output import ExplainedOutput, Passage, explained_output, passage
-from lrpfx.request.outputs import OutputSelector, final_probabilities_of
-from lrpfx.request.targets import Target, as_target, as_targets, check_one_of, listed
+from lrpfx.request.names import recorded_names, resolved_names
+from lrpfx.request.outputs import final_probabilities_of
+from lrpfx.request.question import Question
+from lrpfx.request.targets import Target, as_target, as_targets, listed
 from lrpfx.runtime.explain_module import ExplainModule, RuleModule, TreeGraphModule, executed, explainable, rule_module_of
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.runtime.plain_calls import Called, with_plain_calls
@@ -51,31 +50,6 @@ from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.tensors import relevance_from
 from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules, pytree
 from lrpfx.types import Kind, Linear
-
-
-@dataclass(frozen=True)
-class Question:
-    """The arguments of `lrpfx.attribute` beside the module and the inputs."""
-
-    target: Any = None
-    targets: Any = None
-    conditions: Sequence[Condition] | None = None
-    start: str | None = None
-    record: str | Sequence[str] = ()
-    record_multipliers: str | Sequence[str] = ()
-    output: OutputSelector = None
-    chunk_size: int | None = None
-    constants: bool = False
-    progress: bool = False
-
-    def check(self) -> None:
-        """Raise `InputError` for arguments that exclude each other."""
-        check_one_of(self.target, self.targets)
-        if self.start is not None and self.output is not None:
-            raise InputError("start= explains a node and output= an output; pass one of them", topic="start-of-relevance")
-        size = self.chunk_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
-            raise InputError(f"chunk_size is a positive number of targets, not {size!r}", topic="targets")
 
 
 @dataclass

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.arguments import Inputs
-from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Condition, Index
+from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.summary import summary_of
 from lrpfx.errors import LrpfxWarning
+from lrpfx.request.conditions import Condition, Index
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike, TargetsLike
 
 Relevance = TypeVar("Relevance")

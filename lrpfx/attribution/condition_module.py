@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 
 from torch import fx, nn
 
-from lrpfx.attribution.conditions import Key, checked_place, ends_of, insert_masks, is_edge, shown
-from lrpfx.attribution.names import recorded_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import named_nodes, node_info
 from lrpfx.passes.program import PassRecord
+from lrpfx.request.conditions import Key, checked_place, ends_of, insert_masks, is_edge, shown
+from lrpfx.request.names import recorded_names
 from lrpfx.runtime.explain_module import ExplainModule, copy_graph, explainable
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import free_name

@@ -7,9 +7,9 @@ from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.mixtures import experts_of_rows, lookup_of, mixtures_of, routing_of
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
+from lrpfx.request.mixtures import experts_of_rows, lookup_of, mixtures_of, routing_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import ExplainModule, explainable

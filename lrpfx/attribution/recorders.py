@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.attribution.conditions import Place, ends_of, insert_masks, mask_name
-from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError
 from lrpfx.ir.node import NodeInfo, Role, ancestors_of, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
 from lrpfx.operators.table import spelling_of
+from lrpfx.request.conditions import Place, ends_of, insert_masks, mask_name
+from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, copy_graph, rule_module_of
 from lrpfx.types import Embedding, Neutral
 

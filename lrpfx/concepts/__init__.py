@@ -4,7 +4,6 @@ Conditions are an argument of `lrpfx.attribute`; `Channel`, `Feature`, `Head`, `
 their indices mean.
 """
 
-from lrpfx.attribution.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.concepts.attribution_graphs import AttributionGraph, attribution_graph
 from lrpfx.concepts.collecting import collect
 from lrpfx.concepts.collection import Collection, Ranked, merge
@@ -12,6 +11,7 @@ from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_field, receptive_fields
 from lrpfx.concepts.references import Reference, References, gallery, reference
 from lrpfx.concepts.shares import Share, Shares, relevances
+from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 
 __all__ = [
     "AttributionGraph",

@@ -12,16 +12,17 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Inputs
-from lrpfx.attribution.channels import Layers, by_channel, kind_of, named_layers
-from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Condition
-from lrpfx.attribution.names import resolve_names
+from lrpfx.attribution.computation import Computation
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import ancestors_of
 from lrpfx.pictures import colors_of, heatmap, overlay
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.pictures.maps import checked_whole
+from lrpfx.request.channels import Layers, by_channel, kind_of, named_layers
+from lrpfx.request.conditions import Condition
+from lrpfx.request.names import resolve_names
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.html import Html, image_html

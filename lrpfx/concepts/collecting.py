@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lrpfx.attribution.channels import KINDS, Layers, by_channel, kind_of, named_layers
-from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Index
+from lrpfx.attribution.computation import Computation
 from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
@@ -24,7 +22,10 @@ from lrpfx.datasets.ray_engine import RayEngine, engine_named
 from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed, numbers_of
 from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
+from lrpfx.request.conditions import Index
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.question import Question
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable

@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from lrpfx.attribution.channels import KINDS
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
+from lrpfx.request.channels import KINDS
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 
 QUANTITIES = ("activation", "relevance")

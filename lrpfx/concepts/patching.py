@@ -13,9 +13,9 @@ from torch import nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.names import recorded_names
 from lrpfx.attribution.recorders import Recording, recorder_of
 from lrpfx.errors import InputError
+from lrpfx.request.names import recorded_names
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable

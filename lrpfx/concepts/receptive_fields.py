@@ -8,11 +8,11 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
-from lrpfx.attribution.conditions import Index
-from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.concepts.reach import Call, Tracked, with_own_positions, without_reach
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import Role, ancestors_of, attribute_of, map_arguments, node_info
+from lrpfx.request.conditions import Index
+from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.support.torch_internals import pytree
 

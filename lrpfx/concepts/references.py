@@ -10,9 +10,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import default_collate
 
-from lrpfx.attribution.channels import KINDS
-from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Condition
+from lrpfx.attribution.computation import Computation
 from lrpfx.concepts.collecting import scores_of
 from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
@@ -22,7 +20,10 @@ from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
 from lrpfx.pictures.contours import enclosing_level
 from lrpfx.pictures.maps import relevance_map, smoothed
+from lrpfx.request.channels import KINDS
+from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable

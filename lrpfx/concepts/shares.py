@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from lrpfx.attribution.compute import Attribution
-from lrpfx.attribution.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.errors import InputError, InputTypeError, nearest
+from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.support.format_table import format_table
 from lrpfx.support.html import Html, html_table
 from lrpfx.support.optional_packages import data_frame

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrpfx.attribution.channels import kind_of
-from lrpfx.attribution.computation import Computation, Question
-from lrpfx.attribution.conditions import Condition
+from lrpfx.attribution.computation import Computation
 from lrpfx.datasets.layout import NO_LABEL, SAMPLE, Array
 from lrpfx.datasets.preparing import Group, Sample, on_device_of
 from lrpfx.errors import InputError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import is_floating
+from lrpfx.request.channels import kind_of
+from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.question import Question
 from lrpfx.request.targets import Target
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.torch_internals import pytree

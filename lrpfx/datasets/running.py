@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lrpfx.attribution.conditions import Condition, places_of
 from lrpfx.datasets.engines import Engine, Work
 from lrpfx.datasets.explaining import Explaining, Reduction, as_copies, checked_reduction
 from lrpfx.datasets.layout import Array, default_block, layouts_of
@@ -26,6 +25,7 @@ from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
+from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain

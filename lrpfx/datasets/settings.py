@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lrpfx.attribution.conditions import Condition
-from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.datasets.explaining import Reduction, checked_reduction
 from lrpfx.errors import InputTypeError
+from lrpfx.request.conditions import Condition
+from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Target, TargetLike, check_one_of
 from lrpfx.request.targets_of_samples import as_target_of_samples

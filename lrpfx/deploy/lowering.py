@@ -24,11 +24,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrpfx.attribution.arguments import Arguments, embeddings_of, misfits
-from lrpfx.attribution.computation import Computation, Question, relevances_of
+from lrpfx.attribution.computation import Computation, relevances_of
 from lrpfx.attribution.condition_module import names_of_masks, places_in
-from lrpfx.attribution.conditions import Key, ends_of, mask_name, shown
 from lrpfx.attribution.infinite_masks import hiding, other_reader
-from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.attribution.plausibility import advice, saturates
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.deploy.program import checked
@@ -42,8 +40,11 @@ from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.program import HISTORY, PassResult, Program
 from lrpfx.passes.stages import Settings, passes_of
 from lrpfx.reports.assignment import assignment
+from lrpfx.request.conditions import Key, ends_of, mask_name, shown
 from lrpfx.request.explained_output import ExplainedOutput, computes, explained_output
+from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
+from lrpfx.request.question import Question
 from lrpfx.request.targets import Classes, Largest, Position, Seed, Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_tensors, other_buffers

@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.layouts import channel_dimension
 from lrpfx.explanation.running import as_array, check_same
 from lrpfx.ir.node import data_calls, node_info
 from lrpfx.pages.encoding import Array, Packed, figure, packed, reduced
@@ -17,6 +16,7 @@ from lrpfx.pages.graphs import GraphData
 from lrpfx.pages.questions import Asked, View
 from lrpfx.pages.word_paths import layers_of_words, steps_of_words
 from lrpfx.reports.ledger import PARTS, Ledger, ledger, objection
+from lrpfx.request.layouts import channel_dimension
 
 THUMBNAIL = 28  # pixels of each side, at most
 _NARROWEST = 8  # how many times as long as wide a map may be

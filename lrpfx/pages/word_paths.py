@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch import fx
 
-from lrpfx.attribution.computation import Computation, Question
+from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.compute import Attribution
 from lrpfx.explanation.running import as_array
 from lrpfx.ir.node import Role, bottlenecks, node_info
 from lrpfx.pages.encoding import Array, Packed, packed
 from lrpfx.pages.questions import Asked
+from lrpfx.request.question import Question
 from lrpfx.text.scores import of_attribution
 from lrpfx.types import Activation, LayerNorm, RMSNorm
 

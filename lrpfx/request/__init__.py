@@ -1,4 +1,4 @@
-"""What is asked of a model: which output, which target."""
+"""What is asked of a model: which output, which target, under which conditions, and of which nodes."""
 
 from lrpfx.request.targets import (
     Class,

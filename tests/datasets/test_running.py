@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import lrpfx
 import lrpfx.datasets
-from lrpfx.attribution.channels import kind_of
 from lrpfx.concepts import Channel
 from lrpfx.datasets.explaining import Explaining
+from lrpfx.request.channels import kind_of
 
 COUNT = 23
 

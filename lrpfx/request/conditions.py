@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import fx
 
-from lrpfx.attribution.layouts import channel_dimension
-from lrpfx.attribution.mixtures import experts_of_rows, product_of, routing_of
-from lrpfx.attribution.names import resolve_names
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
 from lrpfx.operators.table import operator_named
+from lrpfx.request.layouts import channel_dimension
+from lrpfx.request.mixtures import experts_of_rows, product_of, routing_of
+from lrpfx.request.names import resolve_names
 from lrpfx.request.targets import Target, without_arrays
 from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from

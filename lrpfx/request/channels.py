@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from lrpfx.attribution.conditions import Channel, Feature, Head, Index, channels_of
-from lrpfx.attribution.names import recorded_names, resolve_names
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.conditions import Channel, Feature, Head, Index, channels_of
+from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.runtime.explain_module import ExplainModule
 
 #: Names of layers as for `record=`, or a dict from names to what counts their channels, None where the layer says it.

@@ -1,0 +1,37 @@
+"""What is asked of a model and its inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lrpfx.errors import InputError
+from lrpfx.request.conditions import Condition
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import check_one_of
+
+
+@dataclass(frozen=True)
+class Question:
+    """The arguments of `lrpfx.attribute` beside the module and the inputs."""
+
+    target: Any = None
+    targets: Any = None
+    conditions: Sequence[Condition] | None = None
+    start: str | None = None
+    record: str | Sequence[str] = ()
+    record_multipliers: str | Sequence[str] = ()
+    output: OutputSelector = None
+    chunk_size: int | None = None
+    constants: bool = False
+    progress: bool = False
+
+    def check(self) -> None:
+        """Raise `InputError` for arguments that exclude each other."""
+        check_one_of(self.target, self.targets)
+        if self.start is not None and self.output is not None:
+            raise InputError("start= explains a node and output= an output; pass one of them", topic="start-of-relevance")
+        size = self.chunk_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
+            raise InputError(f"chunk_size is a positive number of targets, not {size!r}", topic="targets")
