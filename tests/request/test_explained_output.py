@@ -133,7 +133,7 @@ def test_a_function_that_returns_entries_passes_their_relevance_on(model, explai
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_function_that_is_not_linear_is_refused(explain_model, x, name):
     for explain in (lrpfx.attribute, lrpfx.ledger):
-        with pytest.raises(lrpfx.InputError, match=rf"output= computes {name} \(.*test_outputs.py:\d+\), which is not linear"):
+        with pytest.raises(lrpfx.InputError, match=rf"output= computes {name} \(.*test_explained_output.py:\d+\), which is not linear"):
             explain(explain_model, x, 0, output=OTHERS[name])
 
 
@@ -214,7 +214,7 @@ def test_constants_of_a_function_are_said_and_accounted_for(model, explain_model
 
 
 def test_a_function_may_not_change_the_outputs(explain_model, x):
-    with pytest.raises(lrpfx.InputError, match=r"output= writes into the model's output \(.*test_outputs.py"):
+    with pytest.raises(lrpfx.InputError, match=r"output= writes into the model's output \(.*test_explained_output.py"):
         lrpfx.attribute(explain_model, x, 0, output=lambda outputs: outputs["first"].mul_(2))
 
 
