@@ -41,6 +41,7 @@ class Reduce(StrEnum):
 
     NONE = "none"
     SUM = "sum"
+    ABSOLUTE = "absolute"
     CHANNELS = "channels"
 
 

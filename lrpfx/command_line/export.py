@@ -49,6 +49,7 @@ class Reduction(StrEnum):
 
     SUM = "sum"
     ABSOLUTE = "absolute"
+    CHANNELS = "channels"
     BYTES = "bytes"
 
 

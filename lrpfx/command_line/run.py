@@ -31,6 +31,7 @@ from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.image import CMAPS, get_cmap, imsave
+from lrpfx.request.reduction import CHANNELS
 
 Array = NDArray[Any]
 
@@ -167,6 +168,11 @@ def _image_shape(runner: Runner) -> list[int | None]:
     if runner.manifest["target"] in ("weights", "fixed"):
         raise InputError(
             "the program explains relevance of the output that is given, or one target; export it with --target index or max",
+            topic="options-of-commands",
+        )
+    if runner.manifest["reduce"] == CHANNELS:
+        raise InputError(
+            "the program returns relevance of channels, not of pixels; export it without --reduce channels",
             topic="options-of-commands",
         )
     if len(runner.manifest["results"]["output"]["shape"]) != 2:

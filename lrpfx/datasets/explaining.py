@@ -18,20 +18,17 @@ from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
+from lrpfx.request.reduction import CHANNELS, Reduction, reduced
 from lrpfx.request.targets import Target
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.torch_internals import pytree
 
-SUM, CHANNELS = "sum", "channels"
-REDUCTIONS = (None, SUM, CHANNELS)
 RELEVANCE, LAYERS = "relevance", "layers."
 OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
 SEED, REACHED = "seed", "reached"
 CONDITION, TARGET = "condition", "target"  # dimensions
 
 _DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
-
-Reduction = str | None
 
 
 @dataclass(frozen=True)
@@ -159,10 +156,7 @@ class Explaining:
             )
         moved = relevance.movedim(first, 0) if first else relevance
         if reduction is not None and channels is not None:
-            at = channels + first
-            others = [axis for axis in range(first + 1, moved.ndim) if axis != at]
-            summed = [at] if reduction == SUM else others
-            moved = moved.sum(summed) if summed else moved
+            moved = reduced(moved, reduction, channels + first, first + 1)
         return moved.to(self.dtype)
 
     def _output(self, output: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
@@ -311,13 +305,3 @@ def as_copies(inputs: Any, count: int) -> Any:
         return leaf.repeat(count, *[1] * (leaf.ndim - 1)) if isinstance(leaf, torch.Tensor) else leaf
 
     return pytree.tree_map(repeated, inputs)
-
-
-def checked_reduction(name: str, reduction: Any) -> Reduction:
-    """A reduction. `InputError` for an unknown one."""
-    if reduction not in REDUCTIONS:
-        raise InputError(
-            f'{name}: relevance is reduced by "{SUM}" or "{CHANNELS}", or stays as it is with None, not {reduction!r}'
-        )
-    found: Reduction = reduction
-    return found

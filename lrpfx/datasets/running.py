@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
-from lrpfx.datasets.explaining import Explaining, Reduction, as_copies, checked_reduction
+from lrpfx.datasets.explaining import Explaining, as_copies
 from lrpfx.datasets.layout import Array, default_block, layouts_of
 from lrpfx.datasets.places import Place, place_of, zarr_package
 from lrpfx.datasets.preparing import Preparing, batched
@@ -27,6 +27,7 @@ from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
@@ -95,8 +96,8 @@ def attribute(
     conditions
         As for `lrpfx.attribute`.
     reduce
-        The reduction of the relevance of inputs. A reduction is None, "sum" over channels, or "channels", the sum over
-        positions for each channel.
+        The reduction of the relevance of inputs. A reduction is None, "sum" over channels, "absolute", the sum of
+        magnitudes over channels, or "channels", the sum over positions for each channel.
     dtype
         Of relevance in the store, "float32", "float64", or "float16" with a scale for each sample, which halves the size at an
         error of 0.02 %.
@@ -184,7 +185,7 @@ class _Run:
             raise InputError(f"dtype is {', '.join(map(repr, _DTYPES))}, not {asked.dtype!r}")
         if asked.scores is not None:
             _count("scores", asked.scores)
-        checked_reduction("reduce", asked.reduce)
+        checked_reduction("reduce", asked.reduce, OF_NUMBERS)
         self.asked = asked
         self.explainer = explainer
         self.preprocess = _preprocessing(explainer)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lrpfx.datasets.explaining import Reduction, checked_reduction
 from lrpfx.errors import InputTypeError
 from lrpfx.request.conditions import Condition
 from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import Target, TargetLike, check_one_of
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule
@@ -48,5 +48,5 @@ class Settings:
         for pattern, reduction in wanted.items():
             names = recorded_names(module.unfused_graph, [pattern])
             resolve_names(module.unfused_graph, names)
-            found |= dict.fromkeys(names, checked_reduction(f"record[{pattern!r}]", reduction))
+            found |= dict.fromkeys(names, checked_reduction(f"record[{pattern!r}]", reduction, OF_NUMBERS))
         return found

@@ -45,6 +45,7 @@ from lrpfx.request.explained_output import ExplainedOutput, computes, explained_
 from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.question import Question
+from lrpfx.request.reduction import ALL, checked_reduction, reduced
 from lrpfx.request.targets import Classes, Largest, Position, Seed, Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_tensors, other_buffers
@@ -104,23 +105,6 @@ FIXED = "fixed"  # what a manifest says of a program that always explains a targ
 ProgramInputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
-def _as_bytes(relevance: torch.Tensor) -> torch.Tensor:
-    """Relevance summed over channels, as bytes: 128 is zero, and 1 and 255 are the largest magnitude of the sample."""
-    total = relevance.sum(1)
-    largest = total.abs().flatten(1).amax(1).reshape(-1, *[1] * (total.ndim - 1))
-    scaled = total / torch.where(largest > 0, largest, torch.ones_like(largest))
-    return (scaled * 127.0 + 128.0).round().to(torch.uint8)
-
-
-#: The reductions of an input's relevance.
-REDUCTIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
-    None: lambda relevance: relevance,
-    "sum": lambda relevance: relevance.sum(1),
-    "absolute": lambda relevance: relevance.abs().sum(1),
-    "bytes": _as_bytes,
-}
-
-
 @tracing()
 @undisturbed()
 @torch.inference_mode(False)
@@ -163,7 +147,8 @@ def lower(
         With True the program takes any batch size, and keeps all other sizes open that `lrpfx.transform` found open by
         torch.export, such as lengths of sequences; with False, all sizes are those of the example.
     reduce
-        Relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), or as uint8 ("bytes").
+        Relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), summed over all else
+        ("channels"), or as uint8 ("bytes").
     balance
         Whether "balance" is a result: the relevance of the inputs minus that of the output, for each sample. With conditions it
         contains the relevance that the masks hold back.
@@ -234,8 +219,7 @@ def _lowered(
             f"with target={target!r}",
             topic="lowering",
         )
-    if not isinstance(reduce, (str, type(None))) or reduce not in REDUCTIONS:
-        raise InputError(f"reduce must be one of {', '.join(map(repr, REDUCTIONS))}, not {reduce!r}", topic="lowering")
+    checked_reduction("reduce", reduce, ALL, "lowering")
     record = recorded_names(module.unfused_graph, record)
     resolve_names(module.unfused_graph, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
@@ -696,7 +680,7 @@ class _Job:
     def _reduced(self, name: str, relevance: torch.Tensor) -> torch.Tensor:
         """Relevance of an input, reduced over its channels. Embeddings have their channels last."""
         of_embedding = name.partition(".")[0] in self.embeddings and self.reduce is not None
-        return REDUCTIONS[self.reduce](relevance.movedim(-1, 1) if of_embedding else relevance)
+        return reduced(relevance, self.reduce, relevance.ndim - 1 if of_embedding else 1)
 
     def run(self, *arguments: torch.Tensor) -> dict[str, torch.Tensor]:
         """The traced function: forward, and relevance by autograd."""

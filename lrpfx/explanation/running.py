@@ -19,6 +19,7 @@ from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.classes import index_of
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place
+from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
@@ -208,6 +209,11 @@ class CompiledProgram(Compiled):
         if results["relevance"]["dtype"] == "uint8":
             raise InputError(
                 "the program returns pictures of relevance in bytes; export it without reduce='bytes'", topic="explainers"
+            )
+        if manifest["reduce"] == CHANNELS:
+            raise InputError(
+                'the program returns relevance of channels, not of pixels; export it without reduce="channels"',
+                topic="explainers",
             )
         missing = [name for name in record if name not in results]
         if missing:

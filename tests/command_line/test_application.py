@@ -22,10 +22,11 @@ from lrpfx.command_line import application, export, options, terminal
 from lrpfx.command_line import draw as draw_command
 from lrpfx.command_line import explain as explain_command
 from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_class
-from lrpfx.deploy.lowering import REDUCTIONS, TARGETS
+from lrpfx.deploy.lowering import TARGETS
 from lrpfx.deploy.preprocessing import INTERPOLATIONS
 from lrpfx.errors import address
 from lrpfx.passes.stages import STAGES
+from lrpfx.request.reduction import ALL
 
 pytestmark = pytest.mark.programs
 
@@ -100,7 +101,7 @@ def test_settings_are_values_of_python_or_words():
 def test_interpolations_and_kinds_of_target_are_all_there():
     assert {one.value for one in options.Interpolation} == set(INTERPOLATIONS)
     assert {one.value for one in export.Target} == set(TARGETS)
-    assert {one.value for one in export.Reduction} == set(REDUCTIONS) - {None}
+    assert {one.value for one in export.Reduction} == set(ALL) - {None}
 
 
 def test_completion(monkeypatch, folder):

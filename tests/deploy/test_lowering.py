@@ -272,7 +272,7 @@ def test_history_and_dumps_reach_the_program(explain_model, tmp_path, monkeypatc
         lrpfx.history(torch.export.export(torch.nn.Linear(2, 2), (torch.rand(1, 2),)))
 
 
-TARGETS, REDUCTIONS = ("index", "weights", "max"), (None, "sum", "absolute", "bytes")
+TARGETS, REDUCTIONS = ("index", "weights", "max"), (None, "sum", "absolute", "channels", "bytes")
 #: What is reduced does not depend on the target: each of both always, all pairs among the slow tests.
 ALWAYS = {("index", None), ("weights", "sum"), ("max", "absolute"), ("index", "bytes")}
 
