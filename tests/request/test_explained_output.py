@@ -133,9 +133,7 @@ def test_a_function_that_returns_entries_passes_their_relevance_on(model, explai
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_function_that_is_not_linear_is_refused(explain_model, x, name):
     for explain in (lrpfx.attribute, lrpfx.ledger):
-        with pytest.raises(
-            lrpfx.InputError, match=rf"output= computes {name} \(.*test_explained_output.py:\d+\), which is not linear"
-        ):
+        with pytest.raises(lrpfx.InputError, match=rf"output= computes {name} \(.*_output.py:\d+\), which is not linear"):
             explain(explain_model, x, 0, output=OTHERS[name])
 
 
