@@ -36,13 +36,13 @@ demo: $(VENV)/linked
 
 # Explain why MiniLM, a trained sentence encoder, finds sentences similar, and measure eight explanations: about two minutes.
 demo-text: $(VENV)/linked
-	$(BIN)/python -m lrpfx.demo.text --directory demo/text
+	$(BIN)/python benchmarks/sentences.py --directory demo/text
 
 # Draw the pictures of README and docs/gallery.md, in a minute, and measure explanations of photographs under three networks, in
 # about half an hour; writes the tables of docs/gallery.md.
 gallery: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo.photo_gallery
-	$(BIN)/python -m lrpfx.demo.region_perturbation --networks lite0 lite1 lite2 --document docs/gallery.md
+	$(BIN)/python benchmarks/region_perturbation.py --networks lite0 lite1 lite2 --document docs/gallery.md
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo

@@ -12,10 +12,10 @@ from speed import interleaved, ratio
 from torch import nn
 
 # isort: split
+import for_lxt
 import transformers
 
 import lrpfx
-from lrpfx.demo import for_lxt
 
 PLAIN, PLAIN_COMPILED = "plain gradient × input", "plain gradient × input, compiled"
 OURS, OURS_COMPILED, LXT = "lrpfx, AttnLRP", "lrpfx, AttnLRP, compiled", "LXT, AttnLRP"

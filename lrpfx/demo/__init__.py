@@ -1,1 +1,1 @@
-"""Demos on real data: digits, photographs and sentences under trained networks; explanations are measured."""
+"""Demos on real data: digits, photographs and sentences under trained networks."""

@@ -1,17 +1,11 @@
 """The simulation of many workers, and the tables of docs/scale.md."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
+import scale
 from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-try:
-    import scale
-finally:
-    sys.path.pop(0)
 
 SETTING = scale.Setting("test", explain=0.01, load=0.001, stored=1000.0, read=1000.0, block=100, arrays=8)
 CLUSTER = scale.Cluster(start=20.0, lost=0.0, spread=0.0)

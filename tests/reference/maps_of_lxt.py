@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import for_lxt
 import torch
 import torchvision_cpu  # noqa: F401  before transformers imports torchvision
 import transformers.activations
@@ -20,7 +21,6 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from lrpfx.demo import for_lxt
 from reference.transformer_models import (
     DEEP_LLAMA,
     LANGUAGE_MODELS,

