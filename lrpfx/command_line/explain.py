@@ -33,10 +33,10 @@ from lrpfx.command_line.options import (
 )
 from lrpfx.command_line.results import Place, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_table, stages
-from lrpfx.deploy.preprocessing import MOST_PIXELS
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Category, Explanation
+from lrpfx.images.stored_preprocessing import MOST_PIXELS
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
 COLUMNS = ("predicted", "explained", "relevance", "model", "composite")

@@ -29,8 +29,8 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
-from lrpfx.deploy.preprocessing import stored_form
 from lrpfx.errors import InputError, first_lines
+from lrpfx.images.stored_preprocessing import stored_form
 from lrpfx.pipeline import transform
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from lrpfx.deploy.preprocessing import MOST_PIXELS
 from lrpfx.errors import InputError, LrpfxError, first_lines
-from lrpfx.explanation.photographs import image_files, image_suffixes, readable_formats
+from lrpfx.images.opening import image_files, image_suffixes, readable_formats
+from lrpfx.images.stored_preprocessing import MOST_PIXELS
 from lrpfx.pictures.photographs import of_16_bits
 
 #: Errors of a file system that all other files would meet too.

@@ -10,7 +10,7 @@ from lrpfx.command_line.options import ARTEFACT
 from lrpfx.command_line.terminal import say, say_table
 from lrpfx.deploy.artefact import load, manifest_in
 from lrpfx.deploy.artefact import sign as sign_file
-from lrpfx.deploy.preprocessing import preprocessing_in
+from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.errors import LrpfxError
 
 

@@ -18,10 +18,11 @@ from lrpfx.command_line.options import PhotographOptions, categories_in
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.files import hash_of_file
-from lrpfx.deploy.preprocessing import StoredPreprocessing, image_shape, preprocessing_in, stored_form
+from lrpfx.deploy.photographs import image_shape, preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
-from lrpfx.explanation.preprocessing import preprocessing_of
+from lrpfx.images.preprocessing import preprocessing_of
+from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 
 DEFAULT, NONE = "DEFAULT", "none"
 

@@ -15,10 +15,10 @@ from PIL import Image
 
 from lrpfx.composites import COMPOSITES, Composite, composite_class, composite_named
 from lrpfx.deploy.artefact import suffixes
-from lrpfx.deploy.preprocessing import StoredPreprocessing, stored_form
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.images.preprocessing import Preprocessing
+from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.request.classes import index_of
 
 #: The width and height of a photograph with which a preprocessing is measured.

@@ -26,11 +26,12 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.results import Place, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.preprocessing import StoredPreprocessing, check_photographs, image_shape, stored_form
+from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.image import CMAPS, get_cmap, imsave
+from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.request.reduction import CHANNELS
 
 Array = NDArray[Any]

@@ -17,9 +17,7 @@ from lrpfx.attribution.computation import Computation
 from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
-from lrpfx.datasets.preparing import on_device_of
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
-from lrpfx.datasets.samples import Batch, batches, check_probe, is_indexed, numbers_of
 from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
@@ -30,6 +28,8 @@ from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.samples.items import Batch, batches, check_probe, is_indexed, numbers_of
+from lrpfx.samples.preparing import on_device_of
 from lrpfx.support.descriptions import fingerprint_of_value
 from lrpfx.support.optional_packages import progress_bar
 

@@ -14,7 +14,6 @@ from lrpfx.attribution.computation import Computation
 from lrpfx.concepts.collecting import scores_of
 from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
-from lrpfx.datasets.samples import is_indexed, parts_of
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
@@ -28,6 +27,7 @@ from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.samples.items import is_indexed, parts_of
 from lrpfx.support.html import Html, image_html
 from lrpfx.support.torch_internals import pytree
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from lrpfx.datasets.explaining import Explaining
 from lrpfx.datasets.filling import BlockExplainer
-from lrpfx.datasets.sources import Plan, Source
 from lrpfx.datasets.store import BlockWriter
 from lrpfx.datasets.writing import WriterThread
+from lrpfx.samples.plan import Plan
+from lrpfx.samples.sources import Source
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import nn
 
 from lrpfx.attribution.computation import Computation
 from lrpfx.datasets.layout import NO_LABEL, SAMPLE, Array
-from lrpfx.datasets.preparing import Group, Sample, on_device_of
 from lrpfx.errors import InputError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import is_floating
 from lrpfx.request.channels import kind_of
@@ -21,6 +20,7 @@ from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, Reduction, reduced
 from lrpfx.request.targets import Target
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.samples.preparing import Group, Sample, on_device_of
 from lrpfx.support.torch_internals import pytree
 
 RELEVANCE, LAYERS = "relevance", "layers."

@@ -10,8 +10,8 @@ import torch
 from lrpfx.attribution.computation import Computation
 from lrpfx.datasets.explaining import Explained, Explaining
 from lrpfx.datasets.layout import ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
-from lrpfx.datasets.preparing import UNKNOWN, Batch, Sample
 from lrpfx.datasets.store import BlockWriter
+from lrpfx.samples.preparing import UNKNOWN, Batch, Sample
 
 #: Bytes that are reserved and freed at the beginning.
 _HEAP = 31 << 20

@@ -13,7 +13,6 @@ import numpy as np
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
 from lrpfx.datasets.filling import BlockExplainer
 from lrpfx.datasets.places import Place
-from lrpfx.datasets.preparing import Batch, batched
 from lrpfx.datasets.ray_cluster import (
     Pool,
     Row,
@@ -30,9 +29,11 @@ from lrpfx.datasets.ray_cluster import (
     running,
     unpacked,
 )
-from lrpfx.datasets.sources import Indexed, Plan, Source, Streamed
-from lrpfx.datasets.store import BlockWriter, Done, Manifest, done_of, read_manifest
+from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
+from lrpfx.samples.plan import Done, Plan
+from lrpfx.samples.preparing import Batch, batched
+from lrpfx.samples.sources import Indexed, Source, Streamed
 
 
 @dataclass(frozen=True)

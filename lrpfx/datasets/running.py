@@ -15,16 +15,14 @@ from lrpfx.datasets.engines import Engine, Work
 from lrpfx.datasets.explaining import Explaining, as_copies
 from lrpfx.datasets.layout import Array, default_block, layouts_of
 from lrpfx.datasets.places import Place, place_of, zarr_package
-from lrpfx.datasets.preparing import Preparing, batched
 from lrpfx.datasets.ray_engine import engine_named
 from lrpfx.datasets.settings import Settings
-from lrpfx.datasets.sources import Plan, changed, source_of
 from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.preprocessing import Preprocessing
 from lrpfx.explanation.running import CompiledModel
+from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
@@ -32,6 +30,9 @@ from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
+from lrpfx.samples.plan import Plan
+from lrpfx.samples.preparing import Preparing, batched
+from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.descriptions import described, difference
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.torch_internals import pytree

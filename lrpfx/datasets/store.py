@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -11,6 +11,7 @@ import numpy as np
 from lrpfx.datasets.layout import DONE, ERROR, KEY, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
 from lrpfx.datasets.places import Place, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
+from lrpfx.samples.plan import Done, samples_in
 
 FORMAT = 1
 #: The attribute of the group with the manifest.
@@ -68,11 +69,6 @@ class Manifest:
     def capacity(self) -> int:
         """The samples that there is room for at first."""
         return self.block if self.samples is None else self.samples
-
-
-def samples_in(block: int, size: int, samples: int | None) -> int:
-    """How many of so many samples a block has, `size` if it is full. At most `size`, if the number of all is not known."""
-    return size if samples is None else max(0, min(size, samples - block * size))
 
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:
@@ -293,20 +289,6 @@ def opened_for_writing(place: Place, manifest: Manifest) -> BlockWriter:
 
 
 # --- what is there -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Done:
-    """What is done of a store. `counts`: the samples of each block that is done, or 0, up to the last that is."""
-
-    counts: list[int]
-    digest: Callable[[int], int]  # of the first sample of a block that is done
-    label: Callable[[int], int] = int  # of a sample of such a block, -1 without one
-
-    @classmethod
-    def nothing(cls) -> "Done":
-        """What is done of a new store."""
-        return cls([], int)
 
 
 def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> Done:

@@ -24,7 +24,6 @@ from lrpfx.datasets.layout import (
 )
 from lrpfx.datasets.places import Place, place_of, zarr_package
 from lrpfx.datasets.store import (
-    Done,
     Manifest,
     check_is_there,
     chunk_of,
@@ -36,6 +35,7 @@ from lrpfx.datasets.store import (
     with_missed_chunks,
 )
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
+from lrpfx.samples.plan import Done
 from lrpfx.support.html import element, html_table
 
 

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrpfx.datasets.preparing import Preparing, Sample, as_tensor, is_data
 from lrpfx.datasets.rows import Rows, column
-from lrpfx.datasets.sources import Indexed, Plan, source_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import ValueRange
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures.maps import Channels, Floats, checked_number
+from lrpfx.samples.plan import Plan
+from lrpfx.samples.preparing import Preparing, Sample, as_tensor, is_data
+from lrpfx.samples.sources import Indexed, source_of
 
 PerChannel = float | Sequence[float]
 _PREPROCESS = "photographs in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"

@@ -22,7 +22,7 @@ from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.deploy.manifest import MOST_TOLERATED, checked_facts, describe
-from lrpfx.deploy.preprocessing import photographs_part
+from lrpfx.deploy.photographs import photographs_part
 from lrpfx.deploy.runner import Function, Runner
 from lrpfx.deploy.self_test import SelfTest
 from lrpfx.deploy.signatures import Key, check_signature, write_signature

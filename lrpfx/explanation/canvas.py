@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from lrpfx import pictures
-from lrpfx.explanation.geometry import Array, Geometry
+from lrpfx.images.geometry import Array, Geometry
 from lrpfx.pictures.colors import DEFAULT, colors_of
 
 #: Pixels of the longer side of a map that is as fine as anyone sees.

@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from lrpfx.composites import Composite
+from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explanation import Explanation, Explanations, Scores, listed
-from lrpfx.explanation.geometry import Geometry
-from lrpfx.explanation.photographs import Photograph, as_photographs, count_of, is_several, photographs
-from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.explanation.running import Compiled, CompiledModel, CompiledProgram, placed_for, scores_of_logits
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
+from lrpfx.images.geometry import Geometry
+from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
+from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.pipeline import transform
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
@@ -101,7 +102,7 @@ class Explainer:
             raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}", topic="explainers")
         self.model = model
         self.composite = composite
-        self.preprocess = preprocessing_of(model) if preprocess is None else Preprocessing(preprocess)
+        self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
         self.categories = _names(model, categories)
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
@@ -307,6 +308,12 @@ class Explainer:
             return ByContent()
         low, high = (torch.tensor(bound, device=inputs.device, dtype=inputs.dtype) for bound in self.preprocess.range)
         return ByContent(low[None, :, None, None], high[None, :, None, None])
+
+
+def _stated_by(model: Any) -> Preprocessing | None:
+    """The preprocessing that the file of a program holds, or that a model states; None if there is none."""
+    stored = preprocessing_in(model.manifest) if isinstance(model, Runner) else None
+    return preprocessing_of(model) if stored is None else Preprocessing(stored)
 
 
 def explain(

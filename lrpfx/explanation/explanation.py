@@ -18,7 +18,7 @@ from lrpfx import pictures
 from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError, first_lines, printable
 from lrpfx.explanation.canvas import Canvas
-from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.images.geometry import Axis, Geometry
 from lrpfx.request.classes import index_of
 from lrpfx.request.targets import Class, Target
 from lrpfx.support.html import element, html_table, image_html

@@ -13,9 +13,9 @@ from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.explanation import Answer, Explanation, Several
-from lrpfx.explanation.photographs import as_photographs
 from lrpfx.explanation.running import CompiledModel, placed_for
 from lrpfx.explanation.sentences import TextExplanation
+from lrpfx.images.opening import as_photographs
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.pictures import scale_of, smoothed
 from lrpfx.request.outputs import OutputSelector

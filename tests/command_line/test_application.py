@@ -23,8 +23,8 @@ from lrpfx.command_line import draw as draw_command
 from lrpfx.command_line import explain as explain_command
 from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_class
 from lrpfx.deploy.lowering import TARGETS
-from lrpfx.deploy.preprocessing import INTERPOLATIONS
 from lrpfx.errors import address
+from lrpfx.images.stored_preprocessing import INTERPOLATIONS
 from lrpfx.passes.stages import STAGES
 from lrpfx.request.reduction import ALL
 

@@ -16,9 +16,9 @@ import lrpfx
 from lrpfx.command_line import explain as explain_command
 from lrpfx.command_line import fingerprints, options
 from lrpfx.command_line.image_files import images_in
-from lrpfx.deploy.preprocessing import StoredPreprocessing
 from lrpfx.errors import InputError
-from lrpfx.explanation.photographs import image_files
+from lrpfx.images.opening import image_files
+from lrpfx.images.stored_preprocessing import StoredPreprocessing
 
 pytestmark = pytest.mark.programs
 

@@ -19,7 +19,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 import lrpfx
 from lrpfx.command_line import options
 from lrpfx.command_line.models import model_named
-from lrpfx.deploy.preprocessing import stored_form
+from lrpfx.images.stored_preprocessing import stored_form
 
 pytestmark = pytest.mark.programs
 

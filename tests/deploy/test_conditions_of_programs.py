@@ -17,8 +17,8 @@ from lrpfx.command_line.inspect import inspect
 from lrpfx.composites import AttnLRP, EpsilonPlus
 from lrpfx.deploy import archive, lowering
 from lrpfx.deploy.manifest import manifest_of
-from lrpfx.deploy.preprocessing import StoredPreprocessing
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.images.stored_preprocessing import StoredPreprocessing
 
 pytestmark = pytest.mark.programs
 

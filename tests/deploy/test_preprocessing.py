@@ -15,8 +15,8 @@ from transformers import CLIPImageProcessor, ConvNextImageProcessor, ViTImagePro
 import lrpfx
 from lrpfx.deploy import archive
 from lrpfx.deploy.manifest import FORMAT, manifest_of
-from lrpfx.deploy.preprocessing import StoredPreprocessing, stored_form
 from lrpfx.errors import ArtefactError, InputError
+from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TIMMS = {"crop_pct": 0.9, "input_size": (3, 96, 96), "interpolation": "bicubic"}

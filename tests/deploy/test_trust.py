@@ -17,7 +17,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.deploy import archive, artefact, manifest
 from lrpfx.deploy.lowering import MANIFEST
-from lrpfx.deploy.preprocessing import StoredPreprocessing
+from lrpfx.images.stored_preprocessing import StoredPreprocessing
 
 pytestmark = pytest.mark.programs
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from lrpfx import pictures
 from lrpfx.explanation.canvas import Canvas
-from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.images.geometry import Axis, Geometry
 
 RANDOM = np.random.default_rng(0)
 

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import default_collate
 
-from lrpfx.datasets.samples import hash_of_sample, identity_of, parts_of
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
-from lrpfx.explanation.photographs import photographs
-from lrpfx.explanation.preprocessing import Preprocessing
+from lrpfx.images.opening import photographs
+from lrpfx.images.preprocessing import Preprocessing
+from lrpfx.samples.items import hash_of_sample, identity_of, parts_of
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 

@@ -6,8 +6,8 @@ from PIL import Image, ImageFilter, ImageOps
 from skimage import data
 from torchvision.transforms import functional
 
-from lrpfx.explanation.agreement import shows
-from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.images.agreement import shows
+from lrpfx.images.geometry import Axis, Geometry
 
 PHOTOGRAPHS = {
     "chelsea": Image.fromarray(data.chelsea()),

@@ -11,7 +11,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.preprocessing import Preprocessing, preprocessing_of
+from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FORMS = {

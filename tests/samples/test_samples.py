@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lrpfx
-from lrpfx.datasets.samples import batches, identity_of, parts_of
+from lrpfx.samples.items import batches, identity_of, parts_of
 
 IMAGE = torch.arange(4.0).reshape(1, 2, 2)
 

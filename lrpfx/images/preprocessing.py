@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lrpfx.deploy.preprocessing import applied, preprocessing_in
-from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
-from lrpfx.explanation.agreement import shows
-from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.images.agreement import shows
+from lrpfx.images.geometry import Axis, Geometry
+from lrpfx.images.stored_preprocessing import applied
 from lrpfx.pictures.maps import COLORS
 
 #: The share of each axis, in the middle, that its positions are fitted to: filters see less of a photograph at its edges.
@@ -276,10 +275,7 @@ def _fitted(positions: Any, extent: int, length: int) -> Axis | None:
 
 
 def preprocessing_of(model: Any) -> Preprocessing | None:
-    """The preprocessing that the file of a program holds, or that a model of timm states; None if there is none."""
-    if isinstance(model, Runner):
-        stored = preprocessing_in(model.manifest)
-        return None if stored is None else Preprocessing(stored)
+    """The preprocessing that a model of timm states; None if there is none."""
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         return None
     try:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lrpfx.explanation.geometry import Axis, Geometry
+from lrpfx.images.geometry import Axis, Geometry
 
 
 def naive(axis, values):

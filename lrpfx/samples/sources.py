@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -15,38 +15,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
 
-from lrpfx.datasets.loaders import Ordered, Workers, check_loader, samples_of, workers_of
-from lrpfx.datasets.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
-from lrpfx.datasets.samples import is_indexed
-from lrpfx.datasets.store import Done, samples_in
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
-from lrpfx.explanation.photographs import image_files
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What remains to be done of a store.
-
-    `block`: how many samples each of its blocks has. `samples`: those of a stream that was read to its end before.
-    """
-
-    block: int
-    batch_size: int
-    done: Done
-    samples: int | None = None
-
-    def has_another_label(self, sample: Sample) -> bool:
-        """Whether a sample that is done has another label than in the store."""
-        return sample.label is not None and sample.label != self.done.label(sample.number)
-
-    def size_of(self, block: int) -> int:
-        """The samples that a block has, at most as far as is known."""
-        return samples_in(block, self.block, self.samples)
-
-    def pending(self, length: int) -> list[int]:
-        """The blocks that are not done."""
-        done = self.done.counts
-        return [block for block in range(-(-length // self.block)) if block >= len(done) or not done[block]]
+from lrpfx.images.opening import image_files
+from lrpfx.samples.items import is_indexed
+from lrpfx.samples.loaders import Ordered, Workers, check_loader, samples_of, workers_of
+from lrpfx.samples.plan import Done, Plan, samples_in
+from lrpfx.samples.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
 
 
 class Source(ABC):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.photographs import as_photographs, count_of, image_files, is_several, photographs
+from lrpfx.images.opening import as_photographs, count_of, image_files, is_several, photographs
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageFilter
 
-from lrpfx.explanation.geometry import Array, Axis, Geometry
+from lrpfx.images.geometry import Array, Axis, Geometry
 from lrpfx.pictures.maps import resized
 
 #: The share of the variance of the input that the photograph must explain. Measured on photographs: 0.93 or more for what keeps

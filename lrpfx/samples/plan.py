@@ -1,0 +1,51 @@
+"""What of a data set is done, and what remains to be done."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lrpfx.samples.preparing import Sample
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is done of a store. `counts`: the samples of each block that is done, or 0, up to the last that is."""
+
+    counts: list[int]
+    digest: Callable[[int], int]  # of the first sample of a block that is done
+    label: Callable[[int], int] = int  # of a sample of such a block, -1 without one
+
+    @classmethod
+    def nothing(cls) -> "Done":
+        """What is done of a new store."""
+        return cls([], int)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What remains to be done of a store.
+
+    `block`: how many samples each of its blocks has. `samples`: those of a stream that was read to its end before.
+    """
+
+    block: int
+    batch_size: int
+    done: Done
+    samples: int | None = None
+
+    def has_another_label(self, sample: Sample) -> bool:
+        """Whether a sample that is done has another label than in the store."""
+        return sample.label is not None and sample.label != self.done.label(sample.number)
+
+    def size_of(self, block: int) -> int:
+        """The samples that a block has, at most as far as is known."""
+        return samples_in(block, self.block, self.samples)
+
+    def pending(self, length: int) -> list[int]:
+        """The blocks that are not done."""
+        done = self.done.counts
+        return [block for block in range(-(-length // self.block)) if block >= len(done) or not done[block]]
+
+
+def samples_in(block: int, size: int, samples: int | None) -> int:
+    """How many of so many samples a block has, `size` if it is full. At most `size`, if the number of all is not known."""
+    return size if samples is None else max(0, min(size, samples - block * size))
