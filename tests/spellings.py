@@ -454,6 +454,11 @@ def _unfolded_rows(m, x):
     return rows.transpose(1, 2).reshape(x.shape[0], 4, 8, 8)
 
 
+def _unfolded_batches(m, x):
+    weight = m.weight.view(1, 4, -1).expand(x.shape[0], -1, -1)
+    return F.fold(torch.bmm(weight, F.unfold(x, 3, padding=1)) + m.bias.view(1, 4, 1), (8, 8), 1)
+
+
 def _unfolded_and_folded(m, x):
     rows = F.unfold(x, 3, padding=1).transpose(1, 2) @ m.weight.view(4, -1).t()
     return F.fold(rows.transpose(1, 2), (8, 8), (1, 1)) + m.bias.view(1, 4, 1, 1)
@@ -523,6 +528,18 @@ IMAGES = {
     "written between zeros": (_conv, _written_between_zeros),
     "unfold": (_conv, _unfolded),
     "unfold, then linear": (_conv, _unfolded_rows),
+    "unfold, bmm of an expanded weight": (_conv, _unfolded_batches),
+    "unfold, bmm of a repeated weight": (
+        _conv,
+        lambda m, x: (
+            torch.bmm(m.weight.view(1, 4, 36).repeat(x.shape[0], 1, 1), F.unfold(x, 3, padding=1)).view(-1, 4, 8, 8)
+            + m.bias.view(1, 4, 1, 1)
+        ),
+    ),
+    "unfold, F.linear of its rows": (
+        _conv,
+        lambda m, x: F.linear(F.unfold(x, 3, padding=1).mT, m.weight.flatten(1), m.bias).mT.reshape(x.shape[0], 4, 8, 8),
+    ),
 }
 
 # --- softmaxes ----------------------------------------------------------------------------------------------------------------
