@@ -827,6 +827,10 @@ ACTIVATIONS = {
     "exp(logsigmoid(x))": (lambda m, x: torch.sigmoid(x), lambda m, x: F.logsigmoid(x).exp()),
     "sign(x) * relu(|x| - 0.3)": (lambda m, x: F.softshrink(x, 0.3), lambda m, x: torch.sign(x) * torch.relu(x.abs() - 0.3)),
     "logaddexp(x, 0)": (lambda m, x: F.softplus(x), lambda m, x: torch.logaddexp(x, torch.zeros_like(x))),
+    "max(x, 0) + min(exp(x) - 1, 0)": (
+        lambda m, x: F.elu(x),
+        lambda m, x: torch.maximum(x, torch.zeros_like(x)) + torch.minimum(torch.exp(x) - 1, torch.zeros_like(x)),
+    ),
     "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
     "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
     "x * relu6(x + 3) / 6": (lambda m, x: F.hardswish(x), lambda m, x: x * F.relu6(x + 3) / 6),
@@ -863,6 +867,20 @@ def _activated_gate(m, given):
     return torch.sigmoid(value) * given[1] * value
 
 
+def _rectified(m, given):
+    return given[1] * F.relu(given[0].mean(-1, keepdim=True))
+
+
+def _masked_product(mask):
+    """The product of the values, an average and a function of it, in this order."""
+
+    def layer(m, given):
+        value = given[0].mean(-1, keepdim=True)
+        return given[1] * value * mask(value)
+
+    return layer
+
+
 def _part_by_part(m, given):
     weights, values = torch.softmax(given[0], -1), given[1]
     return sum(weights[..., place, None] * values[:, place, None] for place in range(5))
@@ -895,6 +913,20 @@ GATES = {
     "diag_embed(gate) @ v": (_gated, lambda m, given: torch.diag_embed(torch.sigmoid(given[0].mean(-1))) @ given[1]),
     "v * x * sigmoid(x)": (_activated, _gated_activation),
     "sigmoid(x) * v * x": (_activated, _activated_gate),
+    "v * x / (1 + exp(-x))": (
+        _activated,
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) / (1 + torch.exp(-value)),
+    ),
+    "v * x * (x > 0)": (_rectified, _masked_product(lambda value: value > 0)),
+    "v * x * (x > 0).to(x.dtype)": (_rectified, _masked_product(lambda value: (value > 0).to(value.dtype))),
+    "v * x * 0.5 * (1 + erf(x / sqrt(2)))": (
+        lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
+        _masked_product(lambda value: 0.5 * (1 + torch.erf(value / 2**0.5))),
+    ),
+    "0.5 * v * x * erfc(-x / sqrt(2))": (
+        lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
+        lambda m, given: 0.5 * _masked_product(lambda value: torch.erfc(-value / 2**0.5))(m, given),
+    ),
     "(softmax * v).sum": (
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),

@@ -26,10 +26,8 @@ from lrpfx.ir.node import (
 )
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
-from lrpfx.passes.normalize.find_activations import is_pointwise
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Activation
 
 
 class Simplify(GraphPass):
@@ -76,8 +74,8 @@ def _keeps(value: Any, ones: Any, product: fx.Node) -> bool:
 
 
 def _product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    """A product without ones, of a column with a row of parameters, or of three factors of which two are an activation."""
-    return _without_ones(build, node) or _column_times_row(build, node) or _activated(build, node)
+    """A product without ones, or of a column with a row of parameters."""
+    return _without_ones(build, node) or _column_times_row(build, node)
 
 
 def _column_times_row(build: CallBuilder, node: fx.Node) -> fx.Node | None:
@@ -101,32 +99,6 @@ def _adds_last(value: fx.Node) -> bool:
         return value.args[1:] == (-1,) or value.args[1:] == (len(node_info(value).shape or ()) - 1,)
     index = value.args[1] if function_name(value) == "getitem" and isinstance(value.args[1], tuple) else ()
     return bool(index) and index[-1] is None
-
-
-def _activated(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded activation, in any order of the factors."""
-    factors: Any = node.args[:2]
-    for inner, last in (factors, factors[::-1]):
-        if not is_call_of(inner, "mul") or len(inner.users) > 1 or not all(map(is_data, (*inner.args[:2], last))):
-            continue
-        own: Any = inner.args[:2]
-        for signal, other in (own, own[::-1]):
-            for value, scale in ((other, last), (last, other)):
-                if _is_bounded_function(scale, value):
-                    return build.call("mul", signal, build.call("mul", value, scale))
-    return None
-
-
-def _is_bounded_function(scale: fx.Node, value: fx.Node) -> bool:
-    """Whether a bounded activation of a value, perhaps scaled and shifted by numbers, makes a factor."""
-    bounded = False
-    while scale is not value:
-        row, read = node_info(scale).operator, scale.all_input_nodes
-        if row is None or len(read) != 1 or not is_pointwise(scale):
-            return False
-        bounded = bounded or (row.kind is Activation and bool(row.scales))
-        scale = read[0]
-    return bounded
 
 
 def _of_stack(combined: str) -> Form:
