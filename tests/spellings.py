@@ -444,6 +444,23 @@ def _written_between_zeros(m, x):
     return F.conv2d(padded, m.weight, m.bias)
 
 
+def _grouped(m, x):
+    return F.conv2d(x, m.weight[:, :2], m.bias, padding=1, groups=2)
+
+
+def _of_slices(m, x):
+    return torch.cat([F.conv2d(x[:, part], m.weight[part, :2], m.bias[part], padding=1) for part in _HALVES], 1)
+
+
+def _of_split(m, x):
+    first, last = torch.split(F.pad(x, (1, 1, 1, 1)), [2, 2], 1)
+    parts = [F.conv2d(part, m.weight[half, :2]) for part, half in zip((first, last), _HALVES, strict=True)]
+    return torch.cat(parts, 1) + m.bias.view(1, -1, 1, 1)
+
+
+_HALVES = (slice(0, 2), slice(2, 4))
+
+
 def _unfolded(m, x):
     columns = F.unfold(x, 3, padding=1)
     return (m.weight.flatten(1) @ columns + m.bias[:, None]).view(x.shape[0], 4, 8, 8)
@@ -522,6 +539,18 @@ IMAGES = {
         _conv,
         lambda m, x: torch.cat(
             [F.conv2d(x, m.weight[part], m.bias[part], padding=1) for part in (slice(0, 2), slice(2, 4))], 1
+        ),
+    ),
+    "slices of conv2d under cat": (_grouped, _of_slices),
+    "parts of a split by conv2d under cat": (_grouped, _of_split),
+    "each channel by conv2d under cat": (
+        lambda m, x: F.conv2d(x, m.weight[:, :1], m.bias, padding=1, groups=4),
+        lambda m, x: torch.cat(
+            [
+                F.conv2d(x[:, place : place + 1], m.weight[place, None, :1], m.bias[place, None], padding=1)
+                for place in range(4)
+            ],
+            1,
         ),
     ),
     "zeros by cat, then conv2d": (_conv, _between_zeros),
