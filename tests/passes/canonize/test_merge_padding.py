@@ -26,7 +26,7 @@ def images():
 
 
 def merged_and_reasons(explain_model):
-    """How many places the pass merged, and why it left others, which both runs say. If it applies to nothing, it is no stage."""
+    """How many places the pass merged, and why it left others, as both runs say. One that applies to nothing is no stage."""
     stages = [stage for stage in lrpfx.history(explain_model) if stage.name == "merge_padding"]
     return sum(stage.matches for stage in stages), list(dict.fromkeys(text for stage in stages for _, text in stage.reasons))
 
