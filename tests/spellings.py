@@ -3,6 +3,7 @@
 Each network has parameters of its own and takes one input. `named` and `written` are two forwards of the same function.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -927,6 +928,17 @@ def _along_edges(m, given):
     return torch.zeros_like(values).index_add(0, m.target, _by_index_add(m, scores)[:, None] * values[m.source])
 
 
+def _joined_by_matrix(product):
+    """The same with a product of the matrix of groups and the messages."""
+
+    def layer(m, given):
+        scores, values = given
+        matrix = F.one_hot(m.target, 5).to(values.dtype).T
+        return product(matrix, _by_index_add(m, scores)[:, None] * values[m.source])
+
+    return layer
+
+
 def _scattered_along_edges(m, given):
     scores, values = given
     messages = values.index_select(0, m.source) * _by_index_add(m, scores).view(-1, 1)
@@ -981,9 +993,18 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Weighted) for name, pair in GATES.items()},
     "softmax along edges * v": Pair(_by_rows, _along_edges, Edges),
     "the same by scatter_add": Pair(_by_rows, _scattered_along_edges, Edges),
+    "the same by one_hot.T @": Pair(_by_rows, _joined_by_matrix(torch.matmul), Edges),
+    "the same by einsum with one_hot": Pair(
+        _by_rows, _joined_by_matrix(lambda matrix, messages: torch.einsum("ne,ed->nd", matrix, messages)), Edges
+    ),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),
     "index_add": Pair(_by_groups, _by_index_add, Graph),
+    "softmaxes of slices under cat": Pair(
+        _by_groups,
+        lambda m, x: torch.cat([torch.softmax(x[a:b], 0) for a, b in itertools.pairwise((0, 3, 5, 6, 8, 10))]),
+        Graph,
+    ),
     "scatter_add": Pair(_by_groups, _by_scatter_add, Graph),
     "scatter_reduce": Pair(_by_groups, _by_scatter_reduce, Graph),
     "as in PyTorch Geometric": Pair(_by_groups, _of_geometric, Graph),

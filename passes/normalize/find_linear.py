@@ -28,6 +28,8 @@ from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 
+_NOT_LEARNED = "its matrix is not learned, and mixes places, as that of a graph does"
+
 
 class FindLinear(GraphPass):
     """Replace contractions with parameters by dense layers: matmul, einsum, tensordot, inner and sums of products.
@@ -57,7 +59,7 @@ class FindLinear(GraphPass):
                 if _diagonal_of(node) is not None:
                     raise NotAContractionError("its matrix is diagonal")
                 if _mixes_places(program, node):
-                    raise NotAContractionError("its matrix is not learned, and mixes places, as that of a graph does")
+                    raise NotAContractionError(_NOT_LEARNED)
                 dense = _Dense(found, row.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
@@ -292,6 +294,8 @@ class _Dense:
         self.shared = [letter for letter in self.own if letter in self.labels and letter in self.result]
         if not self.inputs:
             raise NotAContractionError("it sums over no dimension of its parameter")
+        if self.labels[-1] not in self.inputs and not is_learned(weight, weights.program.root):
+            raise NotAContractionError(_NOT_LEARNED)
 
     def _without_dot(self, weights: _Weights, labels: str, rank: int | None) -> str:
         """The labels of the weight, with letters for the dimensions for which a dot stands."""
