@@ -709,6 +709,14 @@ def _renormalized(m, x):
     return weights / weights.sum(-1, keepdim=True)
 
 
+def _sharpened(power):
+    def layer(m, x):
+        weights = power(torch.softmax(x, -1))
+        return weights / weights.sum(-1, keepdim=True)
+
+    return layer
+
+
 def _triangle(m, x):
     weights = x.exp().tril()
     return weights / weights.sum(-1, keepdim=True)
@@ -740,6 +748,8 @@ SOFTMAXES = {
     "minus logsumexp": (_softmax, lambda m, x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True))),
     "minus log of sum": (_softmax, lambda m, x: (x - x.exp().sum(-1, keepdim=True).log()).exp()),
     "exp of log_softmax": (_softmax, lambda m, x: F.log_softmax(x, -1).exp()),
+    "softmax ** 2 / sum": (lambda m, x: torch.softmax(2 * x, -1), _sharpened(lambda weights: weights**2)),
+    "softmax.sqrt() / sum": (lambda m, x: torch.softmax(x / 2, -1), _sharpened(torch.sqrt)),
     "times reciprocal": (_softmax, _times_reciprocal),
     "times 1 / sum": (_softmax, lambda m, x: x.exp() * (1 / x.exp().sum(-1, keepdim=True))),
     "sum plus epsilon": (_softmax, _stabilized),
