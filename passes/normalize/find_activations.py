@@ -115,7 +115,7 @@ def _factors(node: fx.Node) -> list[Any]:
 
 def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> bool:
     """Whether a factor is a bounded function of a value, perhaps scaled and shifted by numbers, or one of its sign."""
-    for source, inner in _sources(scale, places):
+    for source, inner in _sources(scale, places) if is_pointwise(scale) else ():
         if source is value:
             rows = [row_of(one) for one in (*inner, scale)]
             return any(row.name in _MASKING or (row.kind is Activation and bool(row.scales)) for row in rows)

@@ -101,11 +101,11 @@ _UNFOLD = ("input", "kernel_size", "dilation", "padding", "stride")
 def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
     """The convolution that a dense layer is if its inputs are the columns of `unfold`; None if they are not."""
     view, weight = layer.args[:2]
-    columns = view.args[0] if isinstance(view, fx.Node) and view.op == "call_function" and view.args else None
-    if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
+    row = node_info(view).operator if isinstance(view, fx.Node) and view.op == "call_function" else None
+    if row is None or not isinstance(view, fx.Node) or view.args[1:] not in _LAST_TWO.get(row.name, ()):
         return None
-    assert isinstance(view, fx.Node)
-    if view.args[1:] not in _LAST_TWO.get(row_of(view).name, ()):
+    columns = view.args[0]
+    if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
         return None
     given: dict[str, Any] = dict(zip(_UNFOLD, columns.args, strict=False)) | columns.kwargs
     sizes = given["kernel_size"]
