@@ -369,6 +369,10 @@ DENSE = {
     "addbmm": (_linear, lambda m, x: torch.addbmm(m.bias, x[None], m.weight.T[None])),
     "addcmul(b, x @ W.T, ones)": (_linear, lambda m, x: torch.addcmul(m.bias, x @ m.weight.T, x.new_ones(6))),
     "addcdiv(x @ W.T, b, ones)": (_linear, lambda m, x: torch.addcdiv(x @ m.weight.T, m.bias, x.new_ones(6))),
+    "cumulative sum of products, its last": (
+        _linear,
+        lambda m, x: (x[:, None, :] * m.weight).cumsum(-1)[..., -1] + m.bias,
+    ),
     "mean of products * n": (_linear, lambda m, x: (x[:, None, :] * m.weight).mean(-1) * 6 + m.bias),
     "y[:] = y + b": (_linear, _written_over),
     "y[:, i] = x @ W[i] + b[i]": (_linear, _column_by_column),
@@ -866,6 +870,10 @@ ACTIVATIONS = {
     "log1p(exp(x))": (lambda m, x: F.softplus(x), lambda m, x: torch.log1p(torch.exp(x))),
     "exp(logsigmoid(x))": (lambda m, x: torch.sigmoid(x), lambda m, x: F.logsigmoid(x).exp()),
     "sign(x) * relu(|x| - 0.3)": (lambda m, x: F.softshrink(x, 0.3), lambda m, x: torch.sign(x) * torch.relu(x.abs() - 0.3)),
+    "logsumexp of a stack of x and 0": (
+        lambda m, x: F.softplus(x),
+        lambda m, x: torch.logsumexp(torch.stack([x, torch.zeros_like(x)], -1), -1),
+    ),
     "logaddexp(x, 0)": (lambda m, x: F.softplus(x), lambda m, x: torch.logaddexp(x, torch.zeros_like(x))),
     "max(x, 0) + min(exp(x) - 1, 0)": (
         lambda m, x: F.elu(x),

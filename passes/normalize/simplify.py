@@ -167,6 +167,39 @@ def _number_of_terms(build: CallBuilder, product: fx.Node, dims: tuple[int, ...]
     return build.number_of_products(first, second, dims)
 
 
+def _softplus(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The logarithm of the sum of exp(x) and exp(0), in a stack, is softplus(x)."""
+    bound = _bound(node, ("input", "dim", "keepdim"))
+    stack, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
+    if not is_call_of(stack, "stack") or shape is None or bound.get("keepdim") or not isinstance(stack.args[0], (tuple, list)):
+        return None
+    along: Any = next(iter((*stack.args[1:], *stack.kwargs.values())), 0)
+    signals = [part for part in stack.args[0] if number_filling(part) != 0]
+    (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
+    plain = isinstance(dim, int) and isinstance(along, int) and (dim - along) % len(shape) == 0
+    found = signals[0] if plain and len(signals) == 1 and len(stack.args[0]) == 2 else None
+    return build.call("softplus", found) if isinstance(found, fx.Node) and is_data(found) else None
+
+
+def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The last of cumulative sums is the sum."""
+    sums: Any = node.args[0]
+    shape = node_info(sums).shape if is_call_of(sums, "cumsum") and len(sums.users) == 1 else None
+    if shape is None:
+        return None
+    bound = _bound(sums, ("input", "dim", "dtype"))
+    if is_call_of(node, "select"):
+        place = node.args[1] if node.args[2:] == (-1,) else None
+    else:
+        index: Any = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        rest = all(part is Ellipsis or part == slice(None) for part in index[:-1])
+        whole = Ellipsis in index[:-1]
+        place = (-1 if whole else len(index) - 1) if rest and index and index[-1] == -1 else None
+    if not isinstance(place, int) or not isinstance(bound["dim"], int) or (place - bound["dim"]) % len(shape):
+        return None
+    return build.call("sum", bound["input"], bound["dim"], target=torch.sum) if bound.get("dtype") is None else None
+
+
 def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """A product with a diagonal matrix of signals scales rows or columns."""
     first, second = node.args[:2]
@@ -272,6 +305,9 @@ _FORMS: dict[str, Form] = {
     "sum": _of_stack("add"),
     "mean": _mean,
     "prod": _of_stack("mul"),
+    "logsumexp": _softplus,
+    "getitem": _last_sum,
+    "select": _last_sum,
     "matmul": _diagonal_product,
     "col2im": _folded,
     "fold": _folded,
