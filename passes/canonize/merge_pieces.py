@@ -141,7 +141,7 @@ def _origins(part: Any) -> list[fx.Node]:
     return found
 
 
-def _viewed(part: fx.Node, source: fx.Node, value: Any) -> Any:
+def _viewed(part: Any, source: fx.Node, value: Any) -> Any:
     """What the views and parts from `source` to `part` make of another value."""
     if part is source:
         return value

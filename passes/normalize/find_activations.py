@@ -106,10 +106,10 @@ def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) 
 
 def _factors(node: fx.Node) -> list[Any]:
     """The factors of a product of products."""
-    found = []
+    found: list[Any] = []
     for one in node.args[:2]:
         inner = is_call_of(one, "mul") and len(one.users) == 1 and is_data(one)
-        found += _factors(one) if inner else [one]
+        found += _factors(one) if inner and isinstance(one, fx.Node) else [one]
     return found
 
 

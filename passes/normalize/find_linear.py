@@ -112,10 +112,11 @@ def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
     kernel = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
     if not all(isinstance(size, int) for size in kernel):
         return None
-    options = {name: given[name] for name in ("dilation", "padding", "stride") if name in given}
+    options: dict[str, Any] = {name: given[name] for name in ("dilation", "padding", "stride") if name in given}
+    options.update(layer.kwargs)
     outputs, inputs = parameter_value(weight, build.program.root).shape
     kernels = build.call("reshape", weight, (outputs, inputs // math.prod(kernel), *kernel), target=torch.reshape)
-    convolution = build.call("conv2d", given["input"], kernels, *layer.args[2:], **options, **layer.kwargs)
+    convolution = build.call("conv2d", given["input"], kernels, *layer.args[2:], **options)
     places = build.call("flatten", convolution, -2, -1, target=torch.flatten)
     replace_call(layer, build.call("transpose", places, -2, -1, target=torch.transpose))
     return convolution
