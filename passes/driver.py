@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from lrpfx.errors import LrpfxError, LrpfxWarning, PassError, VerificationError
-from lrpfx.ir.node import attribute_of, has_info, map_arguments, node_info, update_info
+from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.support.torch_internals import Interpreter, pytree
@@ -159,9 +159,14 @@ class Verification:
 
 
 def _coarsest(program: Program) -> torch.dtype | None:
-    """The dtype of half precision among the tensors of a graph, if there is one: outputs may be converted to more digits."""
+    """The dtype with the fewest digits that a graph computes in: outputs may be converted to more digits.
+
+    That of parameters counts if it has half precision; None if nothing is in single or half precision.
+    """
+    half = (torch.bfloat16, torch.float16)
     dtypes = {getattr(attribute_of(node, program.root), "dtype", None) for node in program.graph.find_nodes(op="get_attr")}
-    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes), None)
+    found = dtypes.intersection(half) | {node_info(node).dtype for node in calls(program.graph) if is_data(node)}
+    return next((dtype for dtype in (*half, torch.float32) if dtype in found), None)
 
 
 def fresh(values: Any) -> Any:

@@ -90,6 +90,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         MergePadding(),
         MergeScales(),
         MergePieces(),
+        MergePadding(),
         MergeScales(),
         FindBatchNorm(),
         MergeBatchNormLeft(),

@@ -155,6 +155,11 @@ def complaint(node: fx.Node) -> str:
     what = f"  {info.name}: {' '.join(_description(node))}"
     if str(node.target).startswith(("aten.item", "aten._local_scalar_dense")):
         return f"{what}. It makes a number of a value, which has no relevance: keep the tensor, as x.max() for x.max().item()."
+    if getattr(node.target, "__name__", "").startswith(("sparse", "_sparse", "to_sparse", "coalesce", "to_dense")):
+        return (
+            f"{what}. Relevance is that of dense tensors. Write the product of a sparse matrix of signals as a sum along its "
+            "indices: torch.zeros(rows, features).index_add(0, indices[0], values[:, None] * x[indices[1]])."
+        )
     return f"{what}. {_remedy(node)}"
 
 

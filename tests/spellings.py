@@ -3,6 +3,7 @@
 Each network has parameters of its own and takes one input. `named` and `written` are two forwards of the same function.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -368,6 +369,10 @@ DENSE = {
     "addbmm": (_linear, lambda m, x: torch.addbmm(m.bias, x[None], m.weight.T[None])),
     "addcmul(b, x @ W.T, ones)": (_linear, lambda m, x: torch.addcmul(m.bias, x @ m.weight.T, x.new_ones(6))),
     "addcdiv(x @ W.T, b, ones)": (_linear, lambda m, x: torch.addcdiv(x @ m.weight.T, m.bias, x.new_ones(6))),
+    "cumulative sum of products, its last": (
+        _linear,
+        lambda m, x: (x[:, None, :] * m.weight).cumsum(-1)[..., -1] + m.bias,
+    ),
     "mean of products * n": (_linear, lambda m, x: (x[:, None, :] * m.weight).mean(-1) * 6 + m.bias),
     "y[:] = y + b": (_linear, _written_over),
     "y[:, i] = x @ W[i] + b[i]": (_linear, _column_by_column),
@@ -444,6 +449,23 @@ def _written_between_zeros(m, x):
     return F.conv2d(padded, m.weight, m.bias)
 
 
+def _grouped(m, x):
+    return F.conv2d(x, m.weight[:, :2], m.bias, padding=1, groups=2)
+
+
+def _of_slices(m, x):
+    return torch.cat([F.conv2d(x[:, part], m.weight[part, :2], m.bias[part], padding=1) for part in _HALVES], 1)
+
+
+def _of_split(m, x):
+    first, last = torch.split(F.pad(x, (1, 1, 1, 1)), [2, 2], 1)
+    parts = [F.conv2d(part, m.weight[half, :2]) for part, half in zip((first, last), _HALVES, strict=True)]
+    return torch.cat(parts, 1) + m.bias.view(1, -1, 1, 1)
+
+
+_HALVES = (slice(0, 2), slice(2, 4))
+
+
 def _unfolded(m, x):
     columns = F.unfold(x, 3, padding=1)
     return (m.weight.flatten(1) @ columns + m.bias[:, None]).view(x.shape[0], 4, 8, 8)
@@ -452,6 +474,11 @@ def _unfolded(m, x):
 def _unfolded_rows(m, x):
     rows = F.unfold(x, 3, padding=1).transpose(1, 2) @ m.weight.flatten(1).T + m.bias
     return rows.transpose(1, 2).reshape(x.shape[0], 4, 8, 8)
+
+
+def _unfolded_batches(m, x):
+    weight = m.weight.view(1, 4, -1).expand(x.shape[0], -1, -1)
+    return F.fold(torch.bmm(weight, F.unfold(x, 3, padding=1)) + m.bias.view(1, 4, 1), (8, 8), 1)
 
 
 def _unfolded_and_folded(m, x):
@@ -519,10 +546,34 @@ IMAGES = {
             [F.conv2d(x, m.weight[part], m.bias[part], padding=1) for part in (slice(0, 2), slice(2, 4))], 1
         ),
     ),
+    "slices of conv2d under cat": (_grouped, _of_slices),
+    "parts of a split by conv2d under cat": (_grouped, _of_split),
+    "each channel by conv2d under cat": (
+        lambda m, x: F.conv2d(x, m.weight[:, :1], m.bias, padding=1, groups=4),
+        lambda m, x: torch.cat(
+            [
+                F.conv2d(x[:, place : place + 1], m.weight[place, None, :1], m.bias[place, None], padding=1)
+                for place in range(4)
+            ],
+            1,
+        ),
+    ),
     "zeros by cat, then conv2d": (_conv, _between_zeros),
     "written between zeros": (_conv, _written_between_zeros),
     "unfold": (_conv, _unfolded),
     "unfold, then linear": (_conv, _unfolded_rows),
+    "unfold, bmm of an expanded weight": (_conv, _unfolded_batches),
+    "unfold, bmm of a repeated weight": (
+        _conv,
+        lambda m, x: (
+            torch.bmm(m.weight.view(1, 4, 36).repeat(x.shape[0], 1, 1), F.unfold(x, 3, padding=1)).view(-1, 4, 8, 8)
+            + m.bias.view(1, 4, 1, 1)
+        ),
+    ),
+    "unfold, F.linear of its rows": (
+        _conv,
+        lambda m, x: F.linear(F.unfold(x, 3, padding=1).mT, m.weight.flatten(1), m.bias).mT.reshape(x.shape[0], 4, 8, 8),
+    ),
 }
 
 # --- softmaxes ----------------------------------------------------------------------------------------------------------------
@@ -662,6 +713,14 @@ def _renormalized(m, x):
     return weights / weights.sum(-1, keepdim=True)
 
 
+def _sharpened(power):
+    def layer(m, x):
+        weights = power(torch.softmax(x, -1))
+        return weights / weights.sum(-1, keepdim=True)
+
+    return layer
+
+
 def _triangle(m, x):
     weights = x.exp().tril()
     return weights / weights.sum(-1, keepdim=True)
@@ -693,6 +752,8 @@ SOFTMAXES = {
     "minus logsumexp": (_softmax, lambda m, x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True))),
     "minus log of sum": (_softmax, lambda m, x: (x - x.exp().sum(-1, keepdim=True).log()).exp()),
     "exp of log_softmax": (_softmax, lambda m, x: F.log_softmax(x, -1).exp()),
+    "softmax ** 2 / sum": (lambda m, x: torch.softmax(2 * x, -1), _sharpened(lambda weights: weights**2)),
+    "softmax.sqrt() / sum": (lambda m, x: torch.softmax(x / 2, -1), _sharpened(torch.sqrt)),
     "times reciprocal": (_softmax, _times_reciprocal),
     "times 1 / sum": (_softmax, lambda m, x: x.exp() * (1 / x.exp().sum(-1, keepdim=True))),
     "sum plus epsilon": (_softmax, _stabilized),
@@ -809,7 +870,15 @@ ACTIVATIONS = {
     "log1p(exp(x))": (lambda m, x: F.softplus(x), lambda m, x: torch.log1p(torch.exp(x))),
     "exp(logsigmoid(x))": (lambda m, x: torch.sigmoid(x), lambda m, x: F.logsigmoid(x).exp()),
     "sign(x) * relu(|x| - 0.3)": (lambda m, x: F.softshrink(x, 0.3), lambda m, x: torch.sign(x) * torch.relu(x.abs() - 0.3)),
+    "logsumexp of a stack of x and 0": (
+        lambda m, x: F.softplus(x),
+        lambda m, x: torch.logsumexp(torch.stack([x, torch.zeros_like(x)], -1), -1),
+    ),
     "logaddexp(x, 0)": (lambda m, x: F.softplus(x), lambda m, x: torch.logaddexp(x, torch.zeros_like(x))),
+    "max(x, 0) + min(exp(x) - 1, 0)": (
+        lambda m, x: F.elu(x),
+        lambda m, x: torch.maximum(x, torch.zeros_like(x)) + torch.minimum(torch.exp(x) - 1, torch.zeros_like(x)),
+    ),
     "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
     "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
     "x * relu6(x + 3) / 6": (lambda m, x: F.hardswish(x), lambda m, x: x * F.relu6(x + 3) / 6),
@@ -846,6 +915,20 @@ def _activated_gate(m, given):
     return torch.sigmoid(value) * given[1] * value
 
 
+def _rectified(m, given):
+    return given[1] * F.relu(given[0].mean(-1, keepdim=True))
+
+
+def _masked_product(mask):
+    """The product of the values, an average and a function of it, in this order."""
+
+    def layer(m, given):
+        value = given[0].mean(-1, keepdim=True)
+        return given[1] * value * mask(value)
+
+    return layer
+
+
 def _part_by_part(m, given):
     weights, values = torch.softmax(given[0], -1), given[1]
     return sum(weights[..., place, None] * values[:, place, None] for place in range(5))
@@ -863,6 +946,17 @@ def _along_edges(m, given):
     return torch.zeros_like(values).index_add(0, m.target, _by_index_add(m, scores)[:, None] * values[m.source])
 
 
+def _joined_by_matrix(product):
+    """The same with a product of the matrix of groups and the messages."""
+
+    def layer(m, given):
+        scores, values = given
+        matrix = F.one_hot(m.target, 5).to(values.dtype).T
+        return product(matrix, _by_index_add(m, scores)[:, None] * values[m.source])
+
+    return layer
+
+
 def _scattered_along_edges(m, given):
     scores, values = given
     messages = values.index_select(0, m.source) * _by_index_add(m, scores).view(-1, 1)
@@ -878,6 +972,20 @@ GATES = {
     "diag_embed(gate) @ v": (_gated, lambda m, given: torch.diag_embed(torch.sigmoid(given[0].mean(-1))) @ given[1]),
     "v * x * sigmoid(x)": (_activated, _gated_activation),
     "sigmoid(x) * v * x": (_activated, _activated_gate),
+    "v * x / (1 + exp(-x))": (
+        _activated,
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) / (1 + torch.exp(-value)),
+    ),
+    "v * x * (x > 0)": (_rectified, _masked_product(lambda value: value > 0)),
+    "v * x * (x > 0).to(x.dtype)": (_rectified, _masked_product(lambda value: (value > 0).to(value.dtype))),
+    "v * x * 0.5 * (1 + erf(x / sqrt(2)))": (
+        lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
+        _masked_product(lambda value: 0.5 * (1 + torch.erf(value / 2**0.5))),
+    ),
+    "0.5 * v * x * erfc(-x / sqrt(2))": (
+        lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
+        lambda m, given: 0.5 * _masked_product(lambda value: torch.erfc(-value / 2**0.5))(m, given),
+    ),
     "(softmax * v).sum": (
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),
@@ -903,9 +1011,18 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Weighted) for name, pair in GATES.items()},
     "softmax along edges * v": Pair(_by_rows, _along_edges, Edges),
     "the same by scatter_add": Pair(_by_rows, _scattered_along_edges, Edges),
+    "the same by one_hot.T @": Pair(_by_rows, _joined_by_matrix(torch.matmul), Edges),
+    "the same by einsum with one_hot": Pair(
+        _by_rows, _joined_by_matrix(lambda matrix, messages: torch.einsum("ne,ed->nd", matrix, messages)), Edges
+    ),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),
     "index_add": Pair(_by_groups, _by_index_add, Graph),
+    "softmaxes of slices under cat": Pair(
+        _by_groups,
+        lambda m, x: torch.cat([torch.softmax(x[a:b], 0) for a, b in itertools.pairwise((0, 3, 5, 6, 8, 10))]),
+        Graph,
+    ),
     "scatter_add": Pair(_by_groups, _by_scatter_add, Graph),
     "scatter_reduce": Pair(_by_groups, _by_scatter_reduce, Graph),
     "as in PyTorch Geometric": Pair(_by_groups, _of_geometric, Graph),

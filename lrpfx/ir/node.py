@@ -203,8 +203,10 @@ def parameter_value(node: fx.Node, root: nn.Module) -> Any:
 
 
 def is_learned(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a value depends on a parameter of the model, not on buffers and other constants alone."""
-    return any(isinstance(attribute_of(one, root), nn.Parameter) for one in ancestors_of(node) if one.op == "get_attr")
+    """Whether a value depends on a parameter of the model, not on its dtype or on buffers and other constants alone."""
+    ancestors = ancestors_of(node)
+    read = {node, *(one for reader in ancestors if reader.target is not getattr for one in reader.all_input_nodes)}
+    return any(one.op == "get_attr" and isinstance(attribute_of(one, root), nn.Parameter) for one in read)
 
 
 def is_floating(value: Any) -> TypeGuard[torch.Tensor]:

@@ -43,7 +43,8 @@ def bias_with_constants(weight: torch.Tensor, bias: torch.Tensor | None, values:
 class MergePieces(GraphPass):
     """Merge linear layers of one input whose outputs are put together along their channels, if they are functions.
 
-    Layers that are modules stay what they are. Ones and other numbers among the features of a dense layer are part of its bias.
+    Convolutions of equal parts of the channels are one with groups. Layers that are modules stay what they are. Ones and other
+    numbers among the features of a dense layer are part of its bias.
     """
 
     name = "merge_pieces"
@@ -51,17 +52,18 @@ class MergePieces(GraphPass):
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def applies(self, program: Program) -> bool:
-        return any(_pieces(node) or _constant_features(program, node) for node in calls(program.graph))
+        return any(_pieces(node) is not None or _constant_features(program, node) for node in calls(program.graph))
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
-            pieces = _pieces(node)
-            if pieces:
-                names = [node_info(piece).name for piece in pieces]
+            found = _pieces(node)
+            if found is not None:
+                names = [node_info(piece).name for piece in found.layers]
                 result.details += [(name, f"merged into {node_info(node).name}") for name in names]
-                result.matches += len(pieces)
-                _merge(program, node, pieces)
+                result.matches += len(names)
+                program.fixed_dimensions = program.fixed_dimensions or found.groups > 1
+                _merge(program, node, found)
                 continue
             features = _constant_features(program, node)
             if features is not None:
@@ -74,29 +76,77 @@ class MergePieces(GraphPass):
 # --- pieces of a layer ------------------------------------------------------------------------------------------------------
 
 
-def _pieces(node: fx.Node) -> list[fx.Node]:
-    """The layers of one input that `node` puts together along their channels."""
+@dataclass(frozen=True)
+class _Pieces:
+    """Layers of one input, or of equal parts of its channels, that are put together along their channels."""
+
+    layers: list[fx.Node]
+    source: Any  # the input
+    groups: int  # the number of its parts
+
+
+def _pieces(node: fx.Node) -> _Pieces | None:
+    """The layers that `node` puts together."""
     stacks = is_call_of(node, "stack")
     if not (stacks or is_call_of(node, "cat")) or not isinstance(node.args[0], (tuple, list)):
-        return []
+        return None
     dim = next(iter((*node.args[1:], *node.kwargs.values())), 0)
     parts = [_of_one_output(part) if stacks else part for part in node.args[0]]
     pieces = [part for part in parts if isinstance(part, fx.Node)]
-    if len(pieces) < max(2, len(parts)) or not isinstance(dim, int):
-        return []
+    if len(pieces) < max(2, len(parts)) or len(set(pieces)) < len(pieces) or not isinstance(dim, int):
+        return None
     first, shape = pieces[0], node_info(node).shape
     operator = _operator(first)
     if operator is None:
-        return []
+        return None
     if dim >= 0:
         dim -= 0 if shape is None else len(shape)
-    if dim != (-1 if operator.weight_layout is WeightLayout.DENSE else -1 - operator.spatial):
-        return []
+    channels = -1 if operator.weight_layout is WeightLayout.DENSE else -1 - operator.spatial
     options = _options(first)
-    for piece in pieces:
-        if _operator(piece) is not operator or piece.args[0] is not first.args[0] or _options(piece) != options:
-            return []
-    return pieces if len(set(pieces)) == len(pieces) and options.get("groups", 1) == 1 else []
+    if dim != channels or options.get("groups", 1) != 1:
+        return None
+    if any(_operator(piece) is not operator or _options(piece) != options for piece in pieces):
+        return None
+    if all(piece.args[0] is first.args[0] for piece in pieces):
+        return _Pieces(pieces, first.args[0], 1)
+    source = None if operator.weight_layout is WeightLayout.DENSE else _source_of_parts([one.args[0] for one in pieces], dim)
+    return None if source is None else _Pieces(pieces, source, len(pieces))
+
+
+def _source_of_parts(parts: Sequence[Any], dim: int) -> fx.Node | None:
+    """The value whose entries along a dimension are those of all parts in their order, equally many of each."""
+    origins = [_origins(part) for part in parts]
+    source = next((one for one in origins[0] if all(one in some for some in origins)), None)
+    shape = None if source is None else node_info(source).shape
+    if source is None or shape is None:
+        return None
+    places = torch.arange(shape[dim]).view(-1, *[1] * (-1 - dim)).expand(shape)
+    try:
+        found = [_viewed(part, source, places).movedim(dim, 0) for part in parts]
+    except (RuntimeError, IndexError, TypeError):  # a size that only a run knows
+        return None
+    whole = [shape[place] for place in range(len(shape)) if place - len(shape) != dim]
+    equal = len({tuple(one.shape) for one in found}) == 1 and list(found[0].shape[1:]) == whole and 0 not in whole
+    return source if equal and [int(row.flatten()[0]) for one in found for row in one] == list(range(shape[dim])) else None
+
+
+def _origins(part: Any) -> list[fx.Node]:
+    """A value and what it is a view, or a part, of, one after another."""
+    found = []
+    while isinstance(part, fx.Node):
+        row = node_info(part).operator if part.op == "call_function" else None
+        if row is None or not row.parts:
+            found.append(part)
+        part = part.args[0] if row is not None and (row.always_view or row.parts or row.picks) else None
+    return found
+
+
+def _viewed(part: Any, source: fx.Node, value: Any) -> Any:
+    """What the views and parts from `source` to `part` make of another value."""
+    if part is source:
+        return value
+    assert callable(part.target)
+    return part.target(_viewed(part.args[0], source, value), *part.args[1:], **part.kwargs)
 
 
 def _options(layer: fx.Node) -> dict[str, Any]:
@@ -120,7 +170,8 @@ def _of_one_output(part: Any) -> Any:
     return part.args[0]
 
 
-def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
+def _merge(program: Program, node: fx.Node, found: _Pieces) -> None:
+    pieces = found.layers
     operator, info = row_of(pieces[0]), node_info(node)
     bounds = [bound_arguments(piece, operator) for piece in pieces]
     merger = Merger(program, [], (), node_info(pieces[0]).source)
@@ -135,7 +186,8 @@ def _merge(program: Program, node: fx.Node, pieces: list[fx.Node]) -> None:
         description=operator.name,
         merged=(*info.merged, *(node_info(piece).name for piece in pieces)),
     )
-    layer = insert_call(program.graph, node, pieces[0].target, (pieces[0].args[0], *tensors), described, _options(pieces[0]))
+    options = _options(pieces[0]) | ({"groups": found.groups} if found.groups > 1 else {})
+    layer = insert_call(program.graph, node, pieces[0].target, (found.source, *tensors), described, options)
     replace_call(node, layer)
     remove_unread(program.graph)
 

@@ -5,6 +5,7 @@ As sums and products, their constants would take shares of the relevance, which 
 
 import math
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ _LARGEST = 12  # calls of an activation that is written out
 _JOINING = frozenset(
     {"add", "sub", "rsub", "expm1", "log", "log1p", "logsigmoid", "where", "maximum", "minimum", "masked_fill", "logaddexp"}
 )
+#: Rows whose product with a value is one of these, as in x * (x > 0).
+_MASKING = frozenset({"gt", "ge", "lt", "le", "heaviside"})
 
 _Candidate = tuple[str, Callable[..., torch.Tensor]]
 #: Activations of a scaled value, and those with one number as their argument.
@@ -70,16 +73,53 @@ class FindActivations(GraphPass):
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def run(self, program: Program) -> PassResult:
-        result, places = PassResult(), {node: place for place, node in enumerate(program.graph.nodes)}
-        for node in reversed(list(calls(program.graph))):
-            new = _replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
-            if new is not None:
-                result.matches += 1
-                result.details.append((node_info(node).name, f"now {node_info(new).name}"))
-                replace_call(node, new)
-        if result.matches:
-            remove_unread(program.graph)
+        result = PassResult()
+        for replacement in (_replacement, _gated_product, _replacement):
+            places, before = {node: place for place, node in enumerate(program.graph.nodes)}, result.matches
+            for node in reversed(list(calls(program.graph))):
+                new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
+                if new is not None:
+                    result.matches += 1
+                    result.details.append((node_info(node).name, f"now {node_info(new).name}"))
+                    replace_call(node, new)
+            if result.matches > before:
+                remove_unread(program.graph)
         return result
+
+
+def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
+    """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded function or mask of z, in any order."""
+    inner = len(node.users) == 1 and is_call_of(next(iter(node.users)), "mul")
+    factors = _factors(node) if is_call_of(node, "mul") and not inner else []
+    tensors = [one for one in factors if isinstance(one, fx.Node)]
+    for value in filter(is_data, tensors if len(factors) > 2 else []):
+        gates = [one for one in tensors if one is not value and _is_gate_of(one, value, places)]
+        others = [one for one in tensors if one is not value and one not in gates]
+        if gates and any(map(is_data, others)):
+            build = CallBuilder(program, node, row_of(node))
+            numbers = [one for one in factors if not isinstance(one, fx.Node)]
+            of_value = [[value, *(one for one in gates if not is_data(one))], [*filter(is_data, gates), *numbers]]
+            parts = [reduce(lambda one, other: build.call("mul", one, other), some) for some in (others, *of_value) if some]
+            return build.call("mul", parts[0], build.call("mul", *parts[1:]) if len(parts) > 2 else parts[1])
+    return None
+
+
+def _factors(node: fx.Node) -> list[Any]:
+    """The factors of a product of products."""
+    found: list[Any] = []
+    for one in node.args[:2]:
+        inner = is_call_of(one, "mul") and len(one.users) == 1 and is_data(one)
+        found += _factors(one) if inner and isinstance(one, fx.Node) else [one]
+    return found
+
+
+def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> bool:
+    """Whether a factor is a bounded function of a value, perhaps scaled and shifted by numbers, or one of its sign."""
+    for source, inner in _sources(scale, places) if is_pointwise(scale) else ():
+        if source is value:
+            rows = [row_of(one) for one in (*inner, scale)]
+            return any(row.name in _MASKING or (row.kind is Activation and bool(row.scales)) for row in rows)
+    return False
 
 
 def _replacement(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
@@ -104,6 +144,7 @@ def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node
         rows = [row_of(one) for one in (*inner, node)]
         several = inner or is_call_of(node, "logaddexp")
         joins = any(row.name in _JOINING for row in rows) and any(row.kind in (Activation, Neutral) for row in rows)
+        joins = joins or (is_call_of(node, "mul") and any(row.name in _MASKING for row in rows))
         if several and joins:
             same = _same_function(source, inner, node)
             gate = same is not None and same[:2] == ("sigmoid", -1) and any(len(one.users) > 1 for one in inner)
@@ -143,8 +184,12 @@ def _sources(node: fx.Node, places: dict[fx.Node, int]) -> Iterator[tuple[fx.Nod
 
 
 def _read(node: fx.Node) -> list[fx.Node]:
-    """What a call reads, other than tensors of one number that broadcasting does not need."""
-    return [one for one in node.all_input_nodes if not _is_number(one, node)]
+    """What a call reads, other than dtypes and tensors of one number that broadcasting does not need."""
+    return [one for one in node.all_input_nodes if not (_is_number(one, node) or _is_dtype(one))]
+
+
+def _is_dtype(value: Any) -> bool:
+    return isinstance(value, fx.Node) and value.target is getattr and value.args[1] == "dtype"
 
 
 def _is_number(value: fx.Node, reader: fx.Node) -> bool:
@@ -152,14 +197,29 @@ def _is_number(value: fx.Node, reader: fx.Node) -> bool:
     if is_data(value) or number_filling(value) is None:
         return False
     name = function_name(value)
-    sizes = value.args[0] if value.args else None
-    return (name.endswith("_like") and sizes in reader.all_input_nodes) or (sizes in ((), []) and not name.startswith("new_"))
+    sizes = next(iter(value.args[name.startswith("new_") :]), None)
+    alike = name.endswith("_like") and any(_has_shape_of(sizes, one) for one in reader.all_input_nodes if is_data(one))
+    return alike or sizes in ((), [])
+
+
+def _has_shape_of(origin: Any, value: fx.Node) -> bool:
+    """Whether a value is computed entry by entry from another one alone."""
+    while value is not origin:
+        read = [one for one in value.all_input_nodes if is_data(one)]
+        if len(value.all_input_nodes) != 1 or not read or not is_pointwise(value):
+            return False
+        (value,) = read
+    return True
 
 
 def is_pointwise(node: fx.Node) -> bool:
     """Whether an entry of a call's result is a function of that entry of its operands, and of numbers."""
     row = node_info(node).operator
-    if node.op != "call_function" or row is None or row.parameters or row.results or row.view or row.converts:
+    if node.op != "call_function" or row is None or row.parameters or row.results:
+        return False
+    if row.converts:
+        return not is_data(node) and any(is_call_of(node.args[0], name) for name in _MASKING)
+    if row.view:
         return False
     return row.elementwise or row.mixes is mixing.no_dimension or row.name == "logaddexp"
 
@@ -197,6 +257,8 @@ def _values(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> torch.Tenso
     def put(leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
             return leaf
+        if _is_dtype(leaf):
+            return _POINTS.dtype
         return values[leaf] if leaf in values else torch.full_like(_POINTS, number_filling(leaf) or 0.0)
 
     try:

@@ -124,7 +124,8 @@ def _added_product(node: fx.Node) -> _Found | None:
         return None
     weights = factors[0]
     in_groups = grouped_sum(reader, row, bound_arguments(reader, row)) is not None
-    if in_groups or (is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)):
+    by_matrix = row.name in ("matmul", "einsum") and sum(map(is_data, reader.all_input_nodes)) == 1
+    if in_groups or by_matrix or (is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)):
         return "weighted_product", factors, weights
     return None
 

@@ -103,6 +103,8 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
         data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
         if issubclass(operator.kind, Gate):  # a scale that is scaled itself, such as a share of a sum
             data = data[:1]
+        if len(data) > 1 and operator.moves:  # parts that are put together
+            return min(_certainty(one, other) for one in data)
         is_shifted = is_shifted or issubclass(operator.kind, Sum)
         affine = issubclass(operator.kind, (Product, Sum)) or operator.neutral
         if not affine or len(data) != 1:

@@ -17,6 +17,7 @@ from lrpfx.ir.node import (
     is_floating,
     is_learned,
     node_info,
+    nodes_in,
     parameter_value,
     row_of,
 )
@@ -26,6 +27,8 @@ from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
+
+_NOT_LEARNED = "its matrix is not learned, and mixes places, as that of a graph does"
 
 
 class FindLinear(GraphPass):
@@ -44,6 +47,11 @@ class FindLinear(GraphPass):
         for node in list(calls(program.graph)):
             info = node_info(node)
             row = info.operator
+            if is_call_of(node, "linear") and info.module_path is None:
+                convolution = _as_convolution(CallBuilder(program, node, row_of(node)), node)
+                if convolution is not None:
+                    result.matches += 1
+                    result.details.append((info.name, f"linear: now {node_info(convolution).name}"))
             if row is None or row.contraction is None or info.role is not Role.DATA or not _has_weight(node):
                 continue
             found, fixed = _Weights(program), program.fixed_dimensions
@@ -51,7 +59,7 @@ class FindLinear(GraphPass):
                 if _diagonal_of(node) is not None:
                     raise NotAContractionError("its matrix is diagonal")
                 if _mixes_places(program, node):
-                    raise NotAContractionError("its matrix is not learned, and mixes places, as that of a graph does")
+                    raise NotAContractionError(_NOT_LEARNED)
                 dense = _Dense(found, row.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
@@ -93,28 +101,33 @@ _UNFOLD = ("input", "kernel_size", "dilation", "padding", "stride")
 def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
     """The convolution that a dense layer is if its inputs are the columns of `unfold`; None if they are not."""
     view, weight = layer.args[:2]
-    columns = view.args[0] if isinstance(view, fx.Node) and len(view.args) == 3 and row_of(view).moves else None
-    if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
+    row = node_info(view).operator if isinstance(view, fx.Node) and view.op == "call_function" else None
+    if row is None or not isinstance(view, fx.Node) or view.args[1:] not in _LAST_TWO.get(row.name, ()):
         return None
-    assert isinstance(view, fx.Node)
-    if row_of(view).name not in ("transpose", "movedim") or view.args[1:] not in _LAST_TWO:
+    columns = view.args[0]
+    if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
         return None
     given: dict[str, Any] = dict(zip(_UNFOLD, columns.args, strict=False)) | columns.kwargs
     sizes = given["kernel_size"]
     kernel = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
     if not all(isinstance(size, int) for size in kernel):
         return None
-    options = {name: given[name] for name in ("dilation", "padding", "stride") if name in given}
+    options: dict[str, Any] = {name: given[name] for name in ("dilation", "padding", "stride") if name in given}
+    options.update(layer.kwargs)
     outputs, inputs = parameter_value(weight, build.program.root).shape
     kernels = build.call("reshape", weight, (outputs, inputs // math.prod(kernel), *kernel), target=torch.reshape)
-    convolution = build.call("conv2d", given["input"], kernels, **options)
+    convolution = build.call("conv2d", given["input"], kernels, *layer.args[2:], **options)
     places = build.call("flatten", convolution, -2, -1, target=torch.flatten)
     replace_call(layer, build.call("transpose", places, -2, -1, target=torch.transpose))
     return convolution
 
 
-#: Arguments of views that exchange the last two of three dimensions.
-_LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1), ((1,), (-1,)), ((-2,), (-1,)))
+#: Arguments of views that exchange the last two of three dimensions, by the name of the row.
+_LAST_TWO: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("transpose", "movedim"), ((-2, -1), (-1, -2), (1, 2), (2, 1), ((1,), (-1,)), ((-2,), (-1,)))),
+    "permute": ((0, 2, 1), ((0, 2, 1),), ([0, 2, 1],)),
+    "adjoint": ((),),
+}
 
 
 def _with_selected_matrices(program: Program, node: fx.Node, row: Operator) -> fx.Node | None:
@@ -185,7 +198,8 @@ def _is_looked_up(value: Any) -> bool:
         spelling = spelling_of(value)
         if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
             return False
-        chosen, value = True, value.args[0]
+        chosen = chosen or bool(spelling.operator.indices) or (spelling.operator.picks and bool(nodes_in(value.args[1:])))
+        value = value.args[0]
     return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
 
 
@@ -213,13 +227,19 @@ class _Weights:
         dtype = node_info(data).dtype
         return dtype is not None and dtype != parameter_value(weight, self.program.root).dtype
 
-    def one_matrix(self, value: fx.Node, labels: str) -> tuple[fx.Node, torch.Size, str]:
+    def one_matrix(self, value: fx.Node, labels: str, data: fx.Node, of_data: str) -> tuple[fx.Node, torch.Size, str]:
         """A parameter without the dimensions over which it is expanded: node, shape and labels.
 
-        `NotAContractionError` unless the value is a parameter, or one that is expanded to a size that the inputs determine.
+        `NotAContractionError` unless the value is a parameter, or one that is expanded to a size that the data have.
         """
         expanded = self._expanded(value)
         source = value if expanded is None else expanded[0]
+        added = "" if expanded is None else labels[: expanded[2]]
+        shapes = self.shape(value), self.shape(data)
+        for place, letter in enumerate(added):
+            sizes = [shape[at] for shape, at in zip(shapes, (place, of_data.find(letter)), strict=True) if shape is not None]
+            if letter not in of_data or len(set(sizes)) > 1:
+                raise NotAContractionError("its parameter is expanded to a size that its other operand does not have")
         if node_info(source).role is not Role.PARAMETER:
             raise NotAContractionError("its constant operand is not a parameter")
         tensor = parameter_value(source, self.program.root)
@@ -230,8 +250,8 @@ class _Weights:
             raise NotAContractionError("the dimensions of its parameter are not known")
         return source, tensor.shape, kept
 
-    def _expanded(self, value: fx.Node) -> tuple[fx.Node, int] | None:
-        """The parameter that is expanded along new first dimensions, and the number of dimensions of the result."""
+    def _expanded(self, value: fx.Node) -> tuple[fx.Node, int, int] | None:
+        """The parameter that is expanded along its first dimensions, the number of dimensions of the result, and of those."""
         spelling = spelling_of(value)
         if value.op != "call_function" or spelling is None or node_info(value).role not in (Role.METADATA, Role.PARAMETER):
             return None
@@ -251,13 +271,7 @@ class _Weights:
         for size, given in zip(matrix.shape, own, strict=True):
             if not (given == unchanged or (unchanged == -1 and given == size)):
                 return None
-        while source is not value and tensor.ndim > matrix.ndim:
-            inner = source.args[0] if source.op == "call_function" else None
-            before = spelling_of(source)
-            if not isinstance(inner, fx.Node) or before is None or not before.operator.keeps_order:
-                return None
-            source, tensor = inner, parameter_value(inner, self.program.root)
-        return (source, len(sizes)) if tensor.shape == matrix.shape else None
+        return source, len(sizes), len(sizes) - matrix.ndim
 
 
 class _Dense:
@@ -271,7 +285,7 @@ class _Dense:
             raise NotAContractionError("not one of its operands alone depends on the input")
         self.labels, self.result = contraction.labels[1 - self.of_weight], contraction.result
         labels = self._without_dot(weights, contraction.labels[self.of_weight], weights.rank(weight))
-        self.weight, self.shape, self.own = weights.one_matrix(weight, labels)
+        self.weight, self.shape, self.own = weights.one_matrix(weight, labels, self.data, self.labels)
         if weights.dtypes_differ(self.data, self.weight):
             raise NotAContractionError("its operands have different dtypes")
         self._drop_expanded(weights)
@@ -281,6 +295,8 @@ class _Dense:
         self.shared = [letter for letter in self.own if letter in self.labels and letter in self.result]
         if not self.inputs:
             raise NotAContractionError("it sums over no dimension of its parameter")
+        if self.labels[-1] not in self.inputs and not is_learned(weight, weights.program.root):
+            raise NotAContractionError(_NOT_LEARNED)
 
     def _without_dot(self, weights: _Weights, labels: str, rank: int | None) -> str:
         """The labels of the weight, with letters for the dimensions for which a dot stands."""

@@ -165,6 +165,7 @@ class _Exponentials:
     base: float
     plain: bool  # whether no mask changes them
     shared: int | None = None  # the dimension along which they are divided already, as a softmax is, by their sum
+    exponent: float = 1.0  # of the exponentials; it multiplies the scores
 
     def over(self, dims: Dims, rank: int | None) -> bool:
         """Whether they are exponentials, up to a factor that a division by their sum over these dimensions cancels."""
@@ -172,18 +173,19 @@ class _Exponentials:
 
     @classmethod
     def of(cls, value: Any) -> "_Exponentials | None":
-        plain = True
+        plain, exponent = True, 1.0
         while isinstance(value, fx.Node) and is_data(value) and (row := node_info(value).operator) is not None:
             bound = bound_arguments(value, row)
             if row.name == "exp":
-                return cls(_arguments(value)[0], math.e, plain)
+                return cls(_arguments(value)[0], math.e, plain, exponent=exponent)
             if row.name == "exp2":
-                return cls(_arguments(value)[0], 2.0, plain)
+                return cls(_arguments(value)[0], 2.0, plain, exponent=exponent)
             if row.name == "exponential":
                 base = bound["other"]
-                return cls(_arguments(value)[0], base, plain) if isinstance(base, (int, float)) and base > 0 else None
+                positive = isinstance(base, (int, float)) and base > 0
+                return cls(_arguments(value)[0], base, plain, exponent=exponent) if positive else None
             if row.name == "softmax" and isinstance(bound.get("dim"), int):  # torch derives a dimension that is left out
-                return cls(bound["input"], math.e, plain, bound["dim"]) if bound.get("dtype") is None else None
+                return cls(bound["input"], math.e, plain, bound["dim"], exponent) if bound.get("dtype") is None else None
             if row.name == "mul" and sum(map(is_data, _arguments(value))) == 1:
                 value, plain = next(filter(is_data, _arguments(value))), False
             elif row.name == "masked_fill" and _is_zero(bound["value"]):
@@ -194,13 +196,24 @@ class _Exponentials:
                 value, plain = _arguments(value)[0], False
             elif row.keeps_order and row.elementwise:
                 value = _arguments(value)[0]
+            elif (power := _power(value, row, bound)) is not None:
+                value, exponent = _arguments(value)[0], exponent * power
             else:
                 return None
         return None
 
     def scores(self, build: CallBuilder) -> fx.Node:
         """The scores of which these are exponentials to the base e."""
-        return self.power if self.base == math.e else build.call("mul", self.power, math.log(self.base))
+        factor = math.log(self.base) * self.exponent
+        return self.power if factor == 1 else build.call("mul", self.power, factor)
+
+
+def _power(value: fx.Node, row: Operator, bound: dict[str, Any]) -> float | None:
+    """The exponent of a power of one value; None for other calls."""
+    exponent = {"square": 2, "sqrt": 0.5, "pow": bound.get("exponent")}.get(row.name)
+    if row.name == "mul" and _arguments(value)[0] is _arguments(value)[1]:
+        exponent = 2
+    return float(exponent) if isinstance(exponent, (int, float)) and exponent > 0 else None
 
 
 @dataclass(frozen=True)

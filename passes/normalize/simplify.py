@@ -26,10 +26,8 @@ from lrpfx.ir.node import (
 )
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
-from lrpfx.passes.normalize.find_activations import is_pointwise
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Activation
 
 
 class Simplify(GraphPass):
@@ -76,8 +74,8 @@ def _keeps(value: Any, ones: Any, product: fx.Node) -> bool:
 
 
 def _product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    """A product without ones, of a column with a row of parameters, or of three factors of which two are an activation."""
-    return _without_ones(build, node) or _column_times_row(build, node) or _activated(build, node)
+    """A product without ones, or of a column with a row of parameters."""
+    return _without_ones(build, node) or _column_times_row(build, node)
 
 
 def _column_times_row(build: CallBuilder, node: fx.Node) -> fx.Node | None:
@@ -101,32 +99,6 @@ def _adds_last(value: fx.Node) -> bool:
         return value.args[1:] == (-1,) or value.args[1:] == (len(node_info(value).shape or ()) - 1,)
     index = value.args[1] if function_name(value) == "getitem" and isinstance(value.args[1], tuple) else ()
     return bool(index) and index[-1] is None
-
-
-def _activated(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded activation, in any order of the factors."""
-    factors: Any = node.args[:2]
-    for inner, last in (factors, factors[::-1]):
-        if not is_call_of(inner, "mul") or len(inner.users) > 1 or not all(map(is_data, (*inner.args[:2], last))):
-            continue
-        own: Any = inner.args[:2]
-        for signal, other in (own, own[::-1]):
-            for value, scale in ((other, last), (last, other)):
-                if _is_bounded_function(scale, value):
-                    return build.call("mul", signal, build.call("mul", value, scale))
-    return None
-
-
-def _is_bounded_function(scale: fx.Node, value: fx.Node) -> bool:
-    """Whether a bounded activation of a value, perhaps scaled and shifted by numbers, makes a factor."""
-    bounded = False
-    while scale is not value:
-        row, read = node_info(scale).operator, scale.all_input_nodes
-        if row is None or len(read) != 1 or not is_pointwise(scale):
-            return False
-        bounded = bounded or (row.kind is Activation and bool(row.scales))
-        scale = read[0]
-    return bounded
 
 
 def _of_stack(combined: str) -> Form:
@@ -193,6 +165,39 @@ def _number_of_terms(build: CallBuilder, product: fx.Node, dims: tuple[int, ...]
         return math.prod(shape[place] for place in places)
     first, second = product.args[:2]
     return build.number_of_products(first, second, dims)
+
+
+def _softplus(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The logarithm of the sum of exp(x) and exp(0), in a stack, is softplus(x)."""
+    bound = _bound(node, ("input", "dim", "keepdim"))
+    stack, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
+    if not is_call_of(stack, "stack") or shape is None or bound.get("keepdim") or not isinstance(stack.args[0], (tuple, list)):
+        return None
+    along: Any = next(iter((*stack.args[1:], *stack.kwargs.values())), 0)
+    signals = [part for part in stack.args[0] if number_filling(part) != 0]
+    (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
+    plain = isinstance(dim, int) and isinstance(along, int) and (dim - along) % len(shape) == 0
+    found = signals[0] if plain and len(signals) == 1 and len(stack.args[0]) == 2 else None
+    return build.call("softplus", found) if isinstance(found, fx.Node) and is_data(found) else None
+
+
+def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The last of cumulative sums is the sum."""
+    sums: Any = node.args[0]
+    shape = node_info(sums).shape if is_call_of(sums, "cumsum") and len(sums.users) == 1 else None
+    if shape is None:
+        return None
+    bound = _bound(sums, ("input", "dim", "dtype"))
+    if is_call_of(node, "select"):
+        place = node.args[1] if node.args[2:] == (-1,) else None
+    else:
+        index: Any = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        rest = all(part is Ellipsis or part == slice(None) for part in index[:-1])
+        whole = Ellipsis in index[:-1]
+        place = (-1 if whole else len(index) - 1) if rest and index and index[-1] == -1 else None
+    if not isinstance(place, int) or not isinstance(bound["dim"], int) or (place - bound["dim"]) % len(shape):
+        return None
+    return build.call("sum", bound["input"], bound["dim"], target=torch.sum) if bound.get("dtype") is None else None
 
 
 def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
@@ -300,6 +305,9 @@ _FORMS: dict[str, Form] = {
     "sum": _of_stack("add"),
     "mean": _mean,
     "prod": _of_stack("mul"),
+    "logsumexp": _softplus,
+    "getitem": _last_sum,
+    "select": _last_sum,
     "matmul": _diagonal_product,
     "col2im": _folded,
     "fold": _folded,

@@ -11,7 +11,7 @@ from lrpfx.composites import AttnLRP, EpsilonPlusFlat, GammaByDepth, MixedCompos
 
 CASES = [(name, composite) for name, pair in PAIRS.items() for composite in COMPOSITES[pair.kind]]
 #: Cases of every test run; each pair is among them.
-QUICK = {"EpsilonPlusFlat": "symbolic", "GammaByDepth": "export", "AttnLRP": "symbolic", "CPLRP": "export"}
+QUICK = {"EpsilonPlusFlat": "symbolic", "GammaByDepth": "export", "Gamma": "symbolic", "AttnLRP": "symbolic", "CPLRP": "export"}
 
 
 def _is_quick(name, composite, capture):

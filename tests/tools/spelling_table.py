@@ -10,7 +10,7 @@ import torch
 from spellings import PAIRS
 
 import lrpfx
-from lrpfx import composites
+from lrpfx import composites, rules, types
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "compiler.md"
 BEGIN, END = "<!-- spellings -->", "<!-- end of spellings -->"
@@ -28,6 +28,7 @@ COMPOSITES = {
         "EpsilonGammaBox": _boxed,
         "EpsilonAlpha2Beta1Flat": lambda x: composites.EpsilonAlpha2Beta1Flat(),
         "GammaByDepth": lambda x: composites.GammaByDepth(),
+        "Gamma": lambda x: composites.EpsilonPlus(layer_map=[(types.Linear, rules.Gamma(0.25))]),
     },
     "function": {
         "EpsilonPlus": lambda x: composites.EpsilonPlus(),

@@ -26,9 +26,9 @@ def images():
 
 
 def merged_and_reasons(explain_model):
-    """How many places the pass merged, and why it left others. A pass that applies to nothing is no stage."""
+    """How many places the pass merged, and why it left others, as both runs say. One that applies to nothing is no stage."""
     stages = [stage for stage in lrpfx.history(explain_model) if stage.name == "merge_padding"]
-    return sum(stage.matches for stage in stages), [text for stage in stages for _, text in stage.reasons]
+    return sum(stage.matches for stage in stages), list(dict.fromkeys(text for stage in stages for _, text in stage.reasons))
 
 
 #: What is padded, and the padding of the layer that it equals.

@@ -74,3 +74,19 @@ def test_a_softmax_without_a_dimension():
     net = Unary(lambda x: functional.normalize(torch.nn.Softmax()(x), dim=-1))
     explain_model = lrpfx.transform(net, AttnLRP(), example_inputs=x, capture="symbolic")
     assert_close(explain_model(x), net(x), 1e-12)
+
+
+def test_a_softmax_in_single_precision_between_double_precision():
+    """The graph rounds it in another order, so its outputs are compared with the precision of its values."""
+    x = torch.randn(2, 3, dtype=torch.float64)
+
+    def by_hand(x):
+        weights = torch.exp(x.float() - x.float().amax(-1, keepdim=True))
+        return (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
+
+    maps = []
+    for function in (by_hand, lambda x: torch.softmax(x.float(), -1).to(x.dtype)):
+        torch.manual_seed(0)
+        explain_model = lrpfx.transform(Unary(function), AttnLRP(), example_inputs=x)
+        maps.append(lrpfx.attribute(explain_model, x, torch.cos).relevance)
+    assert torch.allclose(*maps, rtol=1e-5)
