@@ -43,6 +43,7 @@ from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, 
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
+from lrpfx.ir.size_proofs import is_proved
 from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.exported_program import exported_program
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
@@ -312,6 +313,11 @@ def _program(
         results.append(expected)
     dimensions |= _dimensions(opened, results)
     opened = [_from_one(job, function, inputs, one, tolerance) for one in opened]
+    ones = [one for one in opened if one.lower == 1]
+    if len(ones) > 1:  # all of them at once
+        of = tuple(itertools.chain(*(one.of for one in reversed(ones))))
+        together = _from_one(job, function, inputs, replace(ones[-1], of=of), tolerance)
+        opened = [replace(one, lower=together.lower) if one in ones and one.of[0][1] else one for one in opened]
     verified_after_all(lowered, len(module.history))
     return _with_facts(job, program, lowered, examples[0], opened, dimensions, tolerance)
 
@@ -396,6 +402,9 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
             raise LoweringError(_other_operations(module, f"{guard.readable} does not hold"))
     opened[1:] = [_narrowed(one, conditions, inputs) for one in opened[1:]]
     opened[1:] = [one for one in opened[1:] if all(_always_holds(guard, one, opened, inputs) for guard in conditions)]
+    for guard in conditions:  # now that the other sizes in it are fixed
+        if not _always_holds(guard, opened[0], opened, inputs):
+            raise LoweringError(_other_operations(module, f"{guard.readable} does not hold"))
     varying = {dimension for one in opened for dimension in one.of}
     taken = {
         size for name, tensor in inputs.items() for number, size in enumerate(tensor.shape) if (name, number) not in varying
@@ -416,7 +425,10 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
 def _always_holds(
     guard: SizeCondition, size: _OpenSize, opened: Sequence[_OpenSize], inputs: Mapping[str, torch.Tensor], least: int = 1
 ) -> bool:
-    """Whether a condition of the module follows from the shared sizes alone, as far as samples show, or is of others."""
+    """Whether a condition of the module is of other sizes, or holds for all that this one and others take.
+
+    Of one size, samples decide. Of several, samples could miss a pair, so it must also follow from their limits.
+    """
     places = [(place.argument, number) for place, number in guard.of]
     if not any(dimension in size.of for dimension in places):
         return True
@@ -427,29 +439,39 @@ def _always_holds(
         sizes = {name_and_number: size for one, size in zip(involved, sample, strict=True) for name_and_number in one.of}
         if not _holds(guard, [sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
             return False
-    return True
+    if len(involved) < 2:
+        return True
+    symbols = {f"size_{number}": one for number, one in enumerate(involved)}
+    names = {dimension: name for name, one in symbols.items() for dimension in one.of}
+    written = [names.get(place, str(inputs[place[0]].shape[place[1]])) for place in places]
+    condition = re.sub(r"sizes\[(\d+)\]", lambda found: written[int(found[1])], guard.expression)
+    return is_proved(condition, _limits(symbols, least))
+
+
+def _limits(sizes: Mapping[str, _OpenSize], least: int) -> dict[str, tuple[int, int | None]]:
+    return {name: (max(one.lower, least), one.upper) for name, one in sizes.items()}
 
 
 def _narrowed(size: _OpenSize, conditions: Sequence[SizeCondition], inputs: Mapping[str, torch.Tensor]) -> _OpenSize:
-    """The open size without the smallest and largest values within narrow limits if conditions exclude all of them."""
-    if size.upper is None or size.upper - size.lower >= _SMALL:
-        return size
+    """The open size without its smallest values, and its largest within narrow limits, if conditions exclude all of them."""
+    narrow = size.upper is not None and size.upper - size.lower < _SMALL
     name, number = size.of[0]
     own = [guard for guard in conditions if {(place.argument, dimension) for place, dimension in guard.of} <= set(size.of)]
-    failing = [
-        value for value in range(size.lower, size.upper + 1) if not all(_holds(guard, [value] * len(guard.of)) for guard in own)
-    ]
+    values = range(size.lower, size.upper + 1 if narrow and size.upper is not None else inputs[name].shape[number])
+    failing = [value for value in values if not all(_holds(guard, [value] * len(guard.of)) for guard in own)]
     below = [value for value in failing if value < inputs[name].shape[number]]
     above = [value for value in failing if value > inputs[name].shape[number]]
     lower = size.lower + len(below) if below and len(below) == below[-1] - size.lower + 1 else size.lower
-    upper = size.upper - len(above) if above and len(above) == size.upper - above[0] + 1 else size.upper
+    upper = size.upper
+    if size.upper is not None and above and len(above) == size.upper - above[0] + 1:
+        upper = size.upper - len(above)
     return replace(size, lower=lower, upper=upper)
 
 
 def _holds(guard: SizeCondition, sizes: Sequence[int]) -> bool:
     try:
         return bool(guard.holds(sizes))
-    except ZeroDivisionError:  # it divides by a term that is zero for these sizes
+    except ArithmeticError:  # it divides by a term that is zero for these sizes, or has a number that is too large
         return False
 
 
@@ -867,14 +889,21 @@ class _Traced:
         return self.mode.shape_env.guards
 
     def condition(self) -> str | None:
-        """A condition on sizes that does not hold for all of them, as far as samples show; None if all hold."""
+        """A condition on sizes that does not hold for all of them; None if all hold.
+
+        Of one size, samples decide. One of several must also follow from their limits.
+        """
         for expression in dict.fromkeys(guard.expr for guard in self.guards):
-            involved = {one: symbol for one, symbol in self.symbols.items() if symbol in expression.free_symbols}
+            involved = {str(symbol): one for one, symbol in self.symbols.items() if symbol in expression.free_symbols}
             text = python_of(expression)
-            holds = eval(f"lambda {', '.join(map(str, involved.values()))}: {text}", {"math": math})
             if len(involved) < len(expression.free_symbols):  # a size that the data decide
                 return str(expression)
-            if not all(holds(*sizes) for sizes in _samples(text, list(involved), least=2)):
+            holds = eval(f"lambda {', '.join(involved)}: {text}", {"math": math})
+            try:
+                proved = all(holds(*sizes) for sizes in _samples(text, list(involved.values()), least=2))
+            except ArithmeticError:  # it divides by zero, or has a number that is too large
+                proved = False
+            if not proved or (len(involved) > 1 and not is_proved(text, _limits(involved, 2))):
                 return str(expression)
         return None
 

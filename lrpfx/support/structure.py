@@ -16,9 +16,7 @@ from lrpfx.support.descriptions import described, is_released
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import has_hooks_for_all_modules
 
-_PLAIN = frozenset(
-    (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout)
-)
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout))
 
 #: How far from a module an object is compared by its content: a chain of objects may be longer than Python's stack.
 DEEPEST = 50

@@ -615,6 +615,68 @@ def test_conditions_on_several_sizes_are_tested_within_narrow_limits():
     assert len(list(lowering._samples("s0 != s1", [first, second]))) > 100
 
 
+class OtherWhere(nn.Module):
+    """Other operations for images of other sizes."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.layer, self.head, self.condition = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), condition
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.head((y.relu() if self.condition(*y.shape) else y.sigmoid()).mean((2, 3)))
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.pool = nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2)
+
+    def forward(self, x):
+        return self.pool(self.layer(x).relu()).mean((2, 3))
+
+
+OPEN_IMAGES = {"x": {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}}
+
+
+def program_of_images(model, x):
+    settings = {"example_inputs": x, "capture": "export", "dynamic_shapes": OPEN_IMAGES}
+    return lrpfx.lower(lrpfx.transform(model.eval(), EpsilonPlus(), **settings), x)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda batch, channels, height, width: height > width,
+        lambda batch, channels, height, width: height * width < 10_000,
+        lambda batch, channels, height, width: (height - width) ** 2 != 301**2,
+    ],
+)
+def test_conditions_on_several_sizes_fix_them_unless_they_are_proved(condition):
+    x = torch.rand(2, 3, 24, 20)
+    assert lowering.open_dimensions(program_of_images(OtherWhere(condition), x))["input"] == [0]
+
+
+def test_a_batch_in_a_condition_on_several_sizes():
+    x = torch.rand(9, 3, 6, 7)
+    with pytest.raises(LoweringError, match=r"other operations where x.shape\[0\] > x.shape\[2\] does not hold"):
+        program_of_images(OtherWhere(lambda batch, channels, height, width: batch > height), x)
+
+
+def test_images_of_any_size_are_pooled():
+    """The graph is for images from 4×4: smaller ones are pooled to a single value."""
+    model = Pooled().eval()
+    program = program_of_images(model, torch.rand(2, 3, 10, 12))
+    assert [(one["lower"], one["upper"]) for one in lowering.facts_of(program)["sizes"]] == [(4, None), (4, None)]
+    for shape in ((1, 3, 4, 4), (3, 3, 31, 7)):
+        x, target = torch.rand(shape), torch.arange(shape[0])
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+        expected = lrpfx.attribute(explain_model, x, target)
+        assert_close(program.module()(x, target)["relevance"], expected.relevance, 1e-10)
+    with pytest.raises(lrpfx.InputError, match="valid only for size >= 4"):
+        program.module()(torch.rand(2, 3, 3, 4), torch.tensor([0, 1]))
+
+
 @pytest.mark.parametrize("file", ["reader.pt2", pytest.param("reader.onnx", marks=pytest.mark.slow)])
 def test_a_token_at_a_position(tmp_path, file):
     torch.manual_seed(0)
