@@ -526,7 +526,7 @@ def listed(caller: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int:
+def index_of(target: Any, categories: Sequence[str] | None, classes: int | None) -> int:
     """The index of a class that is given by its index or its name. Raises `InputError` for unknown ones."""
     if isinstance(target, str):
         if categories is None:
@@ -550,8 +550,11 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int) -> int
         raise InputTypeError(
             f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
         )
-    if not 0 <= target < classes:
-        raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
+    if target < 0 or (classes is not None and target >= classes):
+        raise InputError(
+            f"class {target} is out of range: the output has {'any number of' if classes is None else classes} classes",
+            topic="classes-and-their-names",
+        )
     return int(target)
 
 

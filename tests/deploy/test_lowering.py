@@ -615,6 +615,21 @@ def test_conditions_on_several_sizes_are_tested_within_narrow_limits():
     assert len(list(lowering._samples("s0 != s1", [first, second]))) > 100
 
 
+@pytest.mark.parametrize("target", [{"target": "index"}, {"target": "targets", "number_of_targets": 2}])
+def test_a_number_of_classes_that_a_program_leaves_open(tmp_path, target):
+    """Each position is a class."""
+    model, x = nn.Sequential(nn.Linear(4, 1), nn.Flatten(1)).eval(), torch.rand(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x, **target), tmp_path / "model.pt2"))
+    assert runner.manifest["results"]["output"]["shape"] == [None, None] and runner.verify() <= 1e-9
+    index = torch.tensor([0, 6]) if target["target"] == "index" else torch.tensor([[0, 6], [1, 2]])
+    assert runner(torch.rand(2, 7, 4), index)["output"].shape == (2, 7)
+    with pytest.raises(lrpfx.InputError, match="target 6 is out of range: the output has 5 classes"):
+        runner(x, index)
+    with pytest.raises(lrpfx.InputError, match="target -1 is out of range"):
+        runner(x, -torch.ones_like(index))
+
+
 class OtherWhere(nn.Module):
     """Other operations for images of other sizes."""
 
