@@ -1,7 +1,9 @@
 """Programs in .pte files, which ExecuTorch runs."""
 
 import json
+import subprocess
 import sys
+import textwrap
 import threading
 
 import executorch.runtime as runtime
@@ -90,6 +92,35 @@ def test_the_runtime_alone_reads_the_file(explained, file):
     expected = lrpfx.attribute(explain_model, images, [4, 2])
     assert_close(output, expected.output, 1e-6)
     assert_close(relevance, expected.relevance, 1e-6)
+
+
+PROCESS = """
+    import logging
+    import sys
+    import torch
+    import lrpfx
+    from lrpfx.composites import EpsilonPlus
+
+    before = list(logging.root.handlers), logging.root.level
+    explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval(), EpsilonPlus())
+    program = lrpfx.lower(explain_model, torch.rand(2, 4), dynamic_batch=False)
+    for write in (lrpfx.save, lrpfx.package):
+        lrpfx.load(write(program, sys.argv[1])).verify()
+    assert (list(logging.root.handlers), logging.root.level) == before
+    logging.getLogger("application").info("unexpected")
+"""
+
+
+def test_logging_stays_as_it_is(tmp_path):
+    """In a process of its own: modules of ExecuTorch configure it once, when they are imported."""
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS), str(tmp_path / "model.pte")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "INFO" not in run.stdout + run.stderr and "unexpected" not in run.stderr
 
 
 def test_calls_of_several_threads(explained, file):

@@ -9,7 +9,8 @@ import logging
 import struct
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,23 @@ HEADER = struct.Struct("<4x4s4sIQQQ")
 FORMAT, EXTENDED = b"ET12", b"eh00"
 
 
+@contextmanager
+def _same_logging() -> Iterator[None]:
+    """Keep the root logger as it is: modules of ExecuTorch configure it when they are imported, and print their progress.
+
+    A logger that has a handler is not configured, so it gets the one that Python uses in its absence.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    if not handlers and logging.lastResort is not None:
+        root.addHandler(logging.lastResort)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
 class ExecuTorch(Backend):
     """A program for the portable kernels of ExecuTorch, for inputs of one size."""
 
@@ -55,6 +73,7 @@ class ExecuTorch(Backend):
     runtime = "executorch"
     legalize = (LegalizeForExecuTorch,)
 
+    @_same_logging()
     def check_requirements(self) -> None:
         try:
             import executorch.exir
@@ -78,6 +97,7 @@ class ExecuTorch(Backend):
                 topic="formats-of-programs",
             )
 
+    @_same_logging()
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         logger.info("translating into operators of ExecuTorch")
         try:
@@ -109,6 +129,7 @@ class ExecuTorch(Backend):
         if strange:
             raise RefusedError(f"it holds {strange[0]!r}, which does not belong in it")
 
+    @_same_logging()
     def load(self, path: Path, stored: Stored) -> Function:
         try:
             from executorch.runtime import Runtime
