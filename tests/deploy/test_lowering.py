@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
 from lrpfx.errors import LoweringError, LrpfxWarning
@@ -126,6 +126,25 @@ def test_what_rounding_changes_is_measured_for_each_batch_that_differs(monkeypat
     monkeypatch.setattr(lowering._Job, "expected", with_an_error)
     with nullcontext() if passes else pytest.raises(LoweringError, match="for a batch of 3 by 9"):
         lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), x)
+
+
+class NormInSinglePrecision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(nn.functional.rms_norm(y.float(), (8,)).to(y.dtype).relu())
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_models_in_float64_that_compute_in_float32(name, tmp_path):
+    """As the norms of Llama do: another runtime rounds differently there."""
+    x = torch.rand(2, 6, dtype=torch.float64)
+    program = lrpfx.lower(lrpfx.transform(NormInSinglePrecision().double().eval(), AttnLRP(), example_inputs=x), x)
+    assert lowering.facts_of(program)["tolerance"] == pytest.approx(1e-5, rel=0.5)
+    assert lrpfx.load(lrpfx.save(program, tmp_path / name)).verify() <= 1e-6
 
 
 def test_results_that_are_zero_have_a_tolerance():
@@ -819,6 +838,39 @@ def test_a_condition_on_an_open_size_that_torch_cannot_prove():
     for length in (1, 2, 7):
         a, b = torch.rand(2, length, 5), torch.rand(2, length, 5)
         assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)
+
+
+def halved_where(condition):
+    class HalvedWhere(Hook):
+        def propagate(self, call, relevance):
+            return (relevance / 2 if condition(*relevance.shape[:2]) else relevance,)
+
+    return HalvedWhere()
+
+
+@pytest.mark.parametrize(
+    ("condition", "opened"),
+    [
+        (lambda batch, length: batch * length == 1, [0, 1]),  # it begins at 2
+        (lambda batch, length: batch * length == 2, [0]),
+        (lambda batch, length: batch + length == 3, [0]),
+        (lambda batch, length: length in (9, 31), [0]),
+    ],
+)
+def test_rules_that_do_something_else_for_small_sizes(condition, opened):
+    x = torch.rand(2, 7, 4)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), Unary(lambda x: x.sum(1))).eval()
+    composite = EpsilonPlus(layer_map=[(nn.ReLU, halved_where(condition))])
+    explain_model = lrpfx.transform(model, composite, example_inputs=x, capture="export")
+    program = lrpfx.lower(explain_model, x)
+    assert lowering.open_dimensions(program)["input"] == opened
+    for batch, length in ((1, 1), (1, 2), (2, 1), (3, 7), (4, 9)):
+        x, target = torch.rand(batch, length, 4), torch.arange(batch) % 3
+        try:
+            found = program.module()(x, target)["relevance"]
+        except lrpfx.InputError:
+            continue
+        assert_close(found, lrpfx.attribute(explain_model, x, target).relevance, 1e-10)
 
 
 class OtherForLargeBatches(Hook):
