@@ -203,6 +203,26 @@ def test_signed_anew(file, tmp_path):
     assert runner.manifest["tolerance"] == 1e-3 and runner.verify() < 1e-6
 
 
+def test_a_program_without_weights(tmp_path):
+    """ExecuTorch writes no header for it, which would give its length."""
+    x = torch.randn(2, 4).float()
+    program = lrpfx.lower(lrpfx.transform(nn.Sequential(nn.ReLU()).eval(), EpsilonPlusFlat()), x, dynamic_batch=False)
+    path = lrpfx.save(program, tmp_path / "model.pte")
+    assert lrpfx.load(path).verify() <= 1e-6
+    content = path.read_bytes()
+    for changed in (content[:-1], content[:100], content.replace(b"PK\5\6", b"PK\5\7"), content[:-6] + b"\xff" * 6):
+        path.write_bytes(changed)
+        with pytest.raises(lrpfx.ArtefactError, match="is not loaded"):
+            lrpfx.load(path)
+
+
+def test_convolutions_in_three_dimensions(tmp_path):
+    model = nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).eval().float()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 1, 3, 3, 3).float(), dynamic_batch=False)
+    with pytest.raises(lrpfx.LoweringError, match="no kernel of convolutions in three dimensions"):
+        lrpfx.save(program, tmp_path / "model.pte")
+
+
 def test_open_sizes(explained, tmp_path):
     with pytest.raises(lrpfx.LoweringError, match="dynamic_batch=False"):
         lrpfx.save(lrpfx.lower(*explained), tmp_path / "model.pte")

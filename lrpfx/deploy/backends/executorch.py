@@ -46,6 +46,10 @@ PROGRAM = "program.pte"  # the entry whose content precedes the archive
 HEADER = struct.Struct("<4x4s4sIQQQ")
 FORMAT, EXTENDED = b"ET12", b"eh00"
 
+#: The last record of an archive: its signature, and the length and place of the archive's directory.
+LAST_RECORD = struct.Struct("<4s8xII2x")
+END_OF_ARCHIVE = b"PK\5\6"
+
 
 @contextmanager
 def _same_logging() -> Iterator[None]:
@@ -88,6 +92,12 @@ class ExecuTorch(Backend):
             raise LoweringError(
                 "ExecuTorch plans the memory of a program for one size of its inputs: lower it with dynamic_batch=False, or "
                 "export it with --fixed-batch",
+                topic="formats-of-programs",
+            )
+        convolutions = [node for node in program.graph.nodes if node.target == torch.ops.aten.convolution.default]
+        if any(node.meta["val"].ndim > 4 for node in convolutions):
+            raise LoweringError(
+                "ExecuTorch has no kernel of convolutions in three dimensions: use a .pt2 or .onnx file",
                 topic="formats-of-programs",
             )
         if any(leaf.dtype == torch.float64 for leaf in leaves):
@@ -232,6 +242,19 @@ def _length_of_program(content: bytes) -> int:
     if len(content) < HEADER.size:
         raise RefusedError("it is damaged: it ends within its header")
     format, extended, size, program, start, segments = HEADER.unpack_from(content)
-    if format != FORMAT or extended != EXTENDED or size < HEADER.size - 8:
+    if format == FORMAT and extended != EXTENDED:  # ExecuTorch writes no header for a program without weights
+        return _length_before_archive(content)
+    if format != FORMAT or size < HEADER.size - 8:
         raise RefusedError("it does not have ExecuTorch's current format")
     return int(max(program, start + segments if segments else 0))
+
+
+def _length_before_archive(content: bytes) -> int:
+    """Where the archive at the end of the content begins: its last record gives the length of what is before it."""
+    place = content.rfind(END_OF_ARCHIVE)
+    if place < 0 or len(content) - place < LAST_RECORD.size:
+        raise RefusedError("it does not have ExecuTorch's current format, or no archive of lrpfx follows the program")
+    _, directory, offset = LAST_RECORD.unpack_from(content, place)
+    if not place - directory - offset > 0:
+        raise RefusedError("it is damaged: the archive does not have the length that it gives")
+    return int(place - directory - offset)
