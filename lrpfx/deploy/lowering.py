@@ -34,6 +34,7 @@ from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, 
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
+from lrpfx.ir.size_proofs import is_proved
 from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.exported_program import exported_program
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
@@ -293,7 +294,9 @@ def _program(
     if condition is not None:
         raise _SizeError(_other_operations(module, f"{condition} does not hold for its sizes"))
     program, lowered = _export(job, traced, examples[0])
-    tolerance = _tolerance(job, examples[0])
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "call_function"]
+    rounds = any(isinstance(value, torch.Tensor) and value.dtype == torch.float32 for value in values)
+    tolerance = _tolerance(job, examples[0], rounds=rounds)
     function = program.module()
     results = []
     for example in examples:
@@ -301,6 +304,7 @@ def _program(
         results.append(expected)
     dimensions |= _dimensions(opened, results)
     opened = [_from_one(job, function, inputs, one, tolerance) for one in opened]
+    opened = _from_ones(job, function, inputs, opened, tolerance)
     verified_after_all(lowered, len(module.history))
     return _with_facts(job, program, lowered, examples[0], opened, dimensions, tolerance)
 
@@ -385,6 +389,9 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
             raise LoweringError(_other_operations(module, f"{guard.readable} does not hold"))
     opened[1:] = [_narrowed(one, conditions, inputs) for one in opened[1:]]
     opened[1:] = [one for one in opened[1:] if all(_always_holds(guard, one, opened, inputs) for guard in conditions)]
+    for guard in conditions:  # now that the other sizes in it are fixed
+        if not _always_holds(guard, opened[0], opened, inputs):
+            raise LoweringError(_other_operations(module, f"{guard.readable} does not hold"))
     varying = {dimension for one in opened for dimension in one.of}
     taken = {
         size for name, tensor in inputs.items() for number, size in enumerate(tensor.shape) if (name, number) not in varying
@@ -405,7 +412,10 @@ def _open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> li
 def _always_holds(
     guard: SizeCondition, size: _OpenSize, opened: Sequence[_OpenSize], inputs: Mapping[str, torch.Tensor], least: int = 1
 ) -> bool:
-    """Whether a condition of the module follows from the shared sizes alone, as far as samples show, or is of others."""
+    """Whether a condition of the module is of other sizes, or holds for all that this one and others take.
+
+    Of one size, samples decide. Of several, samples could miss a pair, so it must also follow from their limits.
+    """
     places = [(place.argument, number) for place, number in guard.of]
     if not any(dimension in size.of for dimension in places):
         return True
@@ -416,29 +426,39 @@ def _always_holds(
         sizes = {name_and_number: size for one, size in zip(involved, sample, strict=True) for name_and_number in one.of}
         if not _holds(guard, [sizes.get(place, inputs[place[0]].shape[place[1]]) for place in places]):
             return False
-    return True
+    if len(involved) < 2:
+        return True
+    symbols = {f"size_{number}": one for number, one in enumerate(involved)}
+    names = {dimension: name for name, one in symbols.items() for dimension in one.of}
+    written = [names.get(place, str(inputs[place[0]].shape[place[1]])) for place in places]
+    condition = re.sub(r"sizes\[(\d+)\]", lambda found: written[int(found[1])], guard.expression)
+    return is_proved(condition, _limits(symbols, least))
+
+
+def _limits(sizes: Mapping[str, _OpenSize], least: int) -> dict[str, tuple[int, int | None]]:
+    return {name: (max(one.lower, least), one.upper) for name, one in sizes.items()}
 
 
 def _narrowed(size: _OpenSize, conditions: Sequence[SizeCondition], inputs: Mapping[str, torch.Tensor]) -> _OpenSize:
-    """The open size without the smallest and largest values within narrow limits if conditions exclude all of them."""
-    if size.upper is None or size.upper - size.lower >= _SMALL:
-        return size
+    """The open size without its smallest values, and its largest within narrow limits, if conditions exclude all of them."""
+    narrow = size.upper is not None and size.upper - size.lower < _SMALL
     name, number = size.of[0]
     own = [guard for guard in conditions if {(place.argument, dimension) for place, dimension in guard.of} <= set(size.of)]
-    failing = [
-        value for value in range(size.lower, size.upper + 1) if not all(_holds(guard, [value] * len(guard.of)) for guard in own)
-    ]
+    values = range(size.lower, size.upper + 1 if narrow and size.upper is not None else inputs[name].shape[number])
+    failing = [value for value in values if not all(_holds(guard, [value] * len(guard.of)) for guard in own)]
     below = [value for value in failing if value < inputs[name].shape[number]]
     above = [value for value in failing if value > inputs[name].shape[number]]
     lower = size.lower + len(below) if below and len(below) == below[-1] - size.lower + 1 else size.lower
-    upper = size.upper - len(above) if above and len(above) == size.upper - above[0] + 1 else size.upper
+    upper = size.upper
+    if size.upper is not None and above and len(above) == size.upper - above[0] + 1:
+        upper = size.upper - len(above)
     return replace(size, lower=lower, upper=upper)
 
 
 def _holds(guard: SizeCondition, sizes: Sequence[int]) -> bool:
     try:
         return bool(guard.holds(sizes))
-    except ZeroDivisionError:  # it divides by a term that is zero for these sizes
+    except ArithmeticError:  # it divides by a term that is zero for these sizes, or has a number that is too large
         return False
 
 
@@ -543,6 +563,33 @@ def _from_one(
             ) from error
         return replace(size, lower=2)
     return size
+
+
+def _from_ones(
+    job: "_Job", function: nn.Module, inputs: Mapping[str, torch.Tensor], opened: Sequence[_OpenSize], tolerance: float
+) -> list[_OpenSize]:
+    """The open sizes, of which several may be one at once, or one beside small ones.
+
+    Raises `_SizeError` if the program is wrong where one size is one and others are two or three.
+    """
+    ones = [one for one in opened if one.lower == 1]
+    if len(ones) > 1:
+        of = tuple(itertools.chain(*(one.of for one in reversed(ones))))
+        together = _from_one(job, function, inputs, replace(ones[-1], of=of), tolerance)
+        opened = [replace(one, lower=together.lower) if one in ones and one.of[0][1] else one for one in opened]
+    for alone, small in itertools.product([one for one in opened if one.lower == 1 and len(opened) > 1], (2, 3)):
+        sizes = {one: 1 if one is alone else max(small, one.lower) for one in opened}
+        resized = _resized(inputs, {dimension: size for one, size in sizes.items() for dimension in one.of})
+        try:
+            arguments = job.arguments(list(resized.values()))
+        except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError):  # the model does not take these sizes
+            continue
+        try:
+            _verify(job, function, arguments, tolerance)
+        except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError) as error:
+            where = " and ".join(f"{one.of[0][0]}.shape[{one.of[0][1]}] = {size}" for one, size in sizes.items())
+            raise _SizeError(f"{_other_operations(job.module, where)}: {first_lines(error)}") from error
+    return list(opened)
 
 
 def _computes_output(module: ExplainModule, values: Mapping[str, Any], output: OutputSelector) -> bool:
@@ -833,14 +880,21 @@ class _Traced:
         return self.mode.shape_env.guards
 
     def condition(self) -> str | None:
-        """A condition on sizes that does not hold for all of them, as far as samples show; None if all hold."""
+        """A condition on sizes that does not hold for all of them; None if all hold.
+
+        Of one size, samples decide. One of several must also follow from their limits.
+        """
         for expression in dict.fromkeys(guard.expr for guard in self.guards):
-            involved = {one: symbol for one, symbol in self.symbols.items() if symbol in expression.free_symbols}
+            involved = {str(symbol): one for one, symbol in self.symbols.items() if symbol in expression.free_symbols}
             text = python_of(expression)
-            holds = eval(f"lambda {', '.join(map(str, involved.values()))}: {text}", {"math": math})
             if len(involved) < len(expression.free_symbols):  # a size that the data decide
                 return str(expression)
-            if not all(holds(*sizes) for sizes in _samples(text, list(involved), least=2)):
+            holds = eval(f"lambda {', '.join(involved)}: {text}", {"math": math})
+            try:
+                proved = all(holds(*sizes) for sizes in _samples(text, list(involved.values()), least=2))
+            except ArithmeticError:  # it divides by zero, or has a number that is too large
+                proved = False
+            if not proved or (len(involved) > 1 and not is_proved(text, _limits(involved, 2))):
                 return str(expression)
         return None
 
@@ -971,8 +1025,10 @@ def _with_facts(
     return checked(program, sizes, shared)
 
 
-def _tolerance(job: _Job, arguments: Sequence[torch.Tensor], changes: int = 6) -> float:
+def _tolerance(job: _Job, arguments: Sequence[torch.Tensor], changes: int = 6, rounds: bool = False) -> float:
     """The allowed error of a result, relative to its norm: that of the dtype or, in float32, ten times the effect of rounding.
+
+    `rounds`: whether it computes in float32, which models in float64 may do, such as those whose norms cast.
 
     Relevance can jump where a value crosses zero, so kernels with different rounding may give visibly different results. This
     effect is measured with a float64 run, and with inputs changed by a few units of rounding. The larger tolerance applies.
@@ -981,6 +1037,8 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor], changes: int = 6) -
     plain = replace(job, reduce=None, balance=False)
     reference = plain.expected(arguments)
     dtype = reference["output"].dtype
+    if dtype == torch.float64 and rounds:
+        dtype = torch.float32
     if dtype != torch.float32:
         return tolerance_of(dtype)
     found = _in_double_precision(plain, arguments)
@@ -991,7 +1049,7 @@ def _tolerance(job: _Job, arguments: Sequence[torch.Tensor], changes: int = 6) -
         for place, value in enumerate(arguments[: len(job.inputs)]):
             if value.is_floating_point():
                 signs = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
-                changed = value * (1 + 4 * torch.finfo(value.dtype).eps * signs)
+                changed = value * (1 + 4 * torch.finfo(dtype).eps * signs)
                 shaken[place] = changed.clamp(value.min(), value.max())  # within the range of the example
         found.append(plain.expected(shaken))
     names = [name for name, value in reference.items() if value.is_floating_point() and value.any()]

@@ -84,6 +84,8 @@ class Runner:
         """
         tensors = self.checked_arguments(*args, **keywords)
         results = self._run(tensors)
+        if self.manifest["target"] in ("index", "targets", "token"):
+            self._check_classes(tensors["target"], results["output"].shape[-1])
         if self.manifest["target"] == "token":
             self._check_positions(tensors["target"][:, 0], results["output"].shape[1])
         if any(isinstance(value, np.ndarray) for value in (*args, *keywords.values())):
@@ -94,7 +96,8 @@ class Runner:
         """The arguments of a call by name, as the program gets them, without running it.
 
         They are contiguous tensors in the order of `manifest["arguments"]`, and all masks of conditions are there, in full
-        shape. A position in the output is checked only by a call, which knows the length of the output.
+        shape. A position in the output is checked only by a call, which knows the length of the output; so is a class if the
+        number of classes is open.
 
         Parameters
         ----------
@@ -136,7 +139,7 @@ class Runner:
                 raise MemoryError(str(error)) from error
             raise
         if self.manifest["target"] in ("index", "targets", "token"):
-            self._check_classes(tensors["target"])
+            self._check_classes(tensors["target"], self.manifest["results"]["output"]["shape"][-1])
         return tensors
 
     @undisturbed()  # an interrupt in an `__exit__` would leave gradients off
@@ -219,12 +222,16 @@ class Runner:
                 raise InputError(f"{name} has values that are not finite", topic="values-not-finite")
         return tensor.contiguous()
 
-    def _check_classes(self, target: torch.Tensor) -> None:
-        classes = self.manifest["results"]["output"]["shape"][-1]
+    def _check_classes(self, target: torch.Tensor, classes: int | None) -> None:
+        """`classes`: None for a number that only a call knows."""
         target = target[:, 1] if self.manifest["target"] == "token" else target
-        outside = target[(target < 0) | (target >= classes)]
+        outside = target[(target < 0) if classes is None else (target < 0) | (target >= classes)]
         if outside.numel():
-            raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")
+            raise InputError(
+                f"target {int(outside[0])} is out of range: the output has {'any number of' if classes is None else classes} "
+                "classes",
+                topic="targets",
+            )
 
     @staticmethod
     def _check_positions(positions: torch.Tensor, length: int) -> None:

@@ -16,6 +16,23 @@ from lrpfx.support.torch_internals import decompositions_of_backwards, fake_mode
 
 Forms = Mapping[Any, Callable[..., Any]]
 
+_CONVOLUTION = torch.ops.aten.convolution.default
+
+
+def _cropped_convolution(*arguments: Any) -> Any:
+    """A transposed convolution whose output padding is an open size: that with the largest padding, without the rows too many.
+
+    The padding is the remainder of a size divided by the stride, and ONNX takes numbers only.
+    """
+    *read, stride, padding, dilation, transposed, output_padding, groups = arguments
+    if not transposed or all(isinstance(one, int) for one in output_padding):
+        return NotImplemented
+    most = [step - 1 for step in stride]
+    found = _CONVOLUTION(*read, stride, padding, dilation, transposed, most, groups)
+    for dimension, (largest, own) in enumerate(zip(most, output_padding, strict=True), 2):
+        found = found.narrow(dimension, 0, found.shape[dimension] - largest + own)
+    return found
+
 
 class LegalizeForOnnx(GraphPass):
     """Replace operators that ONNX lacks, mainly backward operators. `LoweringError` if torch cannot replace them."""
@@ -32,6 +49,11 @@ class LegalizeForOnnx(GraphPass):
         ours = dict(FORWARD_FORMS)
         for dtype, forms in ((torch.float16, FORMS_OF_HALVES), (torch.float64, FORMS_OF_DOUBLES)):
             ours |= forms if dtype in dtypes else {}
+        convolutions = [
+            node for node in graph.nodes if node.target in (_CONVOLUTION, torch.ops.aten.convolution_backward.default)
+        ]
+        if any(isinstance(size, torch.SymInt) for node in convolutions for size in node.args[0].meta["val"].shape[2:]):
+            ours[_CONVOLUTION] = _cropped_convolution
         return {**decompositions_of_backwards(), **ours}
 
     def run(self, program: Program) -> PassResult:

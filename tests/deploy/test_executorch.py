@@ -1,7 +1,9 @@
 """Programs in .pte files, which ExecuTorch runs."""
 
 import json
+import subprocess
 import sys
+import textwrap
 import threading
 
 import executorch.runtime as runtime
@@ -92,6 +94,35 @@ def test_the_runtime_alone_reads_the_file(explained, file):
     assert_close(relevance, expected.relevance, 1e-6)
 
 
+PROCESS = """
+    import logging
+    import sys
+    import torch
+    import lrpfx
+    from lrpfx.composites import EpsilonPlus
+
+    before = list(logging.root.handlers), logging.root.level
+    explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval(), EpsilonPlus())
+    program = lrpfx.lower(explain_model, torch.rand(2, 4), dynamic_batch=False)
+    for write in (lrpfx.save, lrpfx.package):
+        lrpfx.load(write(program, sys.argv[1])).verify()
+    assert (list(logging.root.handlers), logging.root.level) == before
+    logging.getLogger("application").info("unexpected")
+"""
+
+
+def test_logging_stays_as_it_is(tmp_path):
+    """In a process of its own: modules of ExecuTorch configure it once, when they are imported."""
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS), str(tmp_path / "model.pte")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "INFO" not in run.stdout + run.stderr and "unexpected" not in run.stderr
+
+
 def test_calls_of_several_threads(explained, file):
     explain_model, images = explained
     runner, wrong = lrpfx.load(file), []
@@ -170,6 +201,26 @@ def test_signed_anew(file, tmp_path):
     lrpfx.sign(copy, tolerance=1e-3)
     runner = lrpfx.load(copy)
     assert runner.manifest["tolerance"] == 1e-3 and runner.verify() < 1e-6
+
+
+def test_a_program_without_weights(tmp_path):
+    """ExecuTorch writes no header for it, which would give its length."""
+    x = torch.randn(2, 4).float()
+    program = lrpfx.lower(lrpfx.transform(nn.Sequential(nn.ReLU()).eval(), EpsilonPlusFlat()), x, dynamic_batch=False)
+    path = lrpfx.save(program, tmp_path / "model.pte")
+    assert lrpfx.load(path).verify() <= 1e-6
+    content = path.read_bytes()
+    for changed in (content[:-1], content[:100], content.replace(b"PK\5\6", b"PK\5\7"), content[:-6] + b"\xff" * 6):
+        path.write_bytes(changed)
+        with pytest.raises(lrpfx.ArtefactError, match="is not loaded"):
+            lrpfx.load(path)
+
+
+def test_convolutions_in_three_dimensions(tmp_path):
+    model = nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).eval().float()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 1, 3, 3, 3).float(), dynamic_batch=False)
+    with pytest.raises(lrpfx.LoweringError, match="no kernel of convolutions in three dimensions"):
+        lrpfx.save(program, tmp_path / "model.pte")
 
 
 def test_open_sizes(explained, tmp_path):

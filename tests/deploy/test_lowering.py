@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
 from lrpfx.deploy import lowering
 from lrpfx.deploy.lowering import EXPORTABLE
 from lrpfx.errors import LoweringError, LrpfxWarning
@@ -126,6 +126,25 @@ def test_what_rounding_changes_is_measured_for_each_batch_that_differs(monkeypat
     monkeypatch.setattr(lowering._Job, "expected", with_an_error)
     with nullcontext() if passes else pytest.raises(LoweringError, match="for a batch of 3 by 9"):
         lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), x)
+
+
+class NormInSinglePrecision(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(nn.functional.rms_norm(y.float(), (8,)).to(y.dtype).relu())
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_models_in_float64_that_compute_in_float32(name, tmp_path):
+    """As the norms of Llama do: another runtime rounds differently there."""
+    x = torch.rand(2, 6, dtype=torch.float64)
+    program = lrpfx.lower(lrpfx.transform(NormInSinglePrecision().double().eval(), AttnLRP(), example_inputs=x), x)
+    assert lowering.facts_of(program)["tolerance"] == pytest.approx(1e-5, rel=0.5)
+    assert lrpfx.load(lrpfx.save(program, tmp_path / name)).verify() <= 1e-6
 
 
 def test_results_that_are_zero_have_a_tolerance():
@@ -615,6 +634,83 @@ def test_conditions_on_several_sizes_are_tested_within_narrow_limits():
     assert len(list(lowering._samples("s0 != s1", [first, second]))) > 100
 
 
+@pytest.mark.parametrize("target", [{"target": "index"}, {"target": "targets", "number_of_targets": 2}])
+def test_a_number_of_classes_that_a_program_leaves_open(tmp_path, target):
+    """Each position is a class."""
+    model, x = nn.Sequential(nn.Linear(4, 1), nn.Flatten(1)).eval(), torch.rand(2, 5, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x, **target), tmp_path / "model.pt2"))
+    assert runner.manifest["results"]["output"]["shape"] == [None, None] and runner.verify() <= 1e-9
+    index = torch.tensor([0, 6]) if target["target"] == "index" else torch.tensor([[0, 6], [1, 2]])
+    assert runner(torch.rand(2, 7, 4), index)["output"].shape == (2, 7)
+    with pytest.raises(lrpfx.InputError, match="target 6 is out of range: the output has 5 classes"):
+        runner(x, index)
+    with pytest.raises(lrpfx.InputError, match="target -1 is out of range"):
+        runner(x, -torch.ones_like(index))
+
+
+class OtherWhere(nn.Module):
+    """Other operations for images of other sizes."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.layer, self.head, self.condition = nn.Conv2d(3, 4, 1), nn.Linear(4, 3), condition
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.head((y.relu() if self.condition(*y.shape) else y.sigmoid()).mean((2, 3)))
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.pool = nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2)
+
+    def forward(self, x):
+        return self.pool(self.layer(x).relu()).mean((2, 3))
+
+
+OPEN_IMAGES = {"x": {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}}
+
+
+def program_of_images(model, x):
+    settings = {"example_inputs": x, "capture": "export", "dynamic_shapes": OPEN_IMAGES}
+    return lrpfx.lower(lrpfx.transform(model.eval(), EpsilonPlus(), **settings), x)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda batch, channels, height, width: height > width,
+        lambda batch, channels, height, width: height * width < 10_000,
+        lambda batch, channels, height, width: (height - width) ** 2 != 301**2,
+    ],
+)
+def test_conditions_on_several_sizes_fix_them_unless_they_are_proved(condition):
+    x = torch.rand(2, 3, 24, 20)
+    assert lowering.open_dimensions(program_of_images(OtherWhere(condition), x))["input"] == [0]
+
+
+def test_a_batch_in_a_condition_on_several_sizes():
+    x = torch.rand(9, 3, 6, 7)
+    with pytest.raises(LoweringError, match=r"other operations where x.shape\[0\] > x.shape\[2\] does not hold"):
+        program_of_images(OtherWhere(lambda batch, channels, height, width: batch > height), x)
+
+
+def test_images_of_any_size_are_pooled():
+    """The graph is for images from 4×4: smaller ones are pooled to a single value."""
+    model = Pooled().eval()
+    program = program_of_images(model, torch.rand(2, 3, 10, 12))
+    assert [(one["lower"], one["upper"]) for one in lowering.facts_of(program)["sizes"]] == [(4, None), (4, None)]
+    for shape in ((1, 3, 4, 4), (3, 3, 31, 7)):
+        x, target = torch.rand(shape), torch.arange(shape[0])
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+        expected = lrpfx.attribute(explain_model, x, target)
+        assert_close(program.module()(x, target)["relevance"], expected.relevance, 1e-10)
+    with pytest.raises(lrpfx.InputError, match="valid only for size >= 4"):
+        program.module()(torch.rand(2, 3, 3, 4), torch.tensor([0, 1]))
+
+
 @pytest.mark.parametrize("file", ["reader.pt2", pytest.param("reader.onnx", marks=pytest.mark.slow)])
 def test_a_token_at_a_position(tmp_path, file):
     torch.manual_seed(0)
@@ -742,6 +838,41 @@ def test_a_condition_on_an_open_size_that_torch_cannot_prove():
     for length in (1, 2, 7):
         a, b = torch.rand(2, length, 5), torch.rand(2, length, 5)
         assert_close(program.module()(a, b, torch.tensor([0, 4]))["output"], model(a, b), 1e-12)
+
+
+def halved_where(condition):
+    class HalvedWhere(Hook):
+        def propagate(self, call, relevance):
+            return (relevance / 2 if condition(*relevance.shape[:2]) else relevance,)
+
+    return HalvedWhere()
+
+
+@pytest.mark.parametrize(
+    ("condition", "opened"),
+    [
+        (lambda batch, length: batch * length == 1, [0, 1]),  # it begins at 2
+        (lambda batch, length: batch * length == 2, [0]),
+        (lambda batch, length: batch + length == 3, [0]),
+        (lambda batch, length: length in (9, 31), [0]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*has other operations for other sizes")
+def test_rules_that_do_something_else_for_small_sizes(condition, opened):
+    torch.manual_seed(0)
+    x = torch.rand(2, 7, 4)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), Unary(lambda x: x.sum(1)), nn.Linear(6, 3)).eval()
+    composite = EpsilonPlus(layer_map=[(nn.ReLU, halved_where(condition))])
+    explain_model = lrpfx.transform(model, composite, example_inputs=x, capture="export")
+    program = lrpfx.lower(explain_model, x)
+    assert lowering.open_dimensions(program)["input"] == opened
+    for batch, length in ((1, 1), (1, 2), (2, 1), (3, 7), (4, 9)):
+        x, target = torch.rand(batch, length, 4), torch.arange(batch) % 3
+        try:
+            found = program.module()(x, target)["relevance"]
+        except lrpfx.InputError:
+            continue
+        assert_close(found, lrpfx.attribute(explain_model, x, target).relevance, 1e-10)
 
 
 class OtherForLargeBatches(Hook):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import Unary, assert_close
 from onnx import numpy_helper
+from torch import nn
 from torch.nn import functional
 
 import lrpfx
@@ -264,3 +265,25 @@ def test_the_check_imports_neither_lrpfx_nor_torch():
         for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [node.module])
     }
     assert imported == {"base64", "io", "json", "sys", "pathlib", "numpy", "onnxruntime", "openvino"}
+
+
+class Strided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Conv2d(3, 4, 3, stride=2), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x).relu().mean((2, 3)))
+
+
+def test_strided_convolutions_of_images_of_any_size(tmp_path):
+    """The size that the derivative must have depends on the remainder of the image's."""
+    torch.manual_seed(0)
+    x, size = torch.rand(2, 3, 21, 26, dtype=torch.float32), torch.export.Dim.AUTO
+    settings = {"capture": "export", "dynamic_shapes": {"x": {0: size, 2: size, 3: size}}}
+    explain_model = lrpfx.transform(Strided().to(x.dtype).eval(), EpsilonPlus(), example_inputs=x, **settings)
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
+    assert runner.manifest["arguments"]["input"]["shape"] == [None, 3, None, None]
+    for shape in ((1, 3, 20, 27), (3, 3, 6, 5)):
+        x, target = torch.rand(shape, dtype=torch.float32), torch.arange(shape[0])
+        assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)

@@ -9,7 +9,8 @@ import logging
 import struct
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,27 @@ PROGRAM = "program.pte"  # the entry whose content precedes the archive
 HEADER = struct.Struct("<4x4s4sIQQQ")
 FORMAT, EXTENDED = b"ET12", b"eh00"
 
+#: The last record of an archive: its signature, and the length and place of the archive's directory.
+LAST_RECORD = struct.Struct("<4s8xII2x")
+END_OF_ARCHIVE = b"PK\5\6"
+
+
+@contextmanager
+def _same_logging() -> Iterator[None]:
+    """Keep the root logger as it is: modules of ExecuTorch configure it when they are imported, and print their progress.
+
+    A logger that has a handler is not configured, so it gets the one that Python uses in its absence.
+    """
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    if not handlers and logging.lastResort is not None:
+        root.addHandler(logging.lastResort)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
 
 class ExecuTorch(Backend):
     """A program for the portable kernels of ExecuTorch, for inputs of one size."""
@@ -55,6 +77,7 @@ class ExecuTorch(Backend):
     runtime = "executorch"
     legalize = (LegalizeForExecuTorch,)
 
+    @_same_logging()
     def check_requirements(self) -> None:
         try:
             import executorch.exir
@@ -71,6 +94,12 @@ class ExecuTorch(Backend):
                 "export it with --fixed-batch",
                 topic="formats-of-programs",
             )
+        convolutions = [node for node in program.graph.nodes if node.target == torch.ops.aten.convolution.default]
+        if any(node.meta["val"].ndim > 4 for node in convolutions):
+            raise LoweringError(
+                "ExecuTorch has no kernel of convolutions in three dimensions: use a .pt2 or .onnx file",
+                topic="formats-of-programs",
+            )
         if any(leaf.dtype == torch.float64 for leaf in leaves):
             raise LoweringError(
                 "ExecuTorch rounds numbers in float64 to float32: convert the model with .float() before transforming it, or "
@@ -78,6 +107,7 @@ class ExecuTorch(Backend):
                 topic="formats-of-programs",
             )
 
+    @_same_logging()
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         logger.info("translating into operators of ExecuTorch")
         try:
@@ -109,6 +139,7 @@ class ExecuTorch(Backend):
         if strange:
             raise RefusedError(f"it holds {strange[0]!r}, which does not belong in it")
 
+    @_same_logging()
     def load(self, path: Path, stored: Stored) -> Function:
         try:
             from executorch.runtime import Runtime
@@ -211,6 +242,19 @@ def _length_of_program(content: bytes) -> int:
     if len(content) < HEADER.size:
         raise RefusedError("it is damaged: it ends within its header")
     format, extended, size, program, start, segments = HEADER.unpack_from(content)
-    if format != FORMAT or extended != EXTENDED or size < HEADER.size - 8:
+    if format == FORMAT and extended != EXTENDED:  # ExecuTorch writes no header for a program without weights
+        return _length_before_archive(content)
+    if format != FORMAT or size < HEADER.size - 8:
         raise RefusedError("it does not have ExecuTorch's current format")
     return int(max(program, start + segments if segments else 0))
+
+
+def _length_before_archive(content: bytes) -> int:
+    """Where the archive at the end of the content begins: its last record gives the length of what is before it."""
+    place = content.rfind(END_OF_ARCHIVE)
+    if place < 0 or len(content) - place < LAST_RECORD.size:
+        raise RefusedError("it does not have ExecuTorch's current format, or no archive of lrpfx follows the program")
+    _, directory, offset = LAST_RECORD.unpack_from(content, place)
+    if not place - directory - offset > 0:
+        raise RefusedError("it is damaged: the archive does not have the length that it gives")
+    return int(place - directory - offset)
