@@ -198,7 +198,7 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
             f"preprocess is a function from a photograph to a tensor, not {type(preprocess).__name__}", topic="preprocessing"
         )
     remedy = (
-        "a file holds a resize, a crop of the middle, a mean and a deviation: pass these as lrpfx.deploy.preprocessing."
+        "a file holds a resize, a crop of the middle, a mean and a deviation: pass these as lrpfx.images.stored_preprocessing."
         "StoredPreprocessing(mean, std, size, resize)"
     )
     try:
