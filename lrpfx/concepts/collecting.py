@@ -28,8 +28,9 @@ from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
-from lrpfx.samples.items import Batch, batches, check_probe, is_indexed, numbers_of
-from lrpfx.samples.preparing import on_device_of
+from lrpfx.samples.chosen import Choosing, Chosen, numbers_of
+from lrpfx.samples.items import is_indexed
+from lrpfx.samples.preparing import Preparing, on_device_of
 from lrpfx.support.descriptions import fingerprint_of_value
 from lrpfx.support.optional_packages import progress_bar
 
@@ -162,7 +163,7 @@ def _collected(
     found, pending = before, list["_Scored"]()
     saved = time.monotonic()
     try:
-        loaded = batches(job.dataset, samples, is_done, batch_size, workers, probes)
+        loaded = job.choosing(workers).batches(samples, is_done, batch_size, probes)
         for batch in progress_bar(loaded, progress, unit="batch"):
             computed = job.computed(batch)
             found = job.begun(computed, batch) if found is None else found
@@ -287,9 +288,11 @@ class _Job:
             raise InputError(
                 f"{path} is a collection that differs in {difference}; give another path, or remove it", topic="collections"
             )
-        if is_indexed(self.dataset):
-            for number in found.probes:
-                check_probe(number, self.dataset[number] if number < len(self.dataset) else None, found.probes)
+        self.choosing().check(found.probes)
+
+    def choosing(self, workers: int = 0) -> Choosing:
+        """What chooses the samples of the dataset."""
+        return Choosing(self.dataset, Preparing(self.module.argument_names), workers)
 
     def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
         plain = as_plain(self.target)
@@ -300,13 +303,13 @@ class _Job:
 
     # --- scores --------------------------------------------------------------------------------------------------------------
 
-    def computed(self, batch: Batch) -> Computation:
+    def computed(self, batch: Chosen) -> Computation:
         """Values and relevance of the layers for a batch."""
         target = self.target.of_labels([None] if batch.labels is None else batch.labels)
         inputs = on_device_of(self.module, batch.inputs)
         return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
 
-    def begun(self, computed: Computation, batch: Batch) -> Collection:
+    def begun(self, computed: Computation, batch: Chosen) -> Collection:
         """A collection without samples, of layers whose values are like those of the batch."""
         layers = {}
         for name, kind in self.layers.items():
@@ -322,7 +325,7 @@ class _Job:
 
         return Collection(self._facts(layers, batch.labels is not None), {})
 
-    def scored(self, facts: Facts, computed: Computation, batch: Batch) -> "_Scored":
+    def scored(self, facts: Facts, computed: Computation, batch: Chosen) -> "_Scored":
         """The scores of a batch."""
         if facts.labels != (batch.labels is not None):
             raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none", topic="samples")
@@ -375,7 +378,7 @@ def _extended(found: Collection, parts: Sequence[_Scored]) -> Collection:
     return found.with_samples(numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts})
 
 
-def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Batch) -> None:
+def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Chosen) -> None:
     """Raise `InputError` for values of another form than those before, and for values that are not finite."""
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(

@@ -28,6 +28,7 @@ from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.samples.items import is_indexed, parts_of
+from lrpfx.samples.preparing import Preparing
 from lrpfx.support.html import Html, image_html
 from lrpfx.support.torch_internals import pytree
 
@@ -321,6 +322,7 @@ class _Sources:
                 f"references need a dataset with indices, which {type(dataset).__name__} does not have", topic="collections"
             )
         self.dataset = dataset
+        self.preparing = Preparing(self.module.argument_names)
         if fingerprint_of_module(self.module) != collection.facts.model:
             raise InputError(
                 "the collection was made of another model, of other weights or of other rules", topic="collections"
@@ -346,7 +348,7 @@ class _Sources:
                 topic="collections",
             )
         sample, label = parts_of(self.dataset[ranked.sample])
-        inputs = default_collate([sample])
+        inputs = default_collate([self.preparing.prepared(sample)])
         kind = KINDS[layer.kind]
         if by == "activation":
             found = Computation(self.module, inputs, Question(kind(channel), start=name))

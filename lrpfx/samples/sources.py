@@ -92,6 +92,10 @@ class Indexed(Source):
         else:
             yield from map(self.sample, numbers)
 
+    def chosen(self, numbers: Sequence[int]) -> Iterator[Sample]:
+        """The samples with these numbers, loaded ahead if processes do that."""
+        return self._loaded(_Some(self, numbers), len(numbers)) if self.workers and numbers else map(self.sample, numbers)
+
     def batches(self, plan: Plan) -> Generator[Batch]:
         self.check_done(plan)
         parts = _Parts(self, plan, plan.pending(self.length))

@@ -181,7 +181,7 @@ def test_what_was_interrupted_continues(explain_model, dataset, tmp_path, error)
 
 
 def test_a_sample_that_cannot_be_loaded_is_named(explain_model, dataset):
-    with pytest.raises(lrpfx.InputError, match="sample 9 cannot be loaded: OSError: damaged"):
+    with pytest.raises(lrpfx.InputError, match="sample 9: it cannot be loaded: OSError: damaged"):
         collect(explain_model, Failing(dataset, 9, OSError("damaged")), LAYERS, batch_size=4)
 
 
@@ -255,9 +255,10 @@ def test_features_and_heads_of_texts_of_any_length():
     example = {"ids": torch.stack([sentences[1], sentences[1].flip(0)])}
     explain_model = lrpfx.transform(Attending().double().eval(), AttnLRP(), example_inputs=example)
     samples = [{"ids": sentence} for sentence in sentences]
-    with pytest.raises(lrpfx.InputError, match="samples 0 to 4 do not make a batch"):
-        collect(explain_model, samples, ["mix", "softmax"])
+    together = collect(explain_model, samples, ["mix", "softmax"])
     found = collect(explain_model, samples, ["mix", "softmax"], batch_size=1)
+    assert together.facts == found.facts
+    assert [one.sample for one in together.top("mix", 5)] == [one.sample for one in found.top("mix", 5)]
     assert {name: (layer.kind, layer.channels) for name, layer in found.facts.layers.items()} == {
         "mix": ("Feature", 8),
         "softmax": ("Head", 2),

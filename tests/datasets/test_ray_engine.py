@@ -205,7 +205,7 @@ def test_a_store_that_cannot_be_written(cluster, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_errors_of_collections(cluster, explain_model):
-    with pytest.raises(lrpfx.InputError, match="sample 5 cannot be loaded"):
+    with pytest.raises(lrpfx.InputError, match="sample 5: it cannot be loaded"):
         lrpfx.concepts.collect(explain_model, Noise(30, broken=(5,)), ["first"], engine="ray")
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import lrpfx
-from lrpfx.samples.items import batches, identity_of, parts_of
+from lrpfx.samples.chosen import Choosing
+from lrpfx.samples.items import identity_of, parts_of
+from lrpfx.samples.preparing import Preparing
 
 IMAGE = torch.arange(4.0).reshape(1, 2, 2)
 
@@ -51,7 +53,8 @@ def test_labels_that_are_no_class_indices(form, label):
 
 
 def numbers_in_batches(dataset, samples=None, done=()):
-    return [batch.numbers for batch in batches(dataset, samples, set(done).__contains__, 2, 0, {})]
+    choosing = Choosing(dataset, Preparing(("x",)))
+    return [batch.numbers for batch in choosing.batches(samples, set(done).__contains__, 2, {})]
 
 
 @pytest.mark.parametrize("form", [list, iter])
@@ -64,6 +67,13 @@ def test_batches_are_of_the_wanted_samples_that_are_not_done(form):
             numbers_in_batches(form(pairs), wrong)
 
 
-def test_samples_of_several_shapes_make_no_batch():
-    with pytest.raises(lrpfx.InputError, match="the samples 1 to 3 do not make a batch"):
-        numbers_in_batches([IMAGE, IMAGE, IMAGE, IMAGE[:, :1]], done=[0, 2])
+def test_samples_of_several_shapes_are_batches_of_their_own():
+    assert numbers_in_batches([IMAGE, IMAGE, IMAGE, IMAGE[:, :1]], done=[0, 2]) == [[1], [3]]
+
+
+def test_a_sample_that_cannot_be_loaded_ends_the_batches():
+    broken = [IMAGE, (IMAGE, "cat"), IMAGE, torch.full_like(IMAGE, torch.nan), IMAGE]
+    with pytest.raises(lrpfx.InputError, match="sample 1: labels are class indices"):
+        numbers_in_batches(broken)
+    with pytest.raises(lrpfx.InputError, match="sample 3: the input has values that are not finite"):
+        numbers_in_batches(broken, done=[1])

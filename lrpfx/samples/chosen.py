@@ -1,0 +1,107 @@
+"""Samples that are chosen by their numbers, in batches; the first that cannot be loaded ends them."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.samples.items import hash_of_sample, is_indexed
+from lrpfx.samples.loaders import Workers
+from lrpfx.samples.preparing import Group, Preparing, Sample, batched, chunks_of
+from lrpfx.samples.sources import Indexed
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Samples of one form with their numbers, and their labels if they have any."""
+
+    numbers: list[int]
+    inputs: Any
+    labels: list[int] | None
+    first: str  # hash of the first sample
+
+
+def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
+    """The numbers of the wanted samples."""
+    if samples is None:
+        return range(len(dataset)) if is_indexed(dataset) else itertools.count()
+    if not isinstance(samples, Iterable):
+        raise InputTypeError(
+            f"samples are the numbers of several samples, such as range(100), not {samples!r}", topic="samples"
+        )
+    found = list(samples)
+    if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in found):
+        raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
+    if is_indexed(dataset) and found and max(found) >= len(dataset):
+        raise InputError(f"sample {max(found)} is out of range: the dataset has {len(dataset)}", topic="samples")
+    if len(set(found)) < len(found):
+        raise InputError("a sample would count twice: its number is given twice", topic="samples")
+    return sorted(map(int, found))
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Chooses samples of a dataset. `probes`: hashes by number, with which samples that are iterated over are compared."""
+
+    dataset: Any
+    preparing: Preparing
+    workers: int = 0
+
+    def batches(
+        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, str]
+    ) -> Iterator[Chosen]:
+        """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
+        numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
+        if is_indexed(self.dataset):
+            loaded = Indexed(self.dataset, self.preparing, Workers(self.workers)).chosen(list(numbers))
+        else:
+            loaded = self._iterated(numbers, samples is None, probes)
+        for some in chunks_of(loaded, size):
+            whole = list(itertools.takewhile(lambda one: one.problem is None, some))
+            batch = batched(0, whole)
+            yield from (_chosen(whole, group) for group in batch.groups)
+            failed = next((one for one in (*batch.samples, *some) if one.problem is not None), None)
+            if failed is not None:
+                raise InputError(f"sample {failed.number}: {failed.problem}", topic="samples")
+
+    def check(self, probes: Mapping[int, str]) -> None:
+        """Raise `InputError` unless samples that are found by their numbers have the hashes that they had before."""
+        for number in probes if is_indexed(self.dataset) else ():
+            item = self.dataset[number] if number < len(self.dataset) else None
+            self._check(number, item, probes)
+
+    def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, str]) -> Iterator[Sample]:
+        """The samples with these numbers, which rise. `is_all`: or as many as there are."""
+        wanted, number = next(numbers, None), -1
+        for number, item in enumerate(self.dataset):
+            if wanted is None:
+                return
+            if number in probes:
+                self._check(number, item, probes)
+            if number == wanted:
+                yield self.preparing.sample(number, lambda item=item: item)
+                wanted = next(numbers, None)
+        if wanted is not None and not is_all:
+            raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}", topic="samples")
+
+    def _check(self, number: int, item: Any, probes: Mapping[int, str]) -> None:
+        found = None if item is None else self.preparing.sample(number, lambda: item)
+        if found is None or found.problem is not None or hash_of_sample(found.inputs) != probes[number]:
+            raise InputError(
+                f"sample {number} of the dataset is not what it was when the file was begun: has the dataset changed, or is "
+                "its preprocessing random?",
+                topic="changed-data",
+            )
+
+
+def _chosen(samples: list[Sample], group: Group) -> Chosen:
+    """A group of these samples."""
+    numbers, labels = zip(*((samples[place].number, samples[place].label) for place in group.places), strict=True)
+    known = [label for label in labels if label is not None]
+    if known and len(known) < len(labels):
+        raise InputError(f"sample {numbers[0]}: some samples have labels and others have none", topic="samples")
+    first = hash_of_sample(samples[group.places[0]].inputs)
+    return Chosen(list(numbers), group.inputs, known or None, first)
