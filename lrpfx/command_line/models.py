@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.command_line.fingerprints import fingerprint_of
 from lrpfx.command_line.options import PhotographOptions, categories_in
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
@@ -21,6 +20,7 @@ from lrpfx.deploy.files import hash_of_file
 from lrpfx.deploy.photographs import image_shape, preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
+from lrpfx.identity.fingerprints import fingerprint_of_model
 from lrpfx.images.preprocessing import preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 
@@ -46,7 +46,7 @@ class NamedModel:
     @property
     def fingerprint(self) -> str:
         """A text that changes if the model may compute something else."""
-        return self.origin if isinstance(self.model, Runner) else fingerprint_of(self.model)
+        return self.origin if isinstance(self.model, Runner) else fingerprint_of_model(self.model)
 
     def module(self, command: str) -> nn.Module:
         """The model, if it is a module. Raises `InputError` for the program in a file, which the command cannot use."""

@@ -20,6 +20,8 @@ from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
 from lrpfx.deploy.files import checked_path, sole_writer
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.identity.descriptions import fingerprint_of_value
+from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Index
 from lrpfx.request.outputs import OutputSelector
@@ -27,11 +29,9 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.samples.chosen import Choosing, Chosen, numbers_of
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.preparing import Preparing, on_device_of
-from lrpfx.support.descriptions import fingerprint_of_value
 from lrpfx.support.optional_packages import progress_bar
 
 _TOGETHER = 256  # samples that are ranked together

@@ -7,8 +7,8 @@ from lrpfx.datasets.layout import Array
 from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.identity.descriptions import text_of
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
-from lrpfx.support.descriptions import text_of
 from lrpfx.support.numbered_names import numbered
 
 

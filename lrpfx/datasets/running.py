@@ -22,6 +22,8 @@ from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.running import CompiledModel
+from lrpfx.identity.descriptions import described, difference
+from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
@@ -29,11 +31,9 @@ from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
-from lrpfx.runtime.fingerprint import fingerprint_of_module
 from lrpfx.samples.plan import Plan
 from lrpfx.samples.preparing import Preparing, batched
 from lrpfx.samples.sources import changed, source_of
-from lrpfx.support.descriptions import described, difference
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.torch_internals import pytree
 from lrpfx.version import __version__

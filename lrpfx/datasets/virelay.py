@@ -21,9 +21,9 @@ from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, Check, files_of_projec
 from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.identity.descriptions import text_of
 from lrpfx.pictures.maps import Channels
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
-from lrpfx.support.descriptions import text_of
 
 __all__ = [
     "Label",

@@ -31,6 +31,7 @@ from lrpfx.attribution.plausibility import advice, saturates
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.deploy.program import checked
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, LrpfxWarning, first_lines
+from lrpfx.identity.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.ir.guards import SharedSize, SizeCondition, is_constant
 from lrpfx.ir.node import has_info, is_floating, node_info
 from lrpfx.ir.operator import Probability
@@ -49,7 +50,6 @@ from lrpfx.request.question import Question
 from lrpfx.request.reduction import ALL, checked_reduction, reduced
 from lrpfx.request.targets import Classes, Largest, Position, Seed, Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
-from lrpfx.runtime.fingerprint import fingerprint_of_tensors, other_buffers
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.interrupts import tracing, undisturbed

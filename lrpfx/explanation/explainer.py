@@ -19,6 +19,7 @@ from lrpfx.explanation.explanation import Explanation, Explanations, Scores, lis
 from lrpfx.explanation.running import Compiled, CompiledModel, CompiledProgram, placed_for, scores_of_logits
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
+from lrpfx.identity.structure import Snapshot
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
@@ -28,7 +29,6 @@ from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.optional_packages import progress_bar
-from lrpfx.support.structure import Snapshot
 
 logger = logging.getLogger(__name__)
 

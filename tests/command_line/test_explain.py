@@ -14,9 +14,10 @@ from PIL import Image
 
 import lrpfx
 from lrpfx.command_line import explain as explain_command
-from lrpfx.command_line import fingerprints, options
+from lrpfx.command_line import options
 from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError
+from lrpfx.identity import fingerprints
 from lrpfx.images.opening import image_files
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
 

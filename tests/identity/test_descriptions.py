@@ -12,7 +12,7 @@ import torch
 from helpers import ROOT
 from torch import nn
 
-from lrpfx.support.descriptions import described
+from lrpfx.identity.descriptions import described
 
 pytestmark = pytest.mark.programs
 
