@@ -37,7 +37,7 @@ def fingerprint_of_model(model: nn.Module) -> str:
     It covers weights, buffers and attributes, the source of the model's classes and of all imported modules that are not
     installed packages (the model may call their functions), and the versions of lrpfx and torch.
     """
-    of_modules = ("_modules", "_parameters", "_buffers")
+    of_modules = ("_modules", "_parameters")  # a state_dict lacks some buffers
     own = {
         name: {key: value for key, value in vars(module).items() if key not in of_modules}
         for name, module in model.named_modules()

@@ -92,7 +92,7 @@ def test_several_classes_are_compared(folder):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (("--target", "9"), "class 9 is out of range"),
+        (("--target", "9"), "target 9 is out of range"),
         (("--target", "cat"), "the names are not known"),
         (("--set", "gamma=1"), "--set is for the settings of a --composite"),
         (("--composite", "epsilon_plas"), "Did you mean 'epsilon_plus'"),
