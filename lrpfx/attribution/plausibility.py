@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
+from lrpfx.rules.formulas import Epsilon, Norm, SoftmaxTaylor
 from lrpfx.runtime.explain_module import TreeGraphModule
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import relevance_from
@@ -115,8 +116,7 @@ class Watch(fx.Interpreter):
 def saturates(softmax: fx.Node) -> bool:
     """Whether the rule of a final softmax loses the relevance of a class that the network is sure of."""
     info = node_info(softmax)
-    rule = str(info.rule or "")
-    return info.kind is not Softmax or rule.partition("(")[0] in ("SoftmaxTaylor", "Epsilon", "Norm", "")
+    return info.kind is not Softmax or type(info.rule) in (SoftmaxTaylor, Epsilon, Norm, type(None))
 
 
 def is_inverted(sigmoid: fx.Node, seeds: Sequence[torch.Tensor]) -> bool:

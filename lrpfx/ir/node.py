@@ -56,7 +56,7 @@ class NodeInfo:
     value_range: tuple[float, float] | None = None  # of an input, if the user gave it
     part: tuple[str, str] | None = None  # the decomposed call that it is part of, and what it does there
     merged: tuple[str, ...] = ()  # names of the layers that were merged into this one
-    rule: Any = None  # the rule (a Hook); after the rewrite, its repr
+    rule: Any = None  # the rule, a Hook
     chosen_by: str = ""  # which entry of the composite chose the rule
     keeps_gradient: bool = False  # it has no rule and may keep its plain gradient
     form: Any = None  # the form of its rule that carries multipliers (a MultiplierForm), if it has that form in this graph

@@ -97,7 +97,7 @@ class _RewrittenCall:
         self.node.op = "call_module"
         self.node.args = tuple(values)
         self.node.kwargs = {}
-        update_info(self.node, rule=repr(rule))
+        update_info(self.node, rule=rule)
 
     def _changes(self, modifiers: Sequence[ParamMod]) -> bool:
         """Whether a modified copy has other parameters than the layer's own and zeros.
