@@ -198,7 +198,8 @@ def _is_looked_up(value: Any) -> bool:
         spelling = spelling_of(value)
         if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
             return False
-        chosen = chosen or bool(spelling.operator.indices) or (spelling.operator.picks and bool(nodes_in(value.args[1:])))
+        row = spelling.operator
+        chosen = chosen or bool(row.indices) or (row.picks or row.name == "index") and bool(nodes_in(value.args[1:]))
         value = value.args[0]
     return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
 

@@ -7,8 +7,8 @@ from helpers import Binary, assert_close, small_net
 from torch import nn
 
 import lrpfx
-from lrpfx.attribution import names
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.request import names
 
 
 @pytest.fixture
