@@ -199,7 +199,7 @@ def _is_looked_up(value: Any) -> bool:
         if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
             return False
         row = spelling.operator
-        chosen = chosen or bool(row.indices) or (row.picks or row.name == "index") and bool(nodes_in(value.args[1:]))
+        chosen = chosen or bool(row.indices) or ((row.picks or row.name == "index") and bool(nodes_in(value.args[1:])))
         value = value.args[0]
     return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
 
