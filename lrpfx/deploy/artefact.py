@@ -21,7 +21,8 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
-from lrpfx.deploy.manifest import MOST_TOLERATED, checked_facts, describe
+from lrpfx.deploy.lowering import argument_examples
+from lrpfx.deploy.manifest import MOST_TOLERATED, UNDETERMINED, checked_facts, describe
 from lrpfx.deploy.photographs import photographs_part
 from lrpfx.deploy.runner import Function, Runner
 from lrpfx.deploy.self_test import SelfTest
@@ -160,7 +161,7 @@ def write_with(
         legal, stages = legalized(program, backend)
         runtimes = {backend.runtime: version(backend.runtime)}
         manifest, tested = describe(program, backend.kind, runtimes, stages, photographs or {})
-        backend.write(legal, manifest, tested, target, lambda content: _replace(target, content, backend.suffix))
+        backend.write(legal, manifest, tested, target, lambda content: _replace(target, content, backend.suffix, program))
     return given
 
 
@@ -179,15 +180,41 @@ def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgr
     return lowered.exported or program, lowered.history
 
 
-def _replace(path: Path, content: bytes, suffix: str) -> None:
-    """Write a program's file, and move it to `path` after it has passed its self-test."""
+def _replace(path: Path, content: bytes, suffix: str, program: ExportedProgram | None = None) -> None:
+    """Write a program's file, and move it to `path` after it has passed its self-test.
+
+    `program`: what was written, with which the file is compared for further sizes that it takes.
+    """
     logger.info("loading %s for its self-test", path.name)
     with whole_file(path, suffix) as temporary:
         temporary.write_bytes(content)
         try:
-            load(temporary).verify()
+            runner = load(temporary)
+            runner.verify()
+            if program is not None:
+                _compare_for_other_sizes(runner, program)
         except ArtefactError as error:
             raise ArtefactError(str(error).replace(str(temporary), str(path)), topic=error.topic) from error
+
+
+def _compare_for_other_sizes(runner: Runner, program: ExportedProgram) -> None:
+    """Raise `ArtefactError` where a file has other results than its program for other sizes than the example's.
+
+    Rounding may change them more than those of the self-test: what is looked for is a translation that holds one size fast.
+    """
+    function = program.module()
+    for arguments in argument_examples(program)[1:]:
+        expected, found = function(*arguments.values()), runner(**arguments)
+        for name, value in expected.items():
+            scale = expected["output" if name == "balance" else name].double().norm()  # a balance is a difference of sums
+            same = found[name].shape == value.shape
+            if not same or not (found[name].double() - value.double()).norm() <= UNDETERMINED * scale:
+                shapes = ", ".join(f"{one} {tuple(tensor.shape)}" for one, tensor in arguments.items())
+                raise ArtefactError(
+                    f"{runner.manifest['kind']} computes another {name} for {shapes} than the program: lower it with "
+                    "dynamic_batch=False, for the example's sizes alone",
+                    topic="lowering",
+                )
 
 
 @undisturbed()

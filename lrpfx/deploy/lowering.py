@@ -306,7 +306,7 @@ def _program(
     opened = [_from_one(job, function, inputs, one, tolerance) for one in opened]
     opened = _from_ones(job, function, inputs, opened, tolerance)
     verified_after_all(lowered, len(module.history))
-    return _with_facts(job, program, lowered, examples[0], opened, dimensions, tolerance)
+    return _with_facts(job, program, lowered, examples, opened, dimensions, tolerance)
 
 
 def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -985,13 +985,14 @@ def _with_facts(
     job: _Job,
     program: ExportedProgram,
     lowered: Program,
-    arguments: Sequence[torch.Tensor],
+    examples: Sequence[Sequence[torch.Tensor]],
     opened: Sequence[_OpenSize],
     dimensions: Mapping[str, Mapping[int, _OpenSize | None]],
     tolerance: float,
 ) -> ExportedProgram:
-    """Attach the facts for a manifest, the arguments for a self-test, and the history."""
+    """Attach the facts for a manifest, the arguments with which the program was compared, and the history."""
     names, shared = job.names(), []
+    admitted = [one for one in examples[1:] if _fit(job.inputs, one, opened)]
     for one in opened[1:]:
         of = [[name, number] for name in names for number, size in dimensions[name].items() if size and size.of == one.of]
         shared.append({"of": of, "lower": one.lower, "upper": one.upper})
@@ -1015,12 +1016,12 @@ def _with_facts(
         "rules": {row.name: row.rule for row in rows},
         "merged": {row.name: list(row.merged) for row in rows if row.merged},
     }
-    program.graph_module.meta[_EXAMPLES] = dict(zip(job.names(), arguments, strict=True))
+    program.graph_module.meta[_EXAMPLES] = [dict(zip(names, one, strict=True)) for one in (examples[0], *admitted)]
     program.graph_module.meta[_OPEN] = {name: sorted(numbers) for name, numbers in dimensions.items()}
     program.graph_module.meta[HISTORY] = tuple(lowered.history)
     sizes = {
         name: [None if number in dimensions[name] else size for number, size in enumerate(example.shape)]
-        for name, example in zip(names, arguments, strict=True)
+        for name, example in zip(names, examples[0], strict=True)
     }
     return checked(program, sizes, shared)
 
@@ -1079,9 +1080,16 @@ def facts_of(program: ExportedProgram) -> dict[str, Any] | None:
     return facts
 
 
-def argument_examples(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """The arguments, by name, with which `lower` verified the program."""
-    examples: dict[str, torch.Tensor] = program.graph_module.meta[_EXAMPLES]
+def _fit(names: Sequence[str], arguments: Sequence[torch.Tensor], opened: Sequence[_OpenSize]) -> bool:
+    """Whether arguments have sizes within the limits that the open sizes have in the end."""
+    values = dict(zip(names, arguments, strict=False))
+    known = [(one, values[name].shape[number]) for one in opened for name, number in one.of if name in values]
+    return all(one.admits(size) for one, size in known)
+
+
+def argument_examples(program: ExportedProgram) -> list[dict[str, torch.Tensor]]:
+    """Arguments, by name, with which `lower` verified the program: of the example's sizes, and of others that it takes."""
+    examples: list[dict[str, torch.Tensor]] = program.graph_module.meta[_EXAMPLES]
     return examples
 
 

@@ -62,7 +62,7 @@ def describe(
     logger.info("recording a self-test")
     facts = checked_facts(program)
     tolerance = min(facts["tolerance"], MOST_TOLERATED)
-    arguments = argument_examples(program)
+    arguments = argument_examples(program)[0]
     opened = open_dimensions(program)
     test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], tolerance)
     if facts["tolerance"] > max(UNDETERMINED, tolerance_of(results["output"].dtype)):

@@ -137,7 +137,11 @@ def _adaptive_average_pool_backward(dimensions: int) -> Callable[..., torch.Tens
 def _adaptive_max_pool(pool: Any) -> Callable[..., Any]:
     def adaptive(input: torch.Tensor, output_size: Sequence[int]) -> Any:
         shapes = list(zip(input.shape[-len(output_size) :], output_size, strict=True))
-        if not any(size % windows for size, windows in shapes):
+        if all(windows == 1 for _, windows in shapes):
+            whole = input.flatten(-len(shapes)).max(-1)
+            sizes = [*input.shape[: -len(shapes)], *output_size]
+            return whole.values.view(sizes), whole.indices.view(sizes)
+        if all(isinstance(size, int) for size, _ in shapes) and not any(size % windows for size, windows in shapes):
             kernel = [size // windows for size, windows in shapes]
             return pool(input, kernel, kernel)
         members = _adaptive_members(shapes, input)
@@ -150,11 +154,15 @@ def _adaptive_max_pool(pool: Any) -> Callable[..., Any]:
 
 
 def _adaptive_members(shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> torch.Tensor:
-    """Flat indices of each window's members. Shape (windows, members); smaller windows repeat their last index."""
+    """Flat indices of each window's members. Shape (windows, members); smaller windows repeat their last index.
+
+    A size that may vary is no number that windows could be counted in one by one: their longest has two more at most.
+    """
     flat = torch.zeros((1, 1), dtype=torch.long, device=like.device)
     for size, windows in shapes:
         starts, ends = _adaptive_bounds(size, windows, like)
-        longest = max(-(-(number + 1) * size // windows) - number * size // windows for number in range(windows))
+        lengths = [-(-(number + 1) * size // windows) - number * size // windows for number in range(windows)]
+        longest = max(lengths) if isinstance(size, int) else size // windows + 2
         places = torch.minimum(starts[:, None] + _places(longest, like), ends[:, None] - 1).long()
         flat = (flat[:, None, :, None] * size + places[None, :, None, :]).flatten(2).flatten(0, 1)
     return flat

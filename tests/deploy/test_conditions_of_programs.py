@@ -162,7 +162,7 @@ def test_other_targets_and_fixed_sizes(target):
         program = lrpfx.lower(
             explain_model, x, target=target, conditions="first", reduce=reduce, dynamic_batch=dynamic, record="first"
         )
-        assert list(lowering.argument_examples(program)) == ["input", *(["target"] if target != "max" else []), "mask_first"]
+        assert list(lowering.argument_examples(program)[0]) == ["input", *(["target"] if target != "max" else []), "mask_first"]
         found = program.module()(x, *([] if target == "max" else [seeds[target]]), mask)
         expected = lrpfx.attribute(explain_model, x, attributed[target], conditions=[{"first": mask}], record="first")
         relevance = expected.relevance[0]
@@ -173,7 +173,7 @@ def test_other_targets_and_fixed_sizes(target):
 def test_masks_of_the_verification_are_neither_ones_nor_zeros(monkeypatch):
     """A program in which masks do nothing, or those of one image count for all, is refused."""
     _, program = network()
-    for name, mask in lowering.argument_examples(program).items():
+    for name, mask in lowering.argument_examples(program)[0].items():
         if name in NAMES:
             assert (mask == 0).any() and ((mask > 0) & (mask < 1)).any() and not torch.equal(mask[0], mask[1])
     explain_model = network()[0]
