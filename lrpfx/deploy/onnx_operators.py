@@ -41,6 +41,8 @@ DIVIDED = {6: -(2**31), 7: -(2**63)}
 MOST_MADE = 64, 2**28
 #: All values that depend on no argument, which runtimes compute when they load a file, together.
 MOST_FOLDED = 32, 2**28
+#: The products of numbers that computing these values takes. Runtimes may keep them all at once, but not those of matrices.
+MOST_PRODUCTS, _KEPT_OF_MATRICES = 2**28, 1 / 256
 
 
 def check_operators(model: Any) -> None:
@@ -65,10 +67,10 @@ def check_sizes(model: Any, shapes: Mapping[str, Sequence[int]], length: int) ->
     for one in model.graph.initializer:
         if math.prod(one.dims) > 8 * one.ByteSize() and not one.external_data:
             raise RefusedError(f"{one.name} is larger than its data in the file")
-    sizes, kinds = _derived(model, shapes)
+    sizes, kinds, dimensions = _derived(model, shapes)
     _check_divisions(model, kinds)
     given = length + sum(sizes[name] for name in shapes)
-    folded, constants = 0, {one.name for one in model.graph.initializer}
+    folded, products, constants = 0, 0.0, {one.name for one in model.graph.initializer}
     for node in model.graph.node:
         results = [name for name in node.output if name]
         for name in results:
@@ -80,8 +82,35 @@ def check_sizes(model: Any, shapes: Mapping[str, Sequence[int]], length: int) ->
         if all(name in constants for name in node.input if name):
             constants.update(results)
             folded += sum(sizes[name] for name in results)
+            products += _products(node, dimensions)
     if folded > MOST_FOLDED[0] * length + MOST_FOLDED[1]:
         raise RefusedError(f"a runtime would compute {folded:.1e} bytes to load it, too many for a file of this size")
+    if products > MOST_PRODUCTS:
+        raise RefusedError(f"a runtime would compute {products:.1e} products to load it, too many")
+
+
+#: Operators that compute each entry from windows of their attribute `kernel_shape`, or from all entries of some dimensions.
+_OF_WINDOWS = {"AveragePool", "MaxPool"}
+_OF_PAIRS = {"DFT", "Resize", "GridSample", "Col2Im", "LRN", "TopK", "CumSum", "Trilu", "OneHot", "GatherND", "ScatterND"}
+
+
+def _products(node: Any, dimensions: Mapping[str, Sequence[int]]) -> float:
+    """How many products of numbers a node computes and keeps at most, for the shapes of values."""
+    shapes, result = [tuple(dimensions[name]) for name in node.input if name], tuple(dimensions[node.output[0]])
+    entries, made = [math.prod(one) for one in shapes], math.prod(result)
+    if node.op_type in ("MatMul", "Gemm", "MatMulInteger"):
+        return made * max(shapes[0], default=1) * _KEPT_OF_MATRICES
+    if node.op_type in ("Conv", "ConvInteger"):
+        return float(made * (entries[1] // max(shapes[1][0], 1)))
+    if node.op_type == "ConvTranspose":
+        return float(entries[0] * (entries[1] // max(shapes[1][0], 1)))
+    if node.op_type == "Einsum":
+        return float(math.prod(entries))
+    if node.op_type in _OF_WINDOWS:
+        return float(made * math.prod(next((one.ints for one in node.attribute if one.name == "kernel_shape"), [math.inf])))
+    if node.op_type in _OF_PAIRS:
+        return float(made * max(max(one, default=1) for one in (*shapes, result)))
+    return float(made + sum(entries))
 
 
 def _check_divisions(model: Any, kinds: Mapping[str, int]) -> None:
@@ -115,8 +144,10 @@ def _check_divisions(model: Any, kinds: Mapping[str, int]) -> None:
             )
 
 
-def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], dict[str, int]]:
-    """The bytes of each value whose shape can be derived, and the kinds of entries as ONNX numbers them."""
+def _derived(
+    model: Any, shapes: Mapping[str, Sequence[int]]
+) -> tuple[dict[str, int], dict[str, int], dict[str, Sequence[int]]]:
+    """The bytes of each value whose shape can be derived, the kinds of entries as ONNX numbers them, and the shapes."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -137,6 +168,7 @@ def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str,
         else:  # inference needs its shape only
             lean.graph.input.append(helper.make_tensor_value_info(one.name, one.data_type, one.dims))
     sizes: dict[str, int] = {}
+    dimensions: dict[str, Sequence[int]] = {}
     for _ in range(_MOST_ROUNDS):
         for node in lean.graph.node:
             _check_numbers(node, values)
@@ -145,7 +177,8 @@ def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str,
         known = {one.name: one.type.tensor_type for one in (*inferred.input, *inferred.value_info, *inferred.output)}
         kinds |= {name: one.elem_type for name, one in known.items() if one.elem_type}  # unknown after its value is known
         derived = ((name, _dimensions(one)) for name, one in known.items())
-        found = {name: dimensions for name, dimensions in derived if dimensions is not None}
+        found = {name: shape for name, shape in derived if shape is not None}
+        dimensions |= found
         remaining = []
         for node in lean.graph.node:
             value = _value_of(node, values, found)
@@ -159,7 +192,11 @@ def _derived(model: Any, shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str,
             break
         del lean.graph.node[:]
         lean.graph.node.extend(remaining)
-    return {**sizes, **{name: value.nbytes for name, value in values.items()}}, kinds
+    return (
+        {**sizes, **{name: value.nbytes for name, value in values.items()}},
+        kinds,
+        dimensions | {name: value.shape for name, value in values.items()},
+    )
 
 
 #: Operator -> the argument with its axes. onnx reads out of range for axes that a value does not have.
