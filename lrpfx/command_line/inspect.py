@@ -20,12 +20,12 @@ def inspect(artefact: ARTEFACT) -> None:
     The file is checked, but its program is not loaded.
     """
     manifest = manifest_in(artefact)
-    categories = manifest.get("categories")
+    categories, explained = manifest.get("categories"), manifest["explained"]
     facts = {
         "program": f"{manifest['kind']}, of {manifest['title']}",
         "composite": manifest["composite"],
         "canonizers": ", ".join(manifest["canonizers"]) or "none",
-        "target": manifest["target"] if manifest["explained"] is None else f"none: it explains {manifest['explained']}",
+        "target": manifest["target"] if explained is None else f"none: it explains {explained['target']}",
         "conditions": ", ".join(_conditions(manifest)) or "none",
         "relevance": manifest["reduce"] or "as it is",
         "preprocessing": str(preprocessing_in(manifest) or "none"),

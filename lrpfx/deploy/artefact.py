@@ -319,7 +319,7 @@ def _warn_of_other_runtime(path: Path, backend: Backend, manifest: Mapping[str, 
 
 def _release(version: str) -> tuple[int, ...]:
     """The major and minor version."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+    return tuple(map(int, re.findall(r"\d{1,9}", version)[:2]))
 
 
 def manifest_in(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import ALL, checked_reduction, reduced
-from lrpfx.request.targets import Classes, Largest, Position, Seed, Target, TargetLike, as_target
+from lrpfx.request.targets import Classes, ForEach, Largest, Position, Seed, Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
@@ -208,6 +208,12 @@ def _lowered(
     fixed = None
     if target == "max" or not isinstance(target, str):
         fixed, target = (Largest(), "max") if target == "max" else (as_target(target), FIXED)
+        if dynamic_batch and isinstance(target, str) and _is_of_one_batch(fixed):
+            raise InputError(
+                f"the target has values for each sample of one batch ({fixed}), so its program takes no other: pass "
+                'dynamic_batch=False, or target="index", "token" or "weights" for a program that takes targets',
+                topic="lowering",
+            )
     elif target not in TARGETS:
         raise InputError(
             f"target must be one of {', '.join(map(repr, TARGETS))}, or a target of lrpfx.attribute, not {target!r}",
@@ -265,8 +271,21 @@ def _lowered(
         raise LoweringError(str(error)) from error.__cause__
 
 
+def _is_of_one_batch(target: Target) -> bool:
+    """Whether a target has values for each sample."""
+    several = [one for one in (target, getattr(target, "target", None)) if isinstance(one, (Classes, Seed, ForEach))]
+    places = getattr(target, "position", 0)
+    return any(not isinstance(one, Classes) or one.indices.ndim for one in several) or (
+        isinstance(places, torch.Tensor) and places.ndim > 0
+    )
+
+
 def _other_operations(module: ExplainModule, where: str) -> str:
     return f"{module.title} has other operations where {where}; lower it with dynamic_batch=False, for one batch size"
+
+
+#: What models and programs raise for sizes that they do not take.
+_OF_SIZES = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
 
 
 class _SizeError(Exception):
@@ -285,7 +304,7 @@ def _program(
         examples = [distinct(job.arguments(tensors)) for tensors in variants]
     except LrpfxError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except _OF_SIZES as error:
         raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}", topic="lowering") from error
     dimensions = _dimensions(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
     dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
@@ -555,7 +574,7 @@ def _from_one(
         return size
     try:
         _verify(job, function, job.arguments(list(_resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
-    except (LrpfxError, _SizeError, RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (LrpfxError, _SizeError, *_OF_SIZES) as error:
         if not size.of[0][1]:
             raise _SizeError(
                 f"the program of {job.module.title} is not right for a batch of one, where forward may do something else, such "
@@ -582,11 +601,11 @@ def _from_ones(
         resized = _resized(inputs, {dimension: size for one, size in sizes.items() for dimension in one.of})
         try:
             arguments = job.arguments(list(resized.values()))
-        except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError):  # the model does not take these sizes
+        except (LrpfxError, *_OF_SIZES):  # the model does not take these sizes
             continue
         try:
             _verify(job, function, arguments, tolerance)
-        except (LrpfxError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (LrpfxError, *_OF_SIZES) as error:
             where = " and ".join(f"{one.of[0][0]}.shape[{one.of[0][1]}] = {size}" for one, size in sizes.items())
             raise _SizeError(f"{_other_operations(job.module, where)}: {first_lines(error)}") from error
     return list(opened)
@@ -746,12 +765,24 @@ class _Job:
             wanted, targets = [*leaves.values(), *recorded], self.targets_in(arguments)
             explanations = []
             for left, target in zip(reversed(range(len(targets))), targets, strict=True):
-                seed = target.relevance(explained.value.detach())
+                seed = self._seed(target, explained.value.detach())
                 start = explained.start(seed, target)
                 found = relevances_of(explained.value, wanted, start, factors, retain_graph=left > 0)
                 layers = dict(zip(names, found[len(leaves) :], strict=True))
                 explanations.append(self._of_target(seed, dict(zip(leaves, found, strict=False)), layers))
         return self.results(result, explanations)
+
+    def _seed(self, target: Target, output: torch.Tensor) -> torch.Tensor:
+        """The relevance of the output, traced. An exception of the user's function or class is a `LoweringError`."""
+        try:
+            return target.relevance(output)
+        except LrpfxError:
+            raise
+        except Exception as error:
+            raise LoweringError(
+                f"the target cannot be part of a program ({target}): {first_lines(error)}. What it computes of the output may "
+                "not depend on values by `if`, `.item()` or `len(output)`"
+            ) from error
 
     def _of_target(
         self, seed: torch.Tensor, relevances: dict[str, torch.Tensor], layers: Mapping[str, torch.Tensor]
@@ -1006,7 +1037,7 @@ def _with_facts(
         "composite": job.module.composite,
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,
-        "explained": None if job.fixed is None else str(job.fixed),
+        "explained": None if job.fixed is None else {"target": str(job.fixed), "sizes": list(job.fixed.least_sizes())},
         "reduce": job.reduce,
         "dynamic_batch": bool(opened),
         "sizes": shared,
@@ -1070,7 +1101,7 @@ def _in_double_precision(job: _Job, arguments: Sequence[torch.Tensor]) -> list[d
     try:
         doubled = [value.double() if value.is_floating_point() else value for value in arguments]
         return [replace(job, module=module.double()).expected(doubled)]
-    except InputError:  # the arguments fit, so dtypes meet that do not
+    except (InputError, RuntimeError):  # the arguments fit, so dtypes meet that do not, also in a target of the user's
         return []
 
 

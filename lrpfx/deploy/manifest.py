@@ -148,6 +148,15 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     ]
     if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
         raise RefusedError("its manifest does not list the rules of its nodes")
+    explained = manifest["explained"]
+    if explained is not None and not (
+        sorted(explained) == ["sizes", "target"]
+        and isinstance(explained["target"], str)
+        and isinstance(explained["sizes"], list)
+        and all(type(size) is int and size > 0 for size in explained["sizes"])
+        and len(explained["sizes"]) <= len(results["output"]["shape"])
+    ):
+        raise RefusedError("its manifest does not describe the target that it explains")
     check_photographs(manifest)
     strange = next((text for text in _texts_of(manifest) if not text.isprintable()), None)
     if strange is not None:
@@ -208,7 +217,7 @@ _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
         "canonizers": list,
         "reduce": (str, type(None)),
         "weights": (str, type(None)),
-        "explained": (str, type(None)),
+        "explained": (dict, type(None)),
         "dynamic_batch": bool,
         "tolerance": float,
     },

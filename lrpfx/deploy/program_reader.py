@@ -104,6 +104,8 @@ def _operator(text: str) -> Callable[..., Any]:
 def _results(node: fx.Node, outputs: list[Any]) -> dict[str, fx.Node]:
     """The nodes of the results of a call by name."""
     found: dict[str, fx.Node] = {}
+    if not outputs:
+        return found
     is_list = "as_tensors" in outputs[0]
     several = is_list or len(outputs) > 1
     for number, output in enumerate([{"as_tensor": one} for one in outputs[0]["as_tensors"]] if is_list else outputs):

@@ -88,6 +88,14 @@ class Runner:
             self._check_classes(tensors["target"], results["output"].shape[-1])
         if self.manifest["target"] == "token":
             self._check_positions(tensors["target"][:, 0], results["output"].shape[1])
+        explained = self.manifest["explained"]
+        shape = tuple(results["output"].shape)
+        if explained is not None and any(size < least for size, least in zip(shape, explained["sizes"], strict=False)):
+            raise InputError(
+                f"the program explains {explained['target']}, which is out of range for these inputs: the output has the shape "
+                f"{shape}",
+                topic="targets",
+            )
         if any(isinstance(value, np.ndarray) for value in (*args, *keywords.values())):
             return {name: as_array(value) for name, value in results.items()}
         return results

@@ -65,6 +65,10 @@ _NAMES = (
     _unsafe_masked_index_put_accumulate bucketize gather index index_add index_copy index_fill index_put index_select isin
     masked_fill masked_scatter scatter scatter_add scatter_reduce searchsorted
     """
+    # checks of values, without results
+    """
+    _assert_async.msg
+    """
     # new tensors
     """
     arange fill full full_like linspace new_full new_ones new_zeros ones ones_like scalar_tensor zero zeros zeros_like

@@ -38,6 +38,8 @@ def reduced(relevance: torch.Tensor, reduction: Reduction, channels: int = 1, le
     total = relevance.sum(channels)
     if reduction == SUM:
         return total
-    largest = total.abs().flatten(leading).amax(leading).reshape(*total.shape[:leading], *[1] * (total.ndim - leading))
+    largest = (
+        total.abs().reshape(*total.shape[:leading], -1).amax(-1).reshape(*total.shape[:leading], *[1] * (total.ndim - leading))
+    )
     scaled = total / torch.where(largest > 0, largest, torch.ones_like(largest))
     return (scaled * 127.0 + 128.0).round().to(torch.uint8)

@@ -79,6 +79,10 @@ class Target(ABC):
         """The target for one sample of a batch by itself; None where the samples of a batch may not be told apart."""
         return None
 
+    def least_sizes(self) -> tuple[int, ...]:
+        """The sizes that an output has at least, for which the target is there: () if any will do."""
+        return ()
+
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
         """The weights of the classes in a sample's output (classes,); None for a target that is no sum of classes."""
         return None
@@ -163,6 +167,9 @@ class Class(_OfClasses):
 
     def resolved(self, index_of: IndexOf) -> Target:
         return Class(index_of(self.index))
+
+    def least_sizes(self) -> tuple[int, ...]:
+        return 1, int(self.index) + 1
 
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
         return {int(self.index): 1.0}
@@ -266,6 +273,9 @@ class Contrast(_OfClasses):
     def plain(self) -> Any:
         return dict(self.terms)
 
+    def least_sizes(self) -> tuple[int, ...]:
+        return 1, max(int(index) for index in self.terms) + 1
+
     def __hash__(self) -> int:
         return hash(tuple(self.terms.items()))
 
@@ -332,6 +342,11 @@ class Position(Target):
     @property
     def plain(self) -> Any:
         return self.position, self.target.plain
+
+    def least_sizes(self) -> tuple[int, ...]:
+        place = int(torch.as_tensor(self.position).max())
+        first = int(torch.as_tensor(self.position).min())
+        return 1, max(place + 1, -first), *self.target.least_sizes()[1:]
 
     def resolved(self, index_of: IndexOf) -> Target:
         return Position(self.position, self.target.resolved(index_of))

@@ -9,7 +9,6 @@ import torch
 
 from lrpfx.deploy.program import inputs_of
 from lrpfx.deploy.runner import Runner
-from lrpfx.deploy.self_test import as_array
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.serve.refusals import FAILED, TOO_LARGE, RequestError, refusal_of
 from lrpfx.serve.settings import Settings
@@ -73,29 +72,49 @@ class ServedProgram:
             logger.warning("%s computes each request alone, since its rows are not independent of each other", self.name)
 
     def _has_independent_rows(self) -> bool:
-        """Whether a row of the self-test has the same results in a batch with a different row."""
+        """Whether a row like that of the self-test has the same results in a batch with a different row."""
         test = self.runner.self_test
         described = [*self.manifest["arguments"].values(), *self.manifest["results"].values()]
         if test.sizes[-1] != 1 or not all(one["shape"] and one["shape"][0] is None for one in described):
             return False
         given = test.arguments(list(self.manifest["arguments"]), 1)
-        row = {name: torch.from_numpy(value).to(self._dtype(name)) for name, value in given.items()}
-        other = {name: self._different(name, value) for name, value in row.items()}
+        row = {name: self._varied(name, torch.from_numpy(value).to(self._dtype(name))) for name, value in given.items()}
+        second = {name: value[-1:] for name, value in test.arguments(list(given), min(2, test.sizes[0])).items()}
+        other = {name: self._different(name, value, second[name]) for name, value in row.items()}
+        if all(torch.equal(value, other[name]) for name, value in row.items()):
+            return False  # one row is no proof
         try:
-            results = self.runner(**{name: torch.cat([value, other[name]]) for name, value in row.items()})
+            alone = self.runner(**row)
+            both = self.runner(**{name: torch.cat([value, other[name]]) for name, value in row.items()})
         except LrpfxError:
             return False
-        return all(
-            len(value) == 2 and test.difference(name, 1, as_array(value[:1])) <= self.manifest["tolerance"]
-            for name, value in results.items()
-        )
 
-    def _different(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """A different row that the program takes as well: other pixels, the same tokens in another order."""
-        if name not in inputs_of(self.manifest) or name in self.manifest["masks"]:
+        def is_same(name: str) -> bool:
+            scale = alone["output" if name == "balance" else name].double().norm()  # a balance is a difference of sums
+            change = (both[name][:1].double() - alone[name].double()).norm()
+            return len(both[name]) == 2 and bool(change <= self.manifest["tolerance"] * scale)
+
+        return all(map(is_same, alone))
+
+    def _is_free(self, name: str) -> bool:
+        """Whether an argument may have any values."""
+        return name in inputs_of(self.manifest) and name not in self.manifest["masks"]
+
+    def _varied(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A row with no two equal entries: an example of zeros would hide what other rows change."""
+        if not self._is_free(name) or not value.is_floating_point():
             return value
-        turned = value.flip(-1) if value.ndim > 1 else value
-        return -2 * turned if value.is_floating_point() else turned
+        scale = value.abs().max().item() or 1.0
+        return value + (torch.arange(value.numel()).cos() * scale / 4).to(value).reshape(value.shape)
+
+    def _different(self, name: str, value: torch.Tensor, second: Any) -> torch.Tensor:
+        """A different row that the program takes: other pixels, the same tokens in another order, or the array `second`."""
+        if not self._is_free(name):
+            return value
+        turned = value.roll(1, -1) if value.ndim > 1 else value
+        if value.is_floating_point():
+            return -2 * turned
+        return torch.from_numpy(second).to(value) if torch.equal(turned, value) else turned
 
     def _dtype(self, name: str) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.manifest["arguments"][name]["dtype"])

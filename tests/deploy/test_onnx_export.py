@@ -5,20 +5,25 @@ import collections
 import runpy
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from helpers import Unary, assert_close
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.core import Hook
+from lrpfx.deploy import artefact
+from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
 from lrpfx.deploy.backends.onnx import onnx_model, origin_of
+from lrpfx.deploy.onnx_operators import check_sizes
+from lrpfx.deploy.runner import Runner
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.lower.legalize_for_onnx import expanded
 from lrpfx.support.torch_internals import decompositions_for_onnx, onnx_registry
@@ -287,3 +292,81 @@ def test_strided_convolutions_of_images_of_any_size(tmp_path):
     for shape in ((1, 3, 20, 27), (3, 3, 6, 5)):
         x, target = torch.rand(shape, dtype=torch.float32), torch.arange(shape[0])
         assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+
+
+class Largest(nn.Module):
+    """A network for sequences of any length, which pools them to some places."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.first, self.pool, self.last = nn.Conv1d(4, 8, 3, padding=1), nn.AdaptiveMaxPool1d(places), nn.Linear(8 * places, 5)
+
+    def forward(self, x):
+        return self.last(self.pool(self.first(x).relu()).flatten(1))
+
+
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_adaptive_max_pooling_of_any_length(places, tmp_path):
+    torch.manual_seed(0)
+    model, x = Largest(places).eval().float(), torch.randn(2, 4, 12).float()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
+    classes = torch.tensor([0, 4, 2])
+    for length in (3, 12, 13, 17, 31):
+        longer = torch.randn(3, 4, length).float()
+        expected = lrpfx.attribute(explain_model, longer, classes).relevance
+        torch.testing.assert_close(runner(longer, classes)["relevance"], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_file_that_holds_one_size_fast_does_not_appear(tmp_path, monkeypatch):
+    """As a translation would that counts windows for the example's size alone."""
+    model, x = Largest(1).eval().float(), torch.randn(2, 4, 12).float()
+    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export"), x)
+
+    class Fixed(Runner):
+        def _run(self, tensors):
+            results = super()._run(tensors)
+            return results if tensors["input"].shape[2] == 12 else {name: value * 0.9 for name, value in results.items()}
+
+    monkeypatch.setattr(artefact, "Runner", Fixed)
+    with pytest.raises(lrpfx.ArtefactError, match=r"computes another output for input \(.*dynamic_batch=False"):
+        lrpfx.save(program, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def _constants(entries, *nodes):
+    """A model whose result is the sum of its input and of what nodes compute of constants of ones."""
+    fill = helper.make_tensor("value", TensorProto.FLOAT, [1], [1.0])
+    made = [helper.make_node("ConstantOfShape", [f"{name}_shape"], [name], value=fill) for name in entries]
+    shapes = [numpy_helper.from_array(np.array(shape, np.int64), f"{name}_shape") for name, shape in entries.items()]
+    last = [helper.make_node("ReduceSum", ["found"], ["total"], keepdims=0), helper.make_node("Add", ["x", "total"], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph([*made, *nodes, *last], "constants", [x], [y], shapes)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+@pytest.mark.parametrize(
+    ("entries", "node"),
+    [
+        ({"a": [30000], "c": [30000, 1]}, helper.make_node("Einsum", list("aacc"), ["found"], equation="a,b,ac,bc->")),
+        (
+            {"a": [1, 1, 180, 180], "w": [1, 1, 180, 180]},
+            helper.make_node("ConvTranspose", list("aw"), ["found"], pads=[170] * 4),
+        ),
+        ({"a": [1, 1, 10**7], "w": [1, 1, 10**6]}, helper.make_node("Conv", list("aw"), ["found"])),
+        ({"a": [1, 1, 10**7]}, helper.make_node("AveragePool", ["a"], ["found"], kernel_shape=[10**6])),
+        ({"a": [1, 9_999_991, 1]}, helper.make_node("DFT", ["a"], ["found"])),
+    ],
+    ids=["einsum", "transposed", "conv", "pool", "dft"],
+)
+def test_constants_that_take_long_are_refused(entries, node):
+    with pytest.raises(RefusedError, match="products to load it"):
+        check_sizes(_constants(entries, node), {"x": [2]}, 6000)
+    small = {name: [max(1, size // 10**4) for size in shape] for name, shape in entries.items()}
+    attributes = {"kernel_shape": [10]} if node.op_type == "AveragePool" else {}
+    if node.op_type in ("Einsum", "Conv", "AveragePool"):
+        again = onnx.NodeProto()
+        again.CopyFrom(node)
+        if attributes:
+            again.attribute[0].ints[:] = attributes["kernel_shape"]
+        check_sizes(_constants(small, again), {"x": [2]}, 6000)

@@ -89,7 +89,7 @@ def test_programs_that_take_no_target(explain_model, images, target, name, tmp_p
     program = lrpfx.lower(explain_model, images[:2], target=target)
     runner = lrpfx.load(lrpfx.save(program, tmp_path / name))
     assert list(runner.manifest["arguments"]) == ["input"] and runner.manifest["target"] == "fixed"
-    assert runner.manifest["explained"] == str(as_target(target)) and runner.verify() < 1e-5
+    assert runner.manifest["explained"]["target"] == str(as_target(target)) and runner.verify() < 1e-5
     wanted = lrpfx.attribute(explain_model, images, target)
     torch.testing.assert_close(runner(images)["relevance"], wanted.relevance, rtol=1e-4, atol=1e-6)
     with pytest.raises(lrpfx.InputError, match="not exported for classes"):

@@ -31,7 +31,7 @@ def python_runner(function, arguments, opened=(0,), sizes=(), tolerance=1e-5, ta
         }
 
     manifest = {
-        **{"kind": "exported", "title": "function", "composite": "none", "target": target, "reduce": None},
+        **{"kind": "exported", "title": "function", "composite": "none", "target": target, "reduce": None, "explained": None},
         **{
             "arguments": described(arguments),
             "results": described(results),

@@ -9,6 +9,8 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.errors import InputError
+from lrpfx.serve import Settings
+from lrpfx.serve.programs import ServedProgram
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,26 @@ def test_programs_with_rows_that_depend_on_each_other_run_alone(caplog):
             assert (results["output"] == 1).all()
         assert client.metric("lrpfx_batch_rows_count") == 8
     assert "scaled computes each request alone" in caplog.text
+
+
+class Standardized(nn.Module):
+    """Standardizes the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.layer((x - x.mean()) / (x.std() + 1e-5))
+
+
+@pytest.mark.parametrize("example", [torch.zeros(2, 6), torch.rand(2, 6)], ids=["zeros", "any"])
+@pytest.mark.parametrize(("model", "joins"), [(Standardized(), False), (nn.Linear(6, 4), True)])
+def test_examples_do_not_hide_what_rows_share(model, joins, example, tmp_path):
+    program = lrpfx.lower(lrpfx.transform(model.eval(), EpsilonPlusFlat(), example_inputs=example), example, target=1)
+    served = ServedProgram("model", lrpfx.load(lrpfx.save(program, tmp_path / "model.pt2")), Settings())
+    served.prepare()
+    assert served.joins is joins
 
 
 def test_results_without_rows_run_alone():
