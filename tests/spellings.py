@@ -289,6 +289,15 @@ def _with_column(m, x):
     return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
 
 
+def _batch_norm_of(m, value):
+    return F.batch_norm(value, m.shift.detach(), m.scale.detach() ** 2, None, m.bias)
+
+
+def _with_batch_norm(m, x):
+    factor = torch.rsqrt(m.scale**2 + 1e-5)
+    return F.linear(x, m.weight * factor[:, None], m.bias - m.shift * factor)
+
+
 DENSE = {
     "x @ W.T + b": (_linear, lambda m, x: x @ m.weight.T + m.bias),
     "b + x @ W.t()": (_linear, lambda m, x: m.bias + x @ m.weight.t()),
@@ -403,6 +412,14 @@ SEQUENCES = {
     "heads, put together, + b": (
         _linear,
         lambda m, x: torch.einsum("btd,hed->bhte", x, m.weight.view(2, 3, 6)).permute(0, 2, 1, 3).flatten(2) + m.bias,
+    ),
+    "batch norm of the transposed": (
+        _with_batch_norm,
+        lambda m, x: _batch_norm_of(m, F.linear(x, m.weight).transpose(1, 2)).transpose(1, 2),
+    ),
+    "batch norm of rows": (
+        _with_batch_norm,
+        lambda m, x: _batch_norm_of(m, (y := F.linear(x, m.weight)).view(-1, 6)).view(y.shape),
     ),
     "W @ x.mT": (_linear, lambda m, x: (m.weight @ x.mT + m.bias[:, None]).mT),
 }
