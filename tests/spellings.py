@@ -413,6 +413,14 @@ SEQUENCES = {
         _linear,
         lambda m, x: torch.einsum("btd,hed->bhte", x, m.weight.view(2, 3, 6)).permute(0, 2, 1, 3).flatten(2) + m.bias,
     ),
+    "x[:, None] @ W of heads + b of heads": (
+        _linear,
+        lambda m, x: (x[:, None] @ m.weight.view(2, 3, 6).mT + m.bias.view(2, 1, 3)).transpose(1, 2).flatten(2),
+    ),
+    "x.unsqueeze(1) @ W of heads, put together, + b": (
+        _linear,
+        lambda m, x: (x.unsqueeze(1) @ m.weight.view(2, 3, 6).mT).transpose(1, 2).flatten(2) + m.bias,
+    ),
     "batch norm of the transposed": (
         _with_batch_norm,
         lambda m, x: _batch_norm_of(m, F.linear(x, m.weight).transpose(1, 2)).transpose(1, 2),
