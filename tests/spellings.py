@@ -370,6 +370,10 @@ DENSE = {
         lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
         lambda m, x: torch.einsum("bi,i->bi", x @ m.weight.T, m.scale) + m.bias,
     ),
+    "scaled by an einsum of three, + b": (
+        lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
+        lambda m, x: torch.einsum("bi,oi,o->bo", x, m.weight, m.scale) + m.bias,
+    ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
@@ -990,6 +994,12 @@ def _scattered_along_edges(m, given):
 
 GATES = {
     "gate by einsum": (_gated, lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1)))),
+    "scaled by an einsum of three": (
+        lambda m, given: (torch.softmax(given[0], -1) @ given[1]) * torch.sigmoid(given[0].mean(-1, keepdim=True)),
+        lambda m, given: torch.einsum(
+            "bqk,bkd,bq->bqd", torch.softmax(given[0], -1), given[1], torch.sigmoid(given[0].mean(-1))
+        ),
+    ),
     "gate by stack.prod": (
         _gated,
         lambda m, given: torch.stack([given[1], torch.sigmoid(given[0].mean(-1, keepdim=True)).expand_as(given[1])]).prod(0),
