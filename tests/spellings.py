@@ -1007,6 +1007,10 @@ GATES = {
     "diag_embed(gate) @ v": (_gated, lambda m, given: torch.diag_embed(torch.sigmoid(given[0].mean(-1))) @ given[1]),
     "v * x * sigmoid(x)": (_activated, _gated_activation),
     "sigmoid(x) * v * x": (_activated, _activated_gate),
+    "v * x * sigmoid(parameter * x)": (
+        lambda m, given: given[1] * ((value := given[0].mean(-1, keepdim=True)) * torch.sigmoid(m.query.bias[0] * value)),
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) * torch.sigmoid(m.query.bias[0] * value),
+    ),
     "v * x / (1 + exp(-x))": (
         _activated,
         lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) / (1 + torch.exp(-value)),

@@ -98,7 +98,7 @@ def test_a_value_in_place_of_a_tensor(capture):
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs={"x": x, "shift": x}, capture=capture)
     assert_close(explain_model(x, shift=x).detach(), model(x, shift=x).detach(), 1e-13)
     for run in callers(explain_model).values():
-        with pytest.raises(lrpfx.InputError, match="'shift' is None, but the graph was made with a tensor.*leave it out"):
+        with pytest.raises(lrpfx.InputError, match=r"'shift' is None, but the graph was made with a tensor.*leave it out"):
             run(x=x, shift=None)
         with pytest.raises(lrpfx.InputError, match=r"'shift' is (None|missing).*leave it out"):
             run(x=x)
