@@ -1,6 +1,6 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
-from torch import fx
+from torch import fx, nn
 
 from lrpfx.errors import InputTypeError, LrpfxWarning
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
@@ -10,7 +10,7 @@ from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_P
 from lrpfx.rules.formulas import Epsilon, Norm
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
-from lrpfx.types import ConvolutionStandard, ConvolutionTranspose, Linear, Product
+from lrpfx.types import ConvolutionStandard, ConvolutionTranspose, Linear, Product, Sum
 
 #: Linear layers, for which a composite may have rules of their own.
 _LINEAR = (Linear, ConvolutionStandard, ConvolutionTranspose)
@@ -54,11 +54,15 @@ class Assign(GraphPass):
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.warnings.append(_warning(program, self.composite, unmatched))
-        result.warnings += _products_and_exponentials(program)
+        sums = _sums_of_shifts(program)
+        if sums:  # would a convolution in their place have a rule of its own?
+            rule = self.composite.module_map(context, "", nn.Conv1d(1, 1, 1))
+            sums = set() if rule is None or type(rule) in (Epsilon, Norm) else sums
+        result.warnings += _products_and_exponentials(program, sums)
         return result
 
 
-def _products_and_exponentials(program: Program) -> list[LrpfxWarning]:
+def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[LrpfxWarning]:
     """A warning that names what is most often a part of a layer that is written out, and was not recognized as such."""
     found = []
     rules = {type(node_info(node).rule) for node in data_calls(program.graph) if node_info(node).kind in _LINEAR}
@@ -70,7 +74,7 @@ def _products_and_exponentials(program: Program) -> list[LrpfxWarning]:
         factors = _factors(node)
         is_product = sum(map(is_data, factors)) == 1
         is_product = is_product and any(is_learned(one, program.root) for one in factors if not is_data(one))
-        if row.of_softmax or (is_product and rules - {Epsilon, Norm}):
+        if row.of_softmax or node in sums or (is_product and rules - {Epsilon, Norm}):
             found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
     if not found:
         return []
@@ -78,8 +82,9 @@ def _products_and_exponentials(program: Program) -> list[LrpfxWarning]:
     return [
         LrpfxWarning(
             f"{program.title}: {', '.join(found[:_MOST])}{more} carry relevance as functions of their own. If they are parts "
-            "of a softmax or of a dense layer, the map is not that of the layer: pass example_inputs, whose shapes tell, or "
-            "write torch.softmax or torch.nn.functional.linear. Otherwise give them rules by name, in a name map.",
+            "of a softmax, a dense layer or a convolution, the map is not that of the layer: pass example_inputs, whose shapes "
+            "tell, or write torch.softmax, torch.nn.functional.linear or conv1d. Otherwise give them rules by name, in a name "
+            "map.",
             topic="parts-of-layers",
         )
     ]
@@ -94,6 +99,29 @@ def _factors(node: fx.Node) -> list[fx.Node]:
         return node.all_input_nodes
     summed = node.all_input_nodes[0]
     return summed.all_input_nodes if node_info(summed).kind is Product and node_info(summed).shape is None else []
+
+
+def _sums_of_shifts(program: Program) -> set[fx.Node]:
+    """Sums of one value, shifted or not, some of which are multiplied with parameters, as a convolution of each channel is."""
+    found = set()
+    origins: dict[
+        fx.Node, tuple[fx.Node, bool]
+    ] = {}  # what a value is made of by shifts and such products, and whether by these
+    for node in data_calls(program.graph):
+        info, data = node_info(node), [one for one in node.all_input_nodes if is_data(one)]
+        sources = [origins.get(one, (one, False)) for one in data]
+        others = [one for one in node.all_input_nodes if one not in data]
+        scales = info.kind is Product and any(is_learned(one, program.root) for one in others)
+        is_sum = info.kind is Sum and info.operator is not None and info.operator.elementwise
+        moves = info.operator is not None and info.operator.moves
+        if not (scales or is_sum or moves) or len({source for source, _ in sources}) != 1:
+            continue
+        scaled = scales or any(one for _, one in sources)
+        if is_sum and len(data) > 1 and scaled:
+            found.add(node)
+        else:
+            origins[node] = sources[0][0], scaled
+    return found
 
 
 def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> LrpfxWarning:

@@ -289,6 +289,15 @@ def _with_column(m, x):
     return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
 
 
+def _batch_norm_of(m, value):
+    return F.batch_norm(value, m.shift.detach(), m.scale.detach() ** 2, None, m.bias)
+
+
+def _with_batch_norm(m, x):
+    factor = torch.rsqrt(m.scale**2 + 1e-5)
+    return F.linear(x, m.weight * factor[:, None], m.bias - m.shift * factor)
+
+
 DENSE = {
     "x @ W.T + b": (_linear, lambda m, x: x @ m.weight.T + m.bias),
     "b + x @ W.t()": (_linear, lambda m, x: m.bias + x @ m.weight.t()),
@@ -361,6 +370,10 @@ DENSE = {
         lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
         lambda m, x: torch.einsum("bi,i->bi", x @ m.weight.T, m.scale) + m.bias,
     ),
+    "scaled by an einsum of three, + b": (
+        lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
+        lambda m, x: torch.einsum("bi,oi,o->bo", x, m.weight, m.scale) + m.bias,
+    ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
@@ -403,6 +416,22 @@ SEQUENCES = {
     "heads, put together, + b": (
         _linear,
         lambda m, x: torch.einsum("btd,hed->bhte", x, m.weight.view(2, 3, 6)).permute(0, 2, 1, 3).flatten(2) + m.bias,
+    ),
+    "x[:, None] @ W of heads + b of heads": (
+        _linear,
+        lambda m, x: (x[:, None] @ m.weight.view(2, 3, 6).mT + m.bias.view(2, 1, 3)).transpose(1, 2).flatten(2),
+    ),
+    "x.unsqueeze(1) @ W of heads, put together, + b": (
+        _linear,
+        lambda m, x: (x.unsqueeze(1) @ m.weight.view(2, 3, 6).mT).transpose(1, 2).flatten(2) + m.bias,
+    ),
+    "batch norm of the transposed": (
+        _with_batch_norm,
+        lambda m, x: _batch_norm_of(m, F.linear(x, m.weight).transpose(1, 2)).transpose(1, 2),
+    ),
+    "batch norm of rows": (
+        _with_batch_norm,
+        lambda m, x: _batch_norm_of(m, (y := F.linear(x, m.weight)).view(-1, 6)).view(y.shape),
     ),
     "W @ x.mT": (_linear, lambda m, x: (m.weight @ x.mT + m.bias[:, None]).mT),
 }
@@ -965,6 +994,12 @@ def _scattered_along_edges(m, given):
 
 GATES = {
     "gate by einsum": (_gated, lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1)))),
+    "scaled by an einsum of three": (
+        lambda m, given: (torch.softmax(given[0], -1) @ given[1]) * torch.sigmoid(given[0].mean(-1, keepdim=True)),
+        lambda m, given: torch.einsum(
+            "bqk,bkd,bq->bqd", torch.softmax(given[0], -1), given[1], torch.sigmoid(given[0].mean(-1))
+        ),
+    ),
     "gate by stack.prod": (
         _gated,
         lambda m, given: torch.stack([given[1], torch.sigmoid(given[0].mean(-1, keepdim=True)).expand_as(given[1])]).prod(0),
@@ -972,6 +1007,10 @@ GATES = {
     "diag_embed(gate) @ v": (_gated, lambda m, given: torch.diag_embed(torch.sigmoid(given[0].mean(-1))) @ given[1]),
     "v * x * sigmoid(x)": (_activated, _gated_activation),
     "sigmoid(x) * v * x": (_activated, _activated_gate),
+    "v * x * sigmoid(parameter * x)": (
+        lambda m, given: given[1] * ((value := given[0].mean(-1, keepdim=True)) * torch.sigmoid(m.query.bias[0] * value)),
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) * torch.sigmoid(m.query.bias[0] * value),
+    ),
     "v * x / (1 + exp(-x))": (
         _activated,
         lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) / (1 + torch.exp(-value)),

@@ -87,6 +87,13 @@ def _same(given: Any, value: Any) -> bool:
     return bool(given == value) or (isinstance(value, float) and math.isnan(value) and given != given)
 
 
+def _not_a_tensor(place: Place, given: Any) -> str:
+    return (
+        f"the argument {str(place)!r} is {given!r}, but the graph was made with a tensor. Pass one; for calls without it, "
+        "transform the model with example_inputs that leave it out"
+    )
+
+
 @dataclass(frozen=True)
 class FixedKind(Guard):
     """A tensor that is a signal (floating-point or complex numbers) or is not a signal (integers or booleans)."""
@@ -96,6 +103,8 @@ class FixedKind(Guard):
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         given = self.place.value_in(arguments)
+        if given is None:
+            return _not_a_tensor(self.place, given)
         if not isinstance(given, torch.Tensor) or (given.is_floating_point() or given.is_complex()) is self.signal:
             return None
         if self.signal:
@@ -123,7 +132,7 @@ class FixedSizes(Guard):
         if given is _ABSENT:
             return None
         if not isinstance(given, torch.Tensor):
-            return f"the argument {str(self.place)!r} is {given!r}, but the graph was made with a tensor"
+            return _not_a_tensor(self.place, given)
         if given.ndim != len(self.sizes):
             return (
                 f"the input {str(self.place)!r} has {given.ndim} dimensions, but the graph was made for {len(self.sizes)}: "

@@ -44,7 +44,24 @@ def of_matmul(node: fx.Node, rank_of: RankOf) -> Contraction:
         return Contraction((first, second), (".i", "io"), ".o")
     if _rank(rank_of, first) == 1:
         return Contraction((first, second), ("i", ".io"), ".o")
-    return Contraction((first, second), (".ni", ".io"), ".no")
+    return _of_broadcast_matmul((first, second), rank_of) or Contraction((first, second), (".ni", ".io"), ".no")
+
+
+def _of_broadcast_matmul(operands: tuple[Any, Any], rank_of: RankOf) -> Contraction | None:
+    """The contraction of a product such as x[:, None] @ weight, where x does not have the dimension that is added to it."""
+    place = int(is_data(operands[1]))
+    source, added = _without_added_dimensions(operands[place], rank_of)
+    ranks = _rank(rank_of, operands[0]), _rank(rank_of, operands[1])
+    batch = max(ranks) - 2
+    own, other = (range(batch - ranks[at] + 2, batch) for at in (place, 1 - place))
+    places = [own.start + number for number in added]
+    if is_data(operands[1 - place]) or not added or any(number >= batch or number not in other for number in places):
+        return None
+    letters = string.ascii_uppercase[:batch]
+    of_source = "".join(letters[number] for number in own if number not in places)
+    of_other = "".join(letters[number] for number in other)
+    labels = (of_source + "ni", of_other + "io") if place == 0 else (of_other + "ni", of_source + "io")
+    return Contraction((source, operands[1]) if place == 0 else (operands[0], source), labels, letters + "no")
 
 
 def of_inner(node: fx.Node, rank_of: RankOf) -> Contraction:

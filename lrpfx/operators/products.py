@@ -1,7 +1,7 @@
 """Element-wise products and quotients, and matrix products."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,22 +95,41 @@ def _bilinear_form(build: Builder) -> fx.Node:
     return product if build["bias"] is None else build.call("add", product, build["bias"])
 
 
-def _without_products(build: Builder) -> fx.Node | None:
-    """An einsum of two signals that sums nothing is a product of their entries; one of a single value permutes and sums."""
+def _in_steps(build: Builder) -> fx.Node | None:
+    """An einsum as plainer calls: a product of entries, a permuted and summed value, or an einsum that another value scales."""
     node = build.node
     equation, *operands = node.args
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = list(operands[0])
     inputs, arrow, result = str(equation).replace(" ", "").partition("->")
-    labels = inputs.split(",")
-    if node.kwargs or "." in inputs or not arrow or not all(map(is_data, operands)):
+    if node.kwargs or "." in inputs or not arrow:
         return None
-    if len(operands) == 1 and isinstance(operands[0], fx.Node):
+    if len(operands) == 1 and isinstance(operands[0], fx.Node) and is_data(operands[0]):
         return _permuted_and_summed(build, operands[0], inputs, result)
-    if len(operands) != 2:
+    return _product(build, operands, inputs.split(","), result)
+
+
+def _product(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str) -> fx.Node | None:
+    """An einsum of several values: of two that sums nothing, or of more, one of which has only dimensions of the result."""
+    if any(len(set(one)) != len(one) for one in (*labels, result)):
         return None
-    if set("".join(labels)) != set(result) or any(len(set(one)) != len(one) for one in (*labels, result)):
+    if len(operands) == 2:
+        sums_nothing = set("".join(labels)) == set(result) and all(map(is_data, operands))
+        return _product_of_entries(build, operands, labels, result) if sums_nothing else None
+    scales = [place for place, own in enumerate(labels) if set(own) <= set(result)]
+    if len(operands) < 3 or not scales:
         return None
+    others, their_labels = ([one for place, one in enumerate(some) if place != scales[-1]] for some in (operands, labels))
+    if not any(map(is_data, others)):
+        return None
+    kept = "".join(letter for letter in result if letter in "".join(their_labels))
+    value = _product(build, others, their_labels, kept)
+    if value is None:
+        value = build.call("einsum", f"{','.join(their_labels)}->{kept}", *others, target=torch.einsum)
+    return _product_of_entries(build, (value, operands[scales[-1]]), (kept, labels[scales[-1]]), result)
+
+
+def _product_of_entries(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str) -> fx.Node:
     aligned = []
     for value, own in zip(operands, labels, strict=True):
         order = [own.index(letter) for letter in result if letter in own]
@@ -339,7 +358,7 @@ ROWS: tuple[Operator, ...] = (
         functions=[torch.einsum],
         aten="einsum.default",
         contraction=contractions.of_einsum,
-        decomposition=_without_products,
+        decomposition=_in_steps,
         weighted="weighted_einsum",
         weighted_last="values_weighted_einsum",
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),

@@ -350,7 +350,8 @@ class ExplainModule(TreeGraphModule):
         missing = [name for name in self._inputs if name not in arguments]
         if unknown or missing:
             what = f"there is no input {unknown[0]!r}" if unknown else f"the input {missing[0]!r} is missing"
-            raise InputTypeError(f"{what}; the inputs are {', '.join(self._inputs)}", topic="inputs-do-not-fit")
+            remedy = "" if unknown else ". If the model runs without it, transform it with example_inputs that leave it out"
+            raise InputTypeError(f"{what}; the inputs are {', '.join(self._inputs)}{remedy}", topic="inputs-do-not-fit")
         for guard in self.guards:
             problem = guard.problem(arguments)
             if problem is not None:

@@ -1,4 +1,4 @@
-"""CANONIZE: merge batch norm into the layer before it, as arithmetic on parameters.
+"""CANONIZE: merge batch norm into the layer before it, also through views, as arithmetic on parameters.
 
 With a = gamma / sqrt(var + eps): W' = a W along the output channels and b' = a (b - mean) + beta. The merge changes the layer's
 output. It is valid only if the batch norm is the only reader of this output.
@@ -14,6 +14,7 @@ from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.canonize.channel_places import moved_channels, place_of_channels
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 from lrpfx.types import BatchNorm
@@ -52,7 +53,10 @@ def has_batch_norm(program: Program) -> bool:
 
 
 class MergeBatchNormLeft(GraphPass):
-    """Merge each batch norm into the convolution, transposed convolution or dense layer before it, if it is the only reader."""
+    """Merge each batch norm into the convolution, transposed convolution or dense layer before it, if it is the only reader.
+
+    Views that keep the channels may lie between the two.
+    """
 
     name = "merge_batch_norm"
     stage = "canonize"
@@ -67,11 +71,12 @@ class MergeBatchNormLeft(GraphPass):
             operator = node_info(node).operator
             if operator is None or not issubclass(operator.kind, BatchNorm):
                 continue
-            reason = _why_not(program, node)
-            if reason is None:
-                result.details.append((node_info(node).name, f"merged into {_merge(program, node)}"))
+            layer = _layer_before(program, node)
+            reason = _why_not(program, node, layer)
+            if reason is None and layer is not None:
+                result.details.append((node_info(node).name, f"merged into {_merge(program, node, layer)}"))
                 result.matches += 1
-            else:
+            elif reason is not None:
                 result.reasons.append((node_info(node).name, reason))
         return result
 
@@ -96,22 +101,45 @@ def is_layer_of_parameters(node: fx.Node) -> bool:
     return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
 
 
-def _why_not(program: Program, batch_norm: fx.Node) -> str | None:
+def _layer_before(program: Program, batch_norm: fx.Node) -> fx.Node | None:
+    """The linear layer whose channels a batch norm reads, perhaps through views that it alone reads; else what it reads."""
+    source, reader = batch_norm.args[0], batch_norm
+    views: list[fx.Node] = []
+    while isinstance(source, fx.Node) and source.op == "call_function" and only_reader(source) is reader:
+        operator = node_info(source).operator
+        if operator is None or not operator.moves:
+            break
+        views.append(source)
+        source, reader = source.args[0], source
+    first = batch_norm.args[0] if isinstance(batch_norm.args[0], fx.Node) else None
+    if not views or not isinstance(source, fx.Node) or only_reader(source) is not reader or not is_layer_of_parameters(source):
+        return first
+    value, place = source, place_of_channels(row_of(source))
+    for view in reversed(views):
+        moved = moved_channels(program, value, view, place)
+        if moved is None:
+            return first
+        value, place = view, moved
+    return source if place == (1 - len(node_info(value).shape or ()),) else first
+
+
+def _why_not(program: Program, batch_norm: fx.Node, producer: fx.Node | None) -> str | None:
     """The reason why a batch norm cannot be merged into its producer, or None if it can."""
-    producer = batch_norm.args[0]
-    if not isinstance(producer, fx.Node) or producer.op != "call_function":
+    if producer is None or producer.op != "call_function":
         return "its input is an input of the model or comes from an opaque module"
     info = node_info(producer)
     operator = info.operator
     if operator is None or operator.weight_layout is None:
         return f"its input comes from {info.name} ({info.operator or info.kind_name}), which is not a linear layer"
     others = [user for user in producer.users if user is not batch_norm and not reads_sizes(user)]
-    if others:
+    if others and producer is batch_norm.args[0]:
         names = ", ".join(node_info(user).name for user in others)
         return f"the output of {info.name} has a second consumer: {names}"
     weights = [*producer.args[1:], *batch_norm.args[1:]]
     if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
+    if producer is not batch_norm.args[0]:
+        return None
     dimensions, expected = dimensions_of(program, batch_norm), operator.rank_of_batch
     if dimensions is not None and operator.weight_layout is WeightLayout.DENSE and dimensions != 2:
         where = "its channels are the last dimension, but batch norm acts on the second"
@@ -188,15 +216,14 @@ def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
     return False
 
 
-def _merge(program: Program, batch_norm: fx.Node) -> str:
-    """Merge `batch_norm` into its producer. Return the producer's name."""
-    graph = program.graph
-    linear = batch_norm.args[0]
-    assert isinstance(linear, fx.Node)
+def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node) -> str:
+    """Merge `batch_norm` into a linear layer. Return the name of the layer."""
+    graph, source = program.graph, batch_norm.args[0]
+    assert isinstance(source, fx.Node)
     operator, norm = row_of(linear), row_of(batch_norm)
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
-    if dimensions_of(program, batch_norm) is None:
+    if source is linear and dimensions_of(program, batch_norm) is None:
         require_batch_dimensions(graph, linear, operator)
 
     def derive(function: Any, what: str, *args: Any) -> fx.Node:
@@ -219,7 +246,7 @@ def _merge(program: Program, batch_norm: fx.Node) -> str:
     linear.kwargs = {name: value for name, value in linear.kwargs.items() if name not in operator.tensors}
     merged = (*info.merged, node_info(batch_norm).name)
     update_info(linear, merged=merged)
-    batch_norm.replace_all_uses_with(linear)
+    batch_norm.replace_all_uses_with(source)
     graph.erase_node(batch_norm)
     return info.name
 

@@ -1,7 +1,6 @@
 """CANONIZE: merge the factors and terms of each output channel that follow a linear layer into its weight and bias."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
+from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
     is_layer_of_parameters,
@@ -30,9 +30,6 @@ from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 def scaled_bias(bias: torch.Tensor | None, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """The bias of a layer whose output is scaled and shifted. Shape (channels,)."""
     return shift if bias is None else bias * scale + shift
-
-
-Place = tuple[int, ...]  # the dimensions of the channels of a value, from the end
 
 
 class MergeScales(GraphPass):
@@ -160,15 +157,14 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     operator = row_of(layer)
     bound = bound_arguments(layer, operator)
     weight = parameter_value(bound["weight"], program.root)
-    dense = operator.weight_layout is WeightLayout.DENSE
-    place: Place = (-1,) if dense else (-1 - operator.spatial,)
+    place = place_of_channels(operator)
     channels = _channels(weight, operator, bound.get("groups", 1))
     found: list[fx.Node] = []
     value, reason = layer, None
     while (user := only_reader(value)) is not None:
         row = node_info(user).operator
         if row is not None and row.moves:
-            moved = _moved(program, value, user, row, place)
+            moved = moved_channels(program, value, user, place)
             if moved is None:
                 if any(map(_may_merge, _through_views(user))):
                     reason = (node_info(user).name, f"the channels of {node_info(layer).name} are not known behind it")
@@ -224,52 +220,6 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, chan
         elif dimensions is None or tensor.ndim > dimensions:
             return "it may add dimensions to its operand, whose number is not known; pass example_inputs"
     return None
-
-
-def _moved(program: Program, value: fx.Node, view: fx.Node, row: Operator, place: Place) -> Place | None:
-    """The dimensions of the channels after a view, from the end; None if they are mixed with others, or that is unknown."""
-    before, after = node_info(value).shape, node_info(view).shape
-    if before is None or after is None or view.args[0] is not value or node_info(value).dtype != node_info(view).dtype:
-        return None
-    rank, own = len(after), [len(before) + number for number in place]
-    moved: list[int] | None = None
-    if row.keeps_order or _drops_ones(view, row, before, after):
-        moved = _side_by_side(before, after, own) if own and own == list(range(own[0], own[-1] + 1)) else None
-    elif row.dimension_before is not None and rank == len(before):
-        given: list[Any] = [*view.args[1:], *view.kwargs.values()]
-        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        sources = [row.dimension_before(number, dims, rank) for number in range(rank)] if _are_numbers(dims) else []
-        places = [number for number, source in enumerate(sources) if source in own]
-        moved = places if [sources[number] for number in places] == own and own else None
-    if moved is None:
-        return None
-    program.fixed_dimensions = True
-    return tuple(number - rank for number in moved)
-
-
-def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int]) -> list[int] | None:
-    """The dimensions that hold the entries of neighbouring ones after a view that keeps their order."""
-    first = [start for start in range(len(after) + 1) if math.prod(after[:start]) == math.prod(before[: own[0]])]
-    found = [range(start, stop) for start in first for stop in range(start + 1, len(after) + 1)]
-    found += [range(start, start) for start in first]  # of a single channel, no dimension may be left
-    channels = math.prod(before[number] for number in own)
-    return next((list(one) for one in found if math.prod(after[number] for number in one) == channels), None)
-
-
-def _drops_ones(view: fx.Node, row: Operator, before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether an index only takes the one entry of dimensions of size 1, or adds such dimensions."""
-    index = view.args[1:]
-    plain = row.name == "select" or (row.picks and all(map(_is_plain, index[0] if isinstance(index[0], tuple) else index)))
-    return plain and math.prod(before) == math.prod(after)
-
-
-def _is_plain(part: Any) -> bool:
-    """Whether a part of an index is a number, a slice or a new dimension."""
-    return part is None or part is Ellipsis or isinstance(part, slice) or (isinstance(part, int) and not isinstance(part, bool))
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, (tuple, list)) and all(map(_are_numbers, value)))
 
 
 def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:

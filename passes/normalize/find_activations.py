@@ -114,8 +114,10 @@ def _factors(node: fx.Node) -> list[Any]:
 
 
 def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> bool:
-    """Whether a factor is a bounded function of a value, perhaps scaled and shifted by numbers, or one of its sign."""
-    for source, inner in _sources(scale, places) if is_pointwise(scale) else ():
+    """Whether a factor is a bounded function of a value, perhaps scaled and shifted by constants, or one of its sign."""
+    for source, inner in (
+        _sources(scale, places, lambda one: list(filter(is_data, one.all_input_nodes))) if is_pointwise(scale) else ()
+    ):
         if source is value:
             rows = [row_of(one) for one in (*inner, scale)]
             return any(row.name in _MASKING or (row.kind is Activation and bool(row.scales)) for row in rows)
@@ -169,9 +171,19 @@ def _scaled(build: CallBuilder, value: fx.Node, factor: float) -> fx.Node:
     return build.call("neg", value) if factor == -1 else build.call("mul", value, factor)
 
 
-def _sources(node: fx.Node, places: dict[fx.Node, int]) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
-    """The values of which a call is an element-wise function, nearest first, and the calls between them and it, in order."""
-    open_values, inner = set(_read(node)), list[fx.Node]()
+def _read(node: fx.Node) -> list[fx.Node]:
+    """What a call reads, other than dtypes and tensors of one number that broadcasting does not need."""
+    return [one for one in node.all_input_nodes if not (_is_number(one, node) or _is_dtype(one))]
+
+
+def _sources(
+    node: fx.Node, places: dict[fx.Node, int], read: Callable[[fx.Node], list[fx.Node]] = _read
+) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+    """The values of which a call is an element-wise function, nearest first, and the calls between them and it, in order.
+
+    `read`: what a call reads, other than constants.
+    """
+    open_values, inner = set(read(node)), list[fx.Node]()
     while open_values and len(inner) < _LARGEST:
         latest = max(open_values, key=places.__getitem__)
         if len(open_values) == 1 and is_data(latest):
@@ -179,13 +191,8 @@ def _sources(node: fx.Node, places: dict[fx.Node, int]) -> Iterator[tuple[fx.Nod
         if not is_pointwise(latest):
             return
         open_values.remove(latest)
-        open_values |= set(_read(latest))
+        open_values |= set(read(latest))
         inner.append(latest)
-
-
-def _read(node: fx.Node) -> list[fx.Node]:
-    """What a call reads, other than dtypes and tensors of one number that broadcasting does not need."""
-    return [one for one in node.all_input_nodes if not (_is_number(one, node) or _is_dtype(one))]
 
 
 def _is_dtype(value: Any) -> bool:

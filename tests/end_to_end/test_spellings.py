@@ -7,7 +7,7 @@ from tools.spelling_table import COMPOSITES, TOLERANCE, difference
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonPlusFlat, GammaByDepth, MixedComposite, NameMapComposite
+from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1, EpsilonPlusFlat, GammaByDepth, MixedComposite, NameMapComposite
 
 CASES = [(name, composite) for name, pair in PAIRS.items() for composite in COMPOSITES[pair.kind]]
 #: Cases of every test run; each pair is among them.
@@ -144,6 +144,33 @@ def test_a_sum_of_products_without_shapes_is_named():
     named, _ = written(lambda m, x: nn.functional.linear(x, m.weight))
     maps = [lrpfx.attribute(lrpfx.transform(one, EpsilonPlusFlat(), x), x, 1).relevance for one in (model, named)]
     assert torch.allclose(*maps, rtol=1e-9)
+
+
+def _depthwise(m, x):
+    padded = nn.functional.pad(x, (2, 0))
+    return sum(padded[:, place : place + x.shape[1]] * m.weight[place, 0] for place in range(3)) + m.bias
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        _depthwise,
+        lambda m, x: x * m.scale + x.roll(1, 0) * (1 - m.scale),
+        lambda m, x: x + (nn.functional.pad(x, (0, 0, 1, -1)) - x) * m.scale,
+    ],
+)
+def test_a_sum_of_shifted_values_times_parameters_is_named(layer):
+    """It may be a depthwise convolution. Where the composite has the same rule for that as for sums, nothing is said."""
+    model, x = written(layer)
+    with pytest.warns(lrpfx.LrpfxWarning, match=r"(?s)add.*functions of their own.*convolution") as caught:
+        lrpfx.transform(model, EpsilonAlpha2Beta1(), example_inputs=x)
+    assert [one.message.topic for one in caught] == ["parts-of-layers"]
+    lrpfx.transform(model, AttnLRP(), example_inputs=x)
+
+
+def test_a_scaled_branch_is_no_sum_of_shifts():
+    model, x = written(lambda m, x: x + torch.tanh(x) * m.scale + nn.functional.linear(x, m.weight) * m.scale)
+    lrpfx.transform(model, EpsilonAlpha2Beta1(), example_inputs=x)
 
 
 def test_a_rule_by_name_ends_the_warning():

@@ -97,9 +97,11 @@ def test_a_value_in_place_of_a_tensor(capture):
     model, x = Options(), torch.randn(3, 4)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs={"x": x, "shift": x}, capture=capture)
     assert_close(explain_model(x, shift=x).detach(), model(x, shift=x).detach(), 1e-13)
-    if capture == "export":
-        with pytest.raises(lrpfx.InputError, match="'shift' is None, but the graph was made with a tensor"):
-            explain_model(x, shift=None)
+    for run in callers(explain_model).values():
+        with pytest.raises(lrpfx.InputError, match=r"'shift' is None, but the graph was made with a tensor.*leave it out"):
+            run(x=x, shift=None)
+        with pytest.raises(lrpfx.InputError, match=r"'shift' is (None|missing).*leave it out"):
+            run(x=x)
 
 
 # --- sizes --------------------------------------------------------------------------------------------------------------------

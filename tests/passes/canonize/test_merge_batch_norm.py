@@ -263,3 +263,26 @@ class TestSamplesWithoutABatch:
         model = nn.Sequential(*self.model(), nn.Conv1d(6, 6, 1), nn.BatchNorm1d(6)).eval()
         names = lrpfx.node_names(lrpfx.transform(model, EpsilonPlus()))
         assert [name for name in names if "require" in name] == ["0.require_dimensions"]
+
+
+def test_through_views_that_keep_the_channels():
+    """A batch norm of features along sequences is part of the dense layer; one of places is not."""
+
+    class Sequences(nn.Module):
+        def __init__(self, dims):
+            super().__init__()
+            self.linear, self.norm, self.dims = nn.Linear(4, 5), nn.BatchNorm1d(5), dims
+
+        def forward(self, x):
+            y = self.linear(x)
+            return self.norm(y.permute(self.dims)).sum(2)
+
+    x = torch.randn(3, 5, 4)
+    for dims, reasons in (
+        ((0, 2, 1), ()),
+        ((0, 1, 2), (("norm", "its input comes from permute (permute), which is not a linear layer"),)),
+    ):
+        model = randomize_batch_norm(Sequences(dims)).eval()
+        explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+        assert_close(explain_model(x), model(x), 1e-12)
+        assert merge_stage(explain_model).reasons == reasons
