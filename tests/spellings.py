@@ -963,6 +963,19 @@ def _scattered_along_edges(m, given):
     return torch.zeros_like(values).scatter_add(0, m.target[:, None].expand(-1, 6), messages)
 
 
+def _scattered_like_messages(m, given):
+    """The same with zeros and an index in the shape of the messages."""
+    scores, values = given
+    messages = values[m.source] * _by_index_add(m, scores)[:, None]
+    zeros = messages.new_zeros(5, messages.size(1))
+    return zeros.scatter_add_(0, m.target.view(-1, 1).expand_as(messages), messages)
+
+
+def _summed_and_viewed(m, given):
+    products = torch.softmax(given[0], -1)[..., None] * given[1][:, None]
+    return products.sum(2).view(products.size(0), -1, products.size(-1)).to(products.dtype)
+
+
 GATES = {
     "gate by einsum": (_gated, lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1)))),
     "gate by stack.prod": (
@@ -990,6 +1003,7 @@ GATES = {
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),
     ),
+    "(softmax * v).sum.view(sizes)": (_weigh, _summed_and_viewed),
     "(softmax * v).mean * n": (
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).mean(2) * 5,
@@ -1011,6 +1025,7 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Weighted) for name, pair in GATES.items()},
     "softmax along edges * v": Pair(_by_rows, _along_edges, Edges),
     "the same by scatter_add": Pair(_by_rows, _scattered_along_edges, Edges),
+    "the same by scatter_add, expand_as": Pair(_by_rows, _scattered_like_messages, Edges),
     "the same by one_hot.T @": Pair(_by_rows, _joined_by_matrix(torch.matmul), Edges),
     "the same by einsum with one_hot": Pair(
         _by_rows, _joined_by_matrix(lambda matrix, messages: torch.einsum("ne,ed->nd", matrix, messages)), Edges

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_data, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.node import Role, calls, is_data, node_info, only_reader, parameter_value, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
@@ -16,7 +16,6 @@ from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_a
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
     is_layer_of_parameters,
-    only_reader,
     require_batch_dimensions,
     scale_output_channels,
     scale_output_channels_transposed,

@@ -3,10 +3,11 @@
 from torch import fx
 from torch.fx.node import Argument
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, row_of, update_info
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, only_reader, row_of, update_info
 from lrpfx.ir.operator import Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.find_softmax import grouped_sum
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
@@ -46,6 +47,7 @@ class FindAttention(GraphPass):
             result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
         if result.matches:
             remove_unread(program.graph)
+            mark_constants(program.graph)
         return result
 
 
@@ -100,7 +102,7 @@ def _as_sum(program: Program, node: fx.Node) -> fx.Node:
 def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The weights and the values of an element-wise product with a softmax that one call reads; None for others."""
     multiplied = node_info(product).operator
-    if multiplied is None or multiplied.name not in _PRODUCTS or len(product.users) > 1 or product.kwargs:
+    if multiplied is None or multiplied.name not in _PRODUCTS or only_reader(product) is None or product.kwargs:
         return None
     factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
     if len(factors) != 2:
@@ -116,9 +118,9 @@ def _added_product(node: fx.Node) -> _Found | None:
     factors = _factors(node)
     if factors is None:
         return None
-    reader = next(iter(node.users), None)
-    while reader is not None and (row := node_info(reader).operator) is not None and row.moves and len(reader.users) == 1:
-        reader = next(iter(reader.users))
+    reader = only_reader(node)
+    while reader is not None and (row := node_info(reader).operator) is not None and row.moves:
+        reader = only_reader(reader)
     row = None if reader is None else node_info(reader).operator
     if reader is None or row is None:
         return None
@@ -132,7 +134,7 @@ def _added_product(node: fx.Node) -> _Found | None:
 
 def _others_added(total: fx.Node, product: fx.Node) -> set[fx.Node]:
     """The softmaxes whose parts weigh the other values of the sum that a call is a part of."""
-    while (reader := next(iter(total.users), None)) is not None and len(total.users) == 1 and is_call_of(reader, "add"):
+    while is_call_of(reader := only_reader(total), "add"):
         total = reader
     found, pending = set[fx.Node](), [total]
     while pending:

@@ -21,6 +21,7 @@ from lrpfx.ir.node import (
     is_learned,
     node_info,
     nodes_in,
+    only_reader,
     parameter_value,
     row_of,
 )
@@ -136,7 +137,7 @@ def _dtype(value: Any) -> torch.dtype | None:
 def _mean(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The mean of products with parameters is their sum, divided by their number."""
     product = build["input"]
-    if is_call_of(product, "mul") and len(product.users) == 1:
+    if is_call_of(product, "mul") and only_reader(product) is not None:
         factors = [one for one in product.args if isinstance(one, fx.Node)]
         learned = any(not is_data(one) and is_learned(one, build.program.root) for one in factors)
         made = sum_of_mean(build) if learned and any(map(is_data, factors)) else None
@@ -184,7 +185,7 @@ def _softplus(build: CallBuilder, node: fx.Node) -> fx.Node | None:
 def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The last of cumulative sums is the sum."""
     sums: Any = node.args[0]
-    shape = node_info(sums).shape if is_call_of(sums, "cumsum") and len(sums.users) == 1 else None
+    shape = node_info(sums).shape if is_call_of(sums, "cumsum") and only_reader(sums) is node else None
     if shape is None:
         return None
     bound = _bound(sums, ("input", "dim", "dtype"))
