@@ -333,6 +333,7 @@ DENSE = {
     "+ b.expand_as": (_linear, _with_expanded),
     "sum of products of x[:, None, :]": (_linear, lambda m, x: (x[:, None, :] * m.weight).sum(-1) + m.bias),
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
+    "+ b.repeat_interleave": (_linear, lambda m, x: x @ m.weight.T + m.bias[None].repeat_interleave(x.shape[0], 0)),
     "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
     "+ b.tile": (_linear, lambda m, x: x @ m.weight.T + m.bias.tile(x.shape[0], 1)),
     "+ b.to(x.dtype)": (_linear, lambda m, x: x @ m.weight.type_as(x).T + m.bias.to(device=x.device, dtype=x.dtype)),
@@ -463,6 +464,11 @@ def _of_split(m, x):
     return torch.cat(parts, 1) + m.bias.view(1, -1, 1, 1)
 
 
+def _with_bias(bias):
+    """A convolution to whose result a function of the network and this result is added."""
+    return lambda m, x: (y := F.conv2d(x, m.weight, padding=1)) + bias(m, y)
+
+
 _HALVES = (slice(0, 2), slice(2, 4))
 
 
@@ -506,6 +512,21 @@ IMAGES = {
     "conv2d + expanded b": (
         _conv,
         lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(-1, 1, 1).expand(x.shape[0], -1, 8, 8),
+    ),
+    "conv2d + b.view(1, y.shape[1], 1, 1)": (_conv, _with_bias(lambda m, y: m.bias.view(1, y.shape[1], 1, 1))),
+    "conv2d + repeated b with new dimensions": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.repeat(y.shape[0], 1)[:, :, None, None]),
+    ),
+    "conv2d + stack([b] * n)": (_conv, _with_bias(lambda m, y: torch.stack([m.bias] * 2)[:, :, None, None])),
+    "conv2d + cat([b[None]] * n)": (_conv, _with_bias(lambda m, y: torch.cat([m.bias[None]] * 2)[..., None, None])),
+    "conv2d + expanded and permuted b": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.expand(y.shape[0], 8, 8, 4).permute(0, 3, 1, 2)),
+    ),
+    "conv2d + zeros + b": (
+        _conv,
+        lambda m, x: (y := F.conv2d(x, m.weight, padding=1)) + torch.zeros(y.shape, dtype=y.dtype) + m.bias.view(1, -1, 1, 1),
     ),
     "conv2d, permuted, + b": (
         _conv,
