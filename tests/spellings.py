@@ -992,9 +992,23 @@ def _scattered_like_messages(m, given):
     return zeros.scatter_add_(0, m.target.view(-1, 1).expand_as(messages), messages)
 
 
+def _products(given):
+    return torch.softmax(given[0], -1)[..., None] * given[1][:, None]
+
+
 def _summed_and_viewed(m, given):
-    products = torch.softmax(given[0], -1)[..., None] * given[1][:, None]
+    products = _products(given)
     return products.sum(2).view(products.size(0), -1, products.size(-1)).to(products.dtype)
+
+
+def _summed_in_parts(m, given):
+    first, second, third, fourth, last = _products(given).unbind(2)
+    return first + second + third + fourth + last
+
+
+def _summed_as_stack(m, given):
+    weights, values = torch.softmax(given[0], -1), given[1]
+    return torch.stack([weights[..., place, None] * values[:, place, None] for place in range(5)]).sum(0)
 
 
 GATES = {
@@ -1025,6 +1039,10 @@ GATES = {
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),
     ),
     "(softmax * v).sum.view(sizes)": (_weigh, _summed_and_viewed),
+    "(softmax * v).transpose.sum": (_weigh, lambda m, given: _products(given).transpose(2, 3).sum(-1)),
+    "(softmax * v).flatten.sum.view": (_weigh, lambda m, given: _products(given).flatten(0, 1).sum(1).view(2, 5, 6)),
+    "sum of (softmax * v).unbind": (_weigh, _summed_in_parts),
+    "stack([softmax[i] * v[i]]).sum": (_weigh, _summed_as_stack),
     "(softmax * v).mean * n": (
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).mean(2) * 5,
