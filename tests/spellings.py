@@ -342,6 +342,7 @@ DENSE = {
     "+ b.expand_as": (_linear, _with_expanded),
     "sum of products of x[:, None, :]": (_linear, lambda m, x: (x[:, None, :] * m.weight).sum(-1) + m.bias),
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
+    "+ b.repeat_interleave": (_linear, lambda m, x: x @ m.weight.T + m.bias[None].repeat_interleave(x.shape[0], 0)),
     "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
     "+ b.tile": (_linear, lambda m, x: x @ m.weight.T + m.bias.tile(x.shape[0], 1)),
     "+ b.to(x.dtype)": (_linear, lambda m, x: x @ m.weight.type_as(x).T + m.bias.to(device=x.device, dtype=x.dtype)),
@@ -492,6 +493,11 @@ def _of_split(m, x):
     return torch.cat(parts, 1) + m.bias.view(1, -1, 1, 1)
 
 
+def _with_bias(bias):
+    """A convolution to whose result a function of the network and this result is added."""
+    return lambda m, x: (y := F.conv2d(x, m.weight, padding=1)) + bias(m, y)
+
+
 _HALVES = (slice(0, 2), slice(2, 4))
 
 
@@ -535,6 +541,21 @@ IMAGES = {
     "conv2d + expanded b": (
         _conv,
         lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(-1, 1, 1).expand(x.shape[0], -1, 8, 8),
+    ),
+    "conv2d + b.view(1, y.shape[1], 1, 1)": (_conv, _with_bias(lambda m, y: m.bias.view(1, y.shape[1], 1, 1))),
+    "conv2d + repeated b with new dimensions": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.repeat(y.shape[0], 1)[:, :, None, None]),
+    ),
+    "conv2d + stack([b] * n)": (_conv, _with_bias(lambda m, y: torch.stack([m.bias] * 2)[:, :, None, None])),
+    "conv2d + cat([b[None]] * n)": (_conv, _with_bias(lambda m, y: torch.cat([m.bias[None]] * 2)[..., None, None])),
+    "conv2d + expanded and permuted b": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.expand(y.shape[0], 8, 8, 4).permute(0, 3, 1, 2)),
+    ),
+    "conv2d + zeros + b": (
+        _conv,
+        lambda m, x: (y := F.conv2d(x, m.weight, padding=1)) + torch.zeros(y.shape, dtype=y.dtype) + m.bias.view(1, -1, 1, 1),
     ),
     "conv2d, permuted, + b": (
         _conv,
@@ -992,6 +1013,33 @@ def _scattered_along_edges(m, given):
     return torch.zeros_like(values).scatter_add(0, m.target[:, None].expand(-1, 6), messages)
 
 
+def _scattered_like_messages(m, given):
+    """The same with zeros and an index in the shape of the messages."""
+    scores, values = given
+    messages = values[m.source] * _by_index_add(m, scores)[:, None]
+    zeros = messages.new_zeros(5, messages.size(1))
+    return zeros.scatter_add_(0, m.target.view(-1, 1).expand_as(messages), messages)
+
+
+def _products(given):
+    return torch.softmax(given[0], -1)[..., None] * given[1][:, None]
+
+
+def _summed_and_viewed(m, given):
+    products = _products(given)
+    return products.sum(2).view(products.size(0), -1, products.size(-1)).to(products.dtype)
+
+
+def _summed_in_parts(m, given):
+    first, second, third, fourth, last = _products(given).unbind(2)
+    return first + second + third + fourth + last
+
+
+def _summed_as_stack(m, given):
+    weights, values = torch.softmax(given[0], -1), given[1]
+    return torch.stack([weights[..., place, None] * values[:, place, None] for place in range(5)]).sum(0)
+
+
 GATES = {
     "gate by einsum": (_gated, lambda m, given: torch.einsum("bqd,bq->bqd", given[1], torch.sigmoid(given[0].mean(-1)))),
     "scaled by an einsum of three": (
@@ -1029,6 +1077,11 @@ GATES = {
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),
     ),
+    "(softmax * v).sum.view(sizes)": (_weigh, _summed_and_viewed),
+    "(softmax * v).transpose.sum": (_weigh, lambda m, given: _products(given).transpose(2, 3).sum(-1)),
+    "(softmax * v).flatten.sum.view": (_weigh, lambda m, given: _products(given).flatten(0, 1).sum(1).view(2, 5, 6)),
+    "sum of (softmax * v).unbind": (_weigh, _summed_in_parts),
+    "stack([softmax[i] * v[i]]).sum": (_weigh, _summed_as_stack),
     "(softmax * v).mean * n": (
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).mean(2) * 5,
@@ -1050,6 +1103,7 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Weighted) for name, pair in GATES.items()},
     "softmax along edges * v": Pair(_by_rows, _along_edges, Edges),
     "the same by scatter_add": Pair(_by_rows, _scattered_along_edges, Edges),
+    "the same by scatter_add, expand_as": Pair(_by_rows, _scattered_like_messages, Edges),
     "the same by one_hot.T @": Pair(_by_rows, _joined_by_matrix(torch.matmul), Edges),
     "the same by einsum with one_hot": Pair(
         _by_rows, _joined_by_matrix(lambda matrix, messages: torch.einsum("ne,ed->nd", matrix, messages)), Edges

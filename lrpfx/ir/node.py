@@ -150,6 +150,17 @@ def is_data(argument: Any) -> bool:
     return isinstance(argument, fx.Node) and node_info(argument).role is Role.DATA
 
 
+def readers(value: fx.Node) -> list[fx.Node]:
+    """The nodes that read the entries of a value, not its shape, dtype or device alone."""
+    return [user for user in value.users if user.op == "output" or node_info(user).role is not Role.METADATA]
+
+
+def only_reader(value: fx.Node) -> fx.Node | None:
+    """The only call that reads the entries of a value."""
+    found = readers(value)
+    return found[0] if len(found) == 1 and found[0].op == "call_function" else None
+
+
 def role_from(arguments: Iterable[Any]) -> Role:
     """The role of a call, from the roles of its arguments."""
     arguments = list(arguments)

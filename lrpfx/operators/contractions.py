@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import is_data, node_info
+from lrpfx.ir.node import is_data, node_info, only_reader
 from lrpfx.ir.operator import Contraction, NotAContractionError
 
 RankOf = Callable[[Any], int | None]
@@ -118,7 +118,7 @@ def of_sum(node: fx.Node, rank_of: RankOf) -> Contraction:
     A factor does not have the dimensions that `unsqueeze` has added to it.
     """
     product = node.args[0]
-    if not isinstance(product, fx.Node) or len(product.users) != 1 or node.kwargs.get("dtype") is not None:
+    if not isinstance(product, fx.Node) or only_reader(product) is not node or node.kwargs.get("dtype") is not None:
         raise NotAContractionError("it is not the only reader of a product")
     if node.kwargs.get("keepdim") or (len(node.args) > 2 and node.args[2]):
         raise NotAContractionError("it keeps the dimensions that it sums over")

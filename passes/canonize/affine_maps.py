@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, node_info, row_of, update_info
+from lrpfx.ir.node import NodeInfo, Role, node_info, readers, row_of, update_info
 from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.canonize.merge_batch_norm import move_up, reads_sizes
+from lrpfx.passes.canonize.merge_batch_norm import move_up
 from lrpfx.passes.program import Program, insert_call
 
 # --- arithmetic on parameters ----------------------------------------------------------------------------------------------
@@ -197,12 +197,10 @@ class ConvolvedChannels(Layout):
 def linear_readers(value: fx.Node, layout: Layout) -> list[Place]:
     """The linear layers that read `value`, directly or through other operations. `ObstacleError` if others read its values."""
     found: list[Place] = []
-    for user in value.users:
+    for user in readers(value):
         info = node_info(user)
         operator = info.operator
         name = info.name or "the output of the model"
-        if reads_sizes(user):
-            continue
         if operator is None or user.op == "output":
             raise ObstacleError(
                 "it is an output of the model" if user.op == "output" else f"{name} reads it and is not a linear layer"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, row_of, update_info
+from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, only_reader, readers, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
@@ -81,17 +81,6 @@ class MergeBatchNormLeft(GraphPass):
         return result
 
 
-def reads_sizes(user: fx.Node) -> bool:
-    """Whether a reader of a value uses its shape or dtype alone, which an affine map does not change."""
-    return user.op != "output" and node_info(user).role is Role.METADATA
-
-
-def only_reader(value: fx.Node) -> fx.Node | None:
-    """The only call that reads the entries of a value."""
-    readers = [user for user in value.users if not reads_sizes(user)]
-    return readers[0] if len(readers) == 1 and readers[0].op == "call_function" else None
-
-
 def is_layer_of_parameters(node: fx.Node) -> bool:
     """Whether a call is a linear layer whose weight and bias depend only on parameters."""
     operator = node_info(node).operator
@@ -131,7 +120,7 @@ def _why_not(program: Program, batch_norm: fx.Node, producer: fx.Node | None) ->
     operator = info.operator
     if operator is None or operator.weight_layout is None:
         return f"its input comes from {info.name} ({info.operator or info.kind_name}), which is not a linear layer"
-    others = [user for user in producer.users if user is not batch_norm and not reads_sizes(user)]
+    others = [user for user in readers(producer) if user is not batch_norm]
     if others and producer is batch_norm.args[0]:
         names = ", ".join(node_info(user).name for user in others)
         return f"the output of {info.name} has a second consumer: {names}"

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, node_info, update_info
+from lrpfx.ir.node import Role, calls, node_info, only_reader, update_info
 from lrpfx.ir.operator import Channels, Operator
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import thresholded_relu
@@ -59,8 +59,8 @@ class MergeBatchNormRight(GraphPass):
         bound, info = bound_arguments(node, operator), node_info(node)
         if any(isinstance(value, fx.Node) and node_info(value).role is not Role.PARAMETER for value in node.args[1:]):
             raise ObstacleError("a weight or statistic depends on the model's input")
-        users = list(node.users)
-        relu = users[0] if len(users) == 1 and _is_positive_part(users[0]) else None
+        reader = only_reader(node)
+        relu = reader if reader is not None and _is_positive_part(reader) else None
         places = linear_readers(node if relu is None else relu, ChannelLayout(Channels(dimensions_of(program, node))))
         if not places:
             raise ObstacleError("no linear layer reads it")
@@ -71,7 +71,6 @@ class MergeBatchNormRight(GraphPass):
         shift = merger.derive(node, f"{info.name}.shift", batch_norm_shift, mean, scale, bias)
         if relu is None:
             merger.merge(scale, shift)
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         else:
             merger.merge(
                 scale, merger.derive(node, f"{info.name}.shift_behind_threshold", shift_behind_threshold, scale, shift)
@@ -80,6 +79,7 @@ class MergeBatchNormRight(GraphPass):
             description = f"thresholded {node_info(relu).description}"
             merged = (*node_info(relu).merged, info.name)
             update_info(relu, operator=operator_named("thresholded_relu"), description=description, merged=merged)
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         program.graph.erase_node(node)
         behind = "" if relu is None else f" after the thresholded {node_info(relu).name}"
         return ", ".join(node_info(place.node).name for place in places) + behind

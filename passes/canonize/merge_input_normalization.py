@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import node_info, parameter_value
+from lrpfx.ir.node import node_info, only_reader, parameter_value, readers
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import (
@@ -68,8 +68,7 @@ def _channels(weight: torch.Tensor, groups: int) -> int:
 
 def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
     """The chain of affine operations with constants that starts at an input."""
-    while len(value.users) == 1:
-        (user,) = value.users
+    while (user := only_reader(value)) is not None:
         if value_and_constant(user)[0] is not value:
             return
         yield user
@@ -78,7 +77,7 @@ def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
 
 def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[Place]:
     """The convolutions that read a normalized input. `ObstacleError` unless the constants fit their input channels."""
-    first = next((node_info(user).operator for user in chain[-1].users), None)
+    first = next((node_info(user).operator for user in readers(chain[-1])), None)
     dimensions = 0 if first is None or first.weight_layout is not WeightLayout.CONVOLUTION else first.spatial
     places = linear_readers(chain[-1], ConvolvedChannels(dimensions))
     if not places:

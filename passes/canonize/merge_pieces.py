@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import calls, is_call_of, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.node import calls, is_call_of, node_info, only_reader, parameter_value, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger
-from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters, only_reader
-from lrpfx.passes.constants import known_size, number_filling, one_among_constants
+from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters
+from lrpfx.passes.constants import known_size, mark_constants, number_filling, one_among_constants
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
@@ -160,12 +160,12 @@ def _operator(value: fx.Node) -> Operator | None:
     if value.op != "call_function" or not is_layer_of_parameters(value) or node_info(value).module_path is not None:
         return None
     operator = row_of(value)
-    return operator if operator.weighs_channels and only_reader(value) is not None and len(value.users) == 1 else None
+    return operator if operator.weighs_channels and only_reader(value) is not None else None
 
 
 def _of_one_output(part: Any) -> Any:
     """The dense layer of one output whose result, without its last dimension, is `part`."""
-    if not is_call_of(part, "select") or part.args[1:] != (-1, 0) or len(part.users) > 1:
+    if not is_call_of(part, "select") or part.args[1:] != (-1, 0) or only_reader(part) is None:
         return None
     return part.args[0]
 
@@ -190,6 +190,7 @@ def _merge(program: Program, node: fx.Node, found: _Pieces) -> None:
     layer = insert_call(program.graph, node, pieces[0].target, (found.source, *tensors), described, options)
     replace_call(node, layer)
     remove_unread(program.graph)
+    mark_constants(program.graph)
 
 
 # --- constants among features ---------------------------------------------------------------------------------------------

@@ -1,28 +1,42 @@
 """CANONIZE: merge the factors and terms of each output channel that follow a linear layer into its weight and bias."""
 
 import math
-from dataclasses import replace
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_data, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.node import (
+    Role,
+    ancestors_of,
+    calls,
+    is_data,
+    node_info,
+    nodes_in,
+    only_reader,
+    parameter_value,
+    row_of,
+    update_info,
+)
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
     is_layer_of_parameters,
-    only_reader,
     require_batch_dimensions,
     scale_output_channels,
     scale_output_channels_transposed,
 )
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.normalize.simplify import keeps
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -55,7 +69,8 @@ class MergeScales(GraphPass):
         for node in list(calls(program.graph)):
             expanded = _expanded_constant(program, node)
             if expanded is not None:
-                node.replace_input_with(expanded, _narrowed(program, expanded))
+                constant, alone = expanded
+                node.replace_input_with(constant, alone.make())
         remove_unread(program.graph)
         for node in list(calls(program.graph)):
             if not is_layer_of_parameters(node):
@@ -74,65 +89,119 @@ class MergeScales(GraphPass):
         return result
 
 
-def _expanded_constant(program: Program, node: fx.Node) -> fx.Node | None:
-    """A constant in the shape of the value that it scales or shifts, to which broadcasting brings parameters alone, too."""
+@dataclass(frozen=True)
+class _Alone:
+    """A constant without what repeats its entries, to which broadcasting brings it as well."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], Any]  # inserts the calls that compute it
+    is_number: bool = False
+
+
+def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone] | None:
+    """A constant in the shape of the value that it scales or shifts, and the same in the shape of its parameters."""
     operator, shape = node_info(node).operator, node_info(node).shape
     if operator is None or not operator.affine_in or len(node.args) != 2 or shape is None:
         return None
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
-        parameters = None if _is_parameter(constant) else _parameters(constant)
-        if not parameters or node_info(value).shape != shape:
-            continue
-        sizes = torch.broadcast_shapes(*(parameter_value(one, program.root).shape for one in parameters))
-        if all(size in (1, after) for size, after in zip(reversed(sizes), reversed(shape), strict=False)):
-            return constant
+        alone = None if _is_parameter(constant) or node_info(value).shape != shape else _alone(program, constant)
+        if alone is not None and (keeps(value, constant, node) if alone.is_number else _fits(alone.shape, shape)):
+            return constant, alone
     return None
 
 
-_EXPANDING = ("expand", "broadcast_to", "repeat", "tile")
+_EXPANDING = ("expand", "broadcast_to", "repeat", "tile", "repeat_interleave")
+
+
+def _fits(alone: Sequence[int], shape: Sequence[int] | None) -> bool:
+    """Whether broadcasting brings a shape to another one."""
+    pairs = zip(reversed(alone), reversed(shape or ()), strict=False)
+    return shape is not None and len(alone) <= len(shape) and all(size in (1, after) for size, after in pairs)
+
+
+def _repeated(value: fx.Node) -> fx.Node | None:
+    """What a call repeats, in dimensions that are the last of its result, if it does nothing else."""
+    spelling = spelling_of(value)
+    name = "" if spelling is None else spelling.operator.name
+    source, given = next(iter(value.args), None), [*value.args[1:], *value.kwargs.values()]
+    if name == "repeat_interleave" and any(isinstance(one, fx.Node) and node_info(one).shape is not None for one in given):
+        return None  # each entry as often as a tensor says
+    if name in ("stack", "cat") and isinstance(source, (tuple, list)):
+        source = source[0] if len(set(source)) == 1 and (name == "cat" or given in ([], [0])) else None
+    elif name not in _EXPANDING:
+        source = None
+    return source if isinstance(source, fx.Node) else None
 
 
 def _is_parameter(value: fx.Node) -> bool:
     """Whether a value is a parameter, or computed from parameters alone and not expanded."""
-    spelling = spelling_of(value)
-    expands = spelling is not None and spelling.operator.name in _EXPANDING
-    return node_info(value).role is Role.PARAMETER and not expands
+    return node_info(value).role is Role.PARAMETER and all(_repeated(one) is None for one in ancestors_of(value))
 
 
-def _parameters(constant: Any) -> list[fx.Node] | None:
-    """The parameters from which element-wise operations, with numbers of a size of the run, make a constant."""
-    if not isinstance(constant, fx.Node) or number_filling(constant) is not None:
-        return []
+def _alone(program: Program, constant: Any) -> _Alone | None:
+    """A constant as a function of the parameters in their own shapes, and of numbers; None if that is unknown."""
+    number = number_filling(constant)
+    if number is not None or not isinstance(constant, fx.Node):
+        return _Alone((), lambda: constant if number is None else number, is_number=True)
     if _is_parameter(constant):
-        return [constant]
-    spelling = spelling_of(constant)
+        value = parameter_value(constant, program.root)
+        return _Alone(tuple(value.shape), lambda: constant) if isinstance(value, torch.Tensor) else None
+    repeated, spelling = _repeated(constant), spelling_of(constant)
+    if repeated is not None:
+        alone = _alone(program, repeated)
+        return alone if alone is not None and _fits(alone.shape, node_info(constant).shape) else None
     if spelling is None:
         return None
-    if spelling.operator.name in _EXPANDING:
-        return _parameters(constant.args[0])
-    fills = spelling.operator.name == "outer" and number_filling(constant.args[0]) is not None
-    if constant.kwargs or not (spelling.operator.affine_in or fills):
+    row = spelling.operator
+    if row.moves or row.picks:
+        return _view_alone(program, constant, row)
+    fills = row.name == "outer" and number_filling(constant.args[0]) is not None
+    found = [_alone(program, one) for one in constant.args if row.affine_in or fills]
+    parts = [one for one in found if one is not None]
+    if constant.kwargs or len(parts) < len(constant.args) or all(one.is_number for one in parts):
         return None
-    found = [_parameters(one) for one in constant.args]
-    return None if None in found else [one for some in found for one in some or ()]
+    shape = torch.broadcast_shapes(*(one.shape for one in parts))
+    target = torch.mul if fills else constant.target
+    return _Alone(tuple(shape), lambda: _insert(program, constant, target, tuple(one.make() for one in parts)))
 
 
-def _narrowed(program: Program, constant: Any) -> Any:
-    """The same constant as a function of the parameters in their own shapes, and of numbers."""
-    if not isinstance(constant, fx.Node) or _is_parameter(constant):
-        return constant
-    number = number_filling(constant)
-    if number is not None:
-        return number
-    spelling = spelling_of(constant)
-    name = "" if spelling is None else spelling.operator.name
-    if name in _EXPANDING:
-        return _narrowed(program, constant.args[0])
-    args = tuple(_narrowed(program, one) for one in constant.args)
-    info = replace(node_info(constant), name=f"{node_info(constant).name}.narrowed", role=Role.PARAMETER, shape=None)
-    return insert_call(program.graph, constant, torch.mul if name == "outer" else constant.target, args, info)
+def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None:
+    """The view of a constant alone: one that moves or adds dimensions, or whose one size of the run follows from the others."""
+    alone, before, shape = _alone(program, view.args[0]), node_info(view.args[0]).shape, node_info(view).shape
+    if alone is None or alone.is_number or before is None or shape is None or view.kwargs:
+        return None
+    given: Any = view.args[1:]
+    sizes = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if row.name in ("view", "reshape") and alone.shape == before:
+        unknown = [isinstance(one, fx.Node) for one in sizes]
+        if sum(unknown) > 1 or len(sizes) != len(shape) or (any(unknown) and -1 in sizes):
+            return None
+        given = (tuple(-1 if isinstance(one, fx.Node) else one for one in sizes),)
+    elif not (keeps_all(view) or (row.picks and _adds_dimensions(given[0]))) and (row.dimension_before is None or row.squeezes):
+        return None
+    if nodes_in(given) or not callable(view.target):
+        return None
+    added = (None,) * (len(before) - len(alone.shape))
+    shape = view.target(torch.empty(alone.shape)[added], *given).shape
+
+    def make() -> fx.Node:
+        program.fixed_dimensions = True
+        source = alone.make()
+        source = _insert(program, view, operator.getitem, (source, added)) if added else source
+        return _insert(program, view, view.target, (source, *given))
+
+    return _Alone(tuple(shape), make)
+
+
+def _adds_dimensions(index: Any) -> bool:
+    return added_by_index(index if isinstance(index, tuple) else (index,)) is not None
+
+
+def _insert(program: Program, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    info = replace(node_info(node), name=f"{node_info(node).name}.narrowed", role=Role.PARAMETER, shape=None)
+    return insert_call(program.graph, node, target, args, info)
 
 
 def _through_views(value: fx.Node) -> list[fx.Node]:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import calls, function_name, is_call_of, is_data, map_arguments, node_info, row_of
+from lrpfx.ir.node import calls, function_name, is_call_of, is_data, map_arguments, node_info, only_reader, readers, row_of
 from lrpfx.operators import mixing
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -89,7 +89,7 @@ class FindActivations(GraphPass):
 
 def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
     """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded function or mask of z, in any order."""
-    inner = len(node.users) == 1 and is_call_of(next(iter(node.users)), "mul")
+    inner = is_call_of(only_reader(node), "mul")
     factors = _factors(node) if is_call_of(node, "mul") and not inner else []
     tensors = [one for one in factors if isinstance(one, fx.Node)]
     for value in filter(is_data, tensors if len(factors) > 2 else []):
@@ -108,7 +108,7 @@ def _factors(node: fx.Node) -> list[Any]:
     """The factors of a product of products."""
     found: list[Any] = []
     for one in node.args[:2]:
-        inner = is_call_of(one, "mul") and len(one.users) == 1 and is_data(one)
+        inner = is_call_of(one, "mul") and is_data(one) and only_reader(one) is not None
         found += _factors(one) if inner and isinstance(one, fx.Node) else [one]
     return found
 
@@ -149,7 +149,7 @@ def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node
         joins = joins or (is_call_of(node, "mul") and any(row.name in _MASKING for row in rows))
         if several and joins:
             same = _same_function(source, inner, node)
-            gate = same is not None and same[:2] == ("sigmoid", -1) and any(len(one.users) > 1 for one in inner)
+            gate = same is not None and same[:2] == ("sigmoid", -1) and any(len(readers(one)) > 1 for one in inner)
             found = found if same is None or gate else (same[0], source, *same[1:])  # 1 - z of a gate z stays
     return found
 

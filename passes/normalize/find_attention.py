@@ -3,10 +3,11 @@
 from torch import fx
 from torch.fx.node import Argument
 
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, row_of, update_info
+from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, only_reader, readers, row_of, update_info
 from lrpfx.ir.operator import Probability
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.find_softmax import grouped_sum
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
@@ -46,6 +47,7 @@ class FindAttention(GraphPass):
             result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
         if result.matches:
             remove_unread(program.graph)
+            mark_constants(program.graph)
         return result
 
 
@@ -100,7 +102,7 @@ def _as_sum(program: Program, node: fx.Node) -> fx.Node:
 def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The weights and the values of an element-wise product with a softmax that one call reads; None for others."""
     multiplied = node_info(product).operator
-    if multiplied is None or multiplied.name not in _PRODUCTS or len(product.users) > 1 or product.kwargs:
+    if multiplied is None or multiplied.name not in _PRODUCTS or only_reader(product) is None or product.kwargs:
         return None
     factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
     if len(factors) != 2:
@@ -112,38 +114,62 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _added_product(node: fx.Node) -> _Found | None:
-    """An element-wise product with a softmax, the results of which are added in groups, or one after another."""
+    """An element-wise product with a softmax, the results of which are added in groups, after views, or one after another."""
     factors = _factors(node)
     if factors is None:
         return None
-    reader = next(iter(node.users), None)
-    while reader is not None and (row := node_info(reader).operator) is not None and row.moves and len(reader.users) == 1:
-        reader = next(iter(reader.users))
+    reader, of_one = only_reader(node), True
+    while reader is not None and (row := node_info(reader).operator) is not None and row.moves:
+        of_one = of_one and len({_softmax_in(one) for one in reader.all_input_nodes if is_data(one)}) == 1
+        reader = _sum_of_parts(reader) if is_call_of(reader, "unbind") else only_reader(reader)
     row = None if reader is None else node_info(reader).operator
     if reader is None or row is None:
         return None
     weights = factors[0]
     in_groups = grouped_sum(reader, row, bound_arguments(reader, row)) is not None
     by_matrix = row.name in ("matmul", "einsum") and sum(map(is_data, reader.all_input_nodes)) == 1
-    if in_groups or by_matrix or (is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)):
+    is_viewed = node not in reader.all_input_nodes  # otherwise the sum is the call of weighted values
+    sums = is_viewed and row.name in ("sum", "mean") and bound_arguments(reader, row).get("dim") is not None
+    in_parts = is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)
+    if in_groups or by_matrix or in_parts or (sums and of_one):
         return "weighted_product", factors, weights
     return None
 
 
-def _others_added(total: fx.Node, product: fx.Node) -> set[fx.Node]:
-    """The softmaxes whose parts weigh the other values of the sum that a call is a part of."""
-    while (reader := next(iter(total.users), None)) is not None and len(total.users) == 1 and is_call_of(reader, "add"):
+def _softmax_in(value: fx.Node) -> fx.Node | None:
+    """The softmax that weighs a value, or what it is a view of; None if there is none."""
+    while (row := node_info(value).operator) is not None and row.moves and len(value.all_input_nodes) == 1:
+        value = value.all_input_nodes[0]
+    weights = value.args[0] if is_call_of(value, "weighted_product") else (_factors(value) or (None,))[0]
+    return _softmax_of(weights) if isinstance(weights, fx.Node) else None
+
+
+def _sum_of_parts(parts: fx.Node) -> fx.Node | None:
+    """The sum of all parts that a call returns, one after another; None if they are read in another way."""
+    found = set(readers(parts))
+    total: fx.Node | None = next(iter(found), None)
+    while total is not None and is_call_of(reader := only_reader(total), "add"):
         total = reader
+    return total if total is not None and found <= _terms(total) else None
+
+
+def _terms(total: fx.Node) -> set[fx.Node]:
+    """The values of which a sum consists, one after another."""
     found, pending = set[fx.Node](), [total]
     while pending:
         node = pending.pop()
         if is_call_of(node, "add"):
             pending += [one for one in node.args if isinstance(one, fx.Node)]
-        elif node is not product:
-            weights = node.args[0] if is_call_of(node, "weighted_product") else (_factors(node) or (None,))[0]
-            if isinstance(weights, fx.Node):
-                found.add(_softmax_of(weights))
+        else:
+            found.add(node)
     return found
+
+
+def _others_added(total: fx.Node, product: fx.Node) -> set[fx.Node | None]:
+    """The softmaxes whose parts weigh the other values of the sum that a call is a part of."""
+    while is_call_of(reader := only_reader(total), "add"):
+        total = reader
+    return {_softmax_in(term) for term in _terms(total) if term is not product}
 
 
 def _softmax_of(weights: fx.Node) -> fx.Node:

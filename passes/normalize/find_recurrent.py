@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, ancestors_of, is_call_of, is_data, node_info, row_of
+from lrpfx.ir.node import Role, ancestors_of, is_call_of, is_data, node_info, readers, row_of
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
@@ -50,7 +50,7 @@ def _long_short_term_memory(build: CallBuilder, node: fx.Node) -> fx.Node | None
                 continue
             gates: list[fx.Node | None] = [*map(_argument, enter)]
             gates += (None, None) if keep is None else (_argument(keep[0]), keep[1])
-            if any(user is not activated for user in state.users):
+            if readers(state) != [activated]:
                 own = CallBuilder(build.program, state, row_of(state)).call("lstm_step", *gates, label="")
                 replace_call(state, own)
             return build.call("lstm_step", *gates, _argument(out), label="")

@@ -21,6 +21,7 @@ from lrpfx.ir.node import (
     is_learned,
     node_info,
     nodes_in,
+    only_reader,
     parameter_value,
     row_of,
 )
@@ -60,17 +61,23 @@ def _without_ones(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     for value, other in ((first, second), (second, first)) if is_call_of(node, "mul") else ((first, second),):
         if not isinstance(value, fx.Node) or not is_data(value) or not isinstance(other, fx.Node) or is_data(other):
             continue
-        if number_filling(other) == 1 and _keeps(value, other, node):
+        if number_filling(other) == 1 and keeps(value, other, node):
             return value
     return None
 
 
-def _keeps(value: Any, ones: Any, product: fx.Node) -> bool:
-    """Whether a product has the shape and the dtype of one factor, in every run: a size of 1 may be larger in another run."""
-    info, shape = node_info(value), node_info(ones).shape
-    if info.shape is None or shape is None or (info.shape, info.dtype) != (node_info(product).shape, node_info(product).dtype):
+def keeps(value: Any, numbers: Any, result: fx.Node) -> bool:
+    """Whether a result has the shape and the dtype of one operand, in every run: a size of 1 may be larger in another run."""
+    info, shape = node_info(value), node_info(numbers).shape
+    if info.shape is None or shape is None or (info.shape, info.dtype) != (node_info(result).shape, node_info(result).dtype):
         return False
-    return 1 not in shape or (function_name(ones).endswith("_like") and ones.args[0] is value)
+    is_like = function_name(numbers).endswith("_like") and numbers.args[0] is value
+    return 1 not in shape or is_like or any(_is_shape_of(value, one) for one in (*numbers.args, numbers.kwargs.get("size")))
+
+
+def _is_shape_of(value: fx.Node, shape: Any) -> bool:
+    read = (shape.target, shape.args) if isinstance(shape, fx.Node) else None
+    return read in ((getattr, (value, "shape")), (torch.Tensor.size, (value,)))
 
 
 def _product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
@@ -136,7 +143,7 @@ def _dtype(value: Any) -> torch.dtype | None:
 def _mean(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The mean of products with parameters is their sum, divided by their number."""
     product = build["input"]
-    if is_call_of(product, "mul") and len(product.users) == 1:
+    if is_call_of(product, "mul") and only_reader(product) is not None:
         factors = [one for one in product.args if isinstance(one, fx.Node)]
         learned = any(not is_data(one) and is_learned(one, build.program.root) for one in factors)
         made = sum_of_mean(build) if learned and any(map(is_data, factors)) else None
@@ -184,7 +191,7 @@ def _softplus(build: CallBuilder, node: fx.Node) -> fx.Node | None:
 def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The last of cumulative sums is the sum."""
     sums: Any = node.args[0]
-    shape = node_info(sums).shape if is_call_of(sums, "cumsum") and len(sums.users) == 1 else None
+    shape = node_info(sums).shape if is_call_of(sums, "cumsum") and only_reader(sums) is node else None
     if shape is None:
         return None
     bound = _bound(sums, ("input", "dim", "dtype"))
