@@ -92,7 +92,8 @@ def is_layer_of_parameters(node: fx.Node) -> bool:
 
 def _layer_before(program: Program, batch_norm: fx.Node) -> fx.Node | None:
     """The linear layer whose channels a batch norm reads, perhaps through views that it alone reads; else what it reads."""
-    source, reader = batch_norm.args[0], batch_norm
+    source: Any = batch_norm.args[0]
+    reader = batch_norm
     views: list[fx.Node] = []
     while isinstance(source, fx.Node) and source.op == "call_function" and only_reader(source) is reader:
         operator = node_info(source).operator
