@@ -240,6 +240,26 @@ def test_merged_weights_of_functions_without_a_rule():
     assert list(explain_model.state_dict()) == list(model.state_dict())
 
 
+class Resized(nn.Module):
+    """A batch norm before a ReLU and a convolution, the sizes of whose result are read as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return self.conv(torch.relu(normed)).reshape(normed.shape[0], -1)
+
+
+def test_a_reader_of_sizes_is_no_reader_of_a_batch_norm():
+    model, x = randomize_batch_norm(Resized()).eval(), torch.randn(2, 3, 5, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    (stage,) = [stage for stage in lrpfx.history(explain_model) if stage.name == "merge_batch_norm_right"]
+    assert stage.details == (("norm", "merged into conv after the thresholded relu"),)
+    assert_close(explain_model(x), model(x), 1e-5)
+
+
 class TestSamplesWithoutABatch:
     """A convolution takes a sample without a batch; batch norm then acts on another dimension than its channels."""
 
