@@ -171,7 +171,9 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
 
 def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None:
     """The view of a constant alone: one that moves or adds dimensions, or whose one size of the run follows from the others."""
-    alone, before, shape = _alone(program, view.args[0]), node_info(view.args[0]).shape, node_info(view).shape
+    viewed: Any = view.args[0]
+    alone, shape = _alone(program, viewed), node_info(view).shape
+    before = node_info(viewed).shape if isinstance(viewed, fx.Node) else None
     if alone is None or alone.is_number or before is None or shape is None or view.kwargs:
         return None
     given: Any = view.args[1:]
