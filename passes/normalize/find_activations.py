@@ -12,7 +12,18 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from lrpfx.ir.node import calls, function_name, is_call_of, is_data, map_arguments, node_info, only_reader, readers, row_of
+from lrpfx.ir.node import (
+    Role,
+    calls,
+    function_name,
+    is_call_of,
+    is_data,
+    map_arguments,
+    node_info,
+    only_reader,
+    readers,
+    row_of,
+)
 from lrpfx.operators import mixing
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -115,13 +126,16 @@ def _factors(node: fx.Node) -> list[Any]:
 
 def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> bool:
     """Whether a factor is a bounded function of a value, perhaps scaled and shifted by constants, or one of its sign."""
-    for source, inner in (
-        _sources(scale, places, lambda one: list(filter(is_data, one.all_input_nodes))) if is_pointwise(scale) else ()
-    ):
+    for source, inner in _sources(scale, places, _of_signals) if is_pointwise(scale) else ():
         if source is value:
             rows = [row_of(one) for one in (*inner, scale)]
             return any(row.name in _MASKING or (row.kind is Activation and bool(row.scales)) for row in rows)
     return False
+
+
+def _of_signals(node: fx.Node) -> list[fx.Node]:
+    """What a call reads of signals, and of step functions of them."""
+    return [one for one in node.all_input_nodes if node_info(one).role in (Role.DATA, Role.CONSTANT)]
 
 
 def _replacement(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:

@@ -620,7 +620,7 @@ UNKNOWN = {
 }
 #: Rows whose sample has entries without effect: hidden by a mask, by a factor 0, or by steps that no change crosses.
 WITHOUT_EFFECT = {
-    *("where", "masked_fill", "linear_recurrence", "weighted_key_value", "zero", "eq", "isclose", "isin", "isnan", "isinf"),
+    *("where", "masked_fill", "linear_recurrence", "weighted_key_value", "eq", "isclose", "isin", "isnan", "isinf"),
     *("logical_not", "all", "any", "count_nonzero", "view_as_real", "rotated", "conj", "resolve_conj"),
     *("exponential_shares", "shares_of_groups"),  # the sample has shares of its own
 }
