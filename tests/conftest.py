@@ -21,6 +21,7 @@ OF_PROGRAMS = (
     "deploy/test_conditions_of_programs",
     "deploy/test_derived_weights",
     "deploy/test_executorch",
+    "deploy/test_fixed_targets",
     "deploy/test_forward_forms",
     "deploy/test_lowering",
     "deploy/test_onnx_export",
@@ -34,6 +35,7 @@ OF_PROGRAMS = (
     "project/test_documentation",
     "project/test_examples",
     "project/test_packaging",
+    "request/test_targets",
     "support/test_interrupts",
     "test_cli",
 )

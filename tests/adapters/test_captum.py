@@ -452,6 +452,7 @@ def test_layers_are_modules_of_the_model_that_are_called_once(branches):
         replaced.attribute(inputs, 1)
 
 
+@pytest.mark.programs
 def test_captum_is_imported_with_the_adapter_alone():
     code = """
 import sys, lrpfx

@@ -364,7 +364,7 @@ def test_an_interrupt_at_any_moment_ends_in_order(moment, command, status, print
         (["run", "model.pt2", "images", "results", "--std", "0"], "std is positive"),
         (["run", "model.pt2", "images", "results", "--mean", "1,2"], "one for each of 3 channels"),
         (["run", "model.pt2", "images", "results", "--target", "9"], "out of range"),
-        (["run", "weights.pt2", "images", "results"], "relevance of the output as its target"),
+        (["run", "weights.pt2", "images", "results"], "relevance of the output that is given"),
         (["inspect", "small_model.py"], "damaged"),
     ],
 )

@@ -111,6 +111,7 @@ PROCESS = """
 """
 
 
+@pytest.mark.programs
 def test_logging_stays_as_it_is(tmp_path):
     """In a process of its own: modules of ExecuTorch configure it once, when they are imported."""
     run = subprocess.run(
