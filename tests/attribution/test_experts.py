@@ -70,6 +70,7 @@ def test_relevance_of_experts_is_that_of_their_mixture(implementation, dtype, na
 
 @pytest.mark.parametrize("gamma", [None, pytest.param(0.1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["MixtralForCausalLM", pytest.param("DeepseekV3ForCausalLM", marks=pytest.mark.slow)])
+@pytest.mark.sampled(2)
 def test_both_implementations_give_equal_relevance(name, gamma):
     """In single precision: grouped products take no more."""
     maps = []

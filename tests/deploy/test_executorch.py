@@ -244,6 +244,7 @@ class _Bounded(Hook):
 
 
 @pytest.mark.parametrize("write", [lrpfx.save, lrpfx.package])
+@pytest.mark.sampled(2)
 def test_operators_without_a_kernel(write, explained, tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).eval().float()
     bounded = lrpfx.transform(model, EpsilonPlusFlat(layer_map=[(nn.ReLU, _Bounded())]))

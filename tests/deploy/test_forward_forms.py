@@ -87,6 +87,7 @@ def test_adaptive_max_pooling_of_equal_values(dimensions):
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "trilinear", "bicubic"])
 @pytest.mark.parametrize("settings", [{"size": 13}, {"scale_factor": 1.7}, {"scale_factor": 0.6}, {"size": 1}], ids=str)
+@pytest.mark.sampled(4)
 def test_resampling(mode, settings):
     fitting = {"linear": [1], "bilinear": [2], "trilinear": [3], "bicubic": [2]}
     for dimensions in fitting.get(mode, [1, 2, 3]):

@@ -303,6 +303,7 @@ ALWAYS = {("index", None), ("weights", "sum"), ("max", "absolute"), ("index", "b
         for target, reduce in itertools.product(TARGETS, REDUCTIONS)
     ],
 )
+@pytest.mark.sampled(3)
 def test_targets_and_reductions(explain_model, target, reduce):
     program = lrpfx.lower(explain_model, images(), target=target, reduce=reduce)
     x = images(4)

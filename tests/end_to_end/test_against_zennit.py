@@ -40,6 +40,7 @@ def network(request):
 
 
 @pytest.mark.parametrize("network, key", CASES, indirect=["network"])
+@pytest.mark.sampled(4)
 def test_input_relevance_equals_zennit(network, key):
     name, model, merged, input = network
     low, high = torch.full((1, 3, 1, 1), input.min()), torch.full((1, 3, 1, 1), input.max())

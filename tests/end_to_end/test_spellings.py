@@ -26,7 +26,7 @@ def _is_quick(name, composite, capture):
         for capture in PAIRS[case[0]].captures
     ],
 )
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(10)
 def test_maps_of_two_spellings_are_equal(name, composite, capture):
     assert difference(PAIRS[name], composite, capture) <= TOLERANCE
 

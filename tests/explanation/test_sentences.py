@@ -188,6 +188,7 @@ IDS = [1, 3, 4, 5]
     ],
     ids=lambda given: type(given).__name__,
 )
+@pytest.mark.sampled(4)
 def test_every_form_of_a_text(given):
     torch.manual_seed(0)
     explainer = lrpfx.Explainer(generator(), tokenizer=ChatTokenizer(ends=False))

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrpfx.ir.size_proofs import is_proved
@@ -48,11 +48,10 @@ TERMS = st.recursive(
 LIMITS = st.tuples(st.integers(1, 6), st.integers(0, 8) | st.none())
 
 
-@settings(deadline=None)  # the first use of sympy is slow
+@settings(deadline=None, max_examples=200)  # the first use of sympy is slow
 @given(TERMS, st.sampled_from(["<", "<=", ">", ">=", "!=", "=="]), TERMS, LIMITS, LIMITS)
 def test_what_is_proved_holds_for_all_sizes(left, comparison, right, first, second):
     condition = f"{left} {comparison} {right}"
-    assume("a" in condition and "b" in condition)
     ends = {
         name: (lower, None if width is None else lower + width)
         for name, (lower, width) in zip("ab", (first, second), strict=True)

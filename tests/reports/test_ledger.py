@@ -297,6 +297,7 @@ PAIRS += [(LARGE[number % len(LARGE)], composite) for number, composite in enume
 
 @pytest.mark.filterwarnings("ignore:the map does not add up")  # norms keep their plain gradient
 @pytest.mark.parametrize("name, composite_name", PAIRS)
+@pytest.mark.sampled(3)
 def test_networks_balance(name, composite_name):
     model, x = NETWORKS[name]()
     settings = {"low": -4.0, "high": 4.0} if composite_name == "epsilon_gamma_box" else {}

@@ -84,6 +84,7 @@ def test_explainer(expected):
 
 @pytest.mark.parametrize("target", [Margin(0.5), 1, {0: 1.0, 2: -1.0}, lambda output: output * 0.5])
 @pytest.mark.parametrize("name", ["x.pt2", "x.onnx"])
+@pytest.mark.sampled(3)
 def test_programs_that_take_no_target(explain_model, images, target, name, tmp_path):
     explain_model, images = copy.deepcopy(explain_model).float(), images.float()
     program = lrpfx.lower(explain_model, images[:2], target=target)

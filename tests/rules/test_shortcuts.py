@@ -185,6 +185,7 @@ def compare_behind(layer, rule, bias, limits):
 
 
 @each_pair(layer=IN_FRONT, rule=RULES, setting=SETTINGS_IN_FRONT, rest=False)
+@pytest.mark.sampled(4)
 def test_layers_behind_which_relevance_has_support(layer, rule, setting):
     compare_behind(layer, rule, *SETTINGS_IN_FRONT[setting])
 

@@ -119,6 +119,7 @@ UNEVEN = {
     "composite", [EpsilonPlusFlat(), EpsilonGammaBox(-3.0, 3.0), EpsilonAlpha2Beta1(), EpsilonPlus(zero_params="bias")]
 )
 @pytest.mark.parametrize("name", UNEVEN)
+@pytest.mark.sampled(4)
 def test_uneven_padding_is_a_part_of_the_layer(name, composite, capture):
     dimensions, kernel, pad = UNEVEN[name]
     kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -300,6 +300,7 @@ MIXTURES = {
 
 @pytest.mark.filterwarnings("ignore:entries of .* match no layer:lrpfx.errors.LrpfxWarning")
 @pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.sampled(4)
 def test_regions_of_both_kinds(mixture):
     for name in ("transformer block", "squeeze and excitation", "dead scale"):
         net, x = network(name)
