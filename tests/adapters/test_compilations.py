@@ -115,6 +115,7 @@ STRUCTURE = {
     [(EpsilonPlusFlat(), True), (EpsilonGammaBox(-3.0, 3.0), False)],
     ids=["of a copy", "of the model"],
 )
+@pytest.mark.sampled(4)
 def test_other_parameters_need_no_compilation(compiled, composite, of_copy, change):
     compilations, inputs, model = Compilations("f", composite), torch.randn(2, 2, 6, 6), network()
     before = relevance(compilations.graph_for(model, (inputs,)), inputs)
@@ -140,6 +141,7 @@ def test_another_structure_is_compiled(compiled, change):
 
 
 @pytest.mark.parametrize("name", ["resnet", "densenet", "googlenet", "mobilenet_v3", "efficientnet", "convnext", "vit", "lstm"])
+@pytest.mark.sampled(3)
 def test_copies_of_networks_need_no_compilation(compiled, name):
     """Real ones: their attributes, hooks and tensors are equal in copies."""
     model, inputs = NETWORKS[name]() if name in NETWORKS else small_family(name)

@@ -65,6 +65,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("activation, mask, capture", CASES)
+@pytest.mark.sampled(3)
 def test_masks_of_tokens_take_nothing(activation, mask, capture):
     model = Masked(ACTIVATIONS[activation], MASKS[mask])
     explain_model = transform(model, TOKENS, capture)

@@ -94,6 +94,7 @@ def maps_of_two_sizes(resize, name, capture, **settings):
 
 
 @pytest.mark.parametrize("resize, name", CASES)
+@pytest.mark.sampled(3)
 def test_one_transform_serves_two_sizes(resize, name):
     assert all(one.any() for one in maps_of_two_sizes(resize, name, "symbolic"))
 

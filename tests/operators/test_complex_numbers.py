@@ -216,6 +216,7 @@ STEPS = {
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.sampled(3)
 def test_steps_in_complex_numbers_conserve_relevance(name, capture):
     model, x = Steps(STEPS[name]).eval(), torch.randn(2, 3, 4, 2)
     explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=x, capture=capture)

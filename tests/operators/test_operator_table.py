@@ -327,6 +327,7 @@ class BetweenOfTwo(Between):
 
 
 @pytest.mark.parametrize("row", [row for row in SAMPLED if row.moves or row.sign is of_input or row.keeps_nonpositive], ids=str)
+@pytest.mark.sampled(3)
 def test_where_relevance_is_claimed_to_be_zero_it_is(row):
     between = (BetweenOfOne, BetweenOfTwo)[len(sample_network(row)[1]) - 1](row)
     composite = EpsilonPlus(layer_map=[(types.Linear, rules.Gamma())])
@@ -650,6 +651,7 @@ SLOW_ENTRIES = {"conv3d", "conv_transpose3d"}
 @pytest.mark.parametrize(
     "row", [pytest.param(row, marks=[pytest.mark.slow] * (row.name in SLOW_ENTRIES)) for row in SAMPLED], ids=str
 )
+@pytest.mark.sampled(3)
 def test_receptive_fields_are_the_entries_that_matter(row):
     network, inputs = sample_network(row)
     explain_model = lrpfx.transform(network, COMPOSITE, example_inputs=inputs, capture="symbolic")

@@ -135,6 +135,7 @@ SPELLINGS = {
 
 @pytest.mark.filterwarnings("ignore:the map is empty")  # for softmax, which passes next to nothing on
 @pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.sampled(3)
 def test_spellings_give_equal_relevance(name):
     x = torch.randn(2, 3, 4, 4)
     spellings = SPELLINGS[name]

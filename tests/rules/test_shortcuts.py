@@ -313,6 +313,7 @@ COMPOSITES = {
 
 @pytest.mark.parametrize("composite", ["alpha_beta_flat", "gamma_box"])
 @pytest.mark.parametrize("name", ["small", "alexnet", "vgg11_bn"])
+@pytest.mark.sampled(3)
 def test_networks(name, composite):
     model, x = NETWORKS[name]()
     x = x.double().clamp(-3.0, 3.0)

@@ -464,6 +464,7 @@ BETWEEN_NORM_AND_DENSE = {
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 @pytest.mark.parametrize("name", BETWEEN_NORM_AND_DENSE)
+@pytest.mark.sampled(4)
 def test_what_may_stand_between_a_layer_norm_and_a_dense_layer(name, capture):
     between, merges = BETWEEN_NORM_AND_DENSE[name]
 

@@ -58,6 +58,7 @@ ATTENTION = {
 
 @pytest.mark.parametrize("name", ATTENTION)
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.sampled(3)
 def test_fused_attention_equals_the_decomposed(name, capture):
     settings, mask = ATTENTION[name]
     heads = 2 if "enable_gqa" in settings else 4

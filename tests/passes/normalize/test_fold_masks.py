@@ -124,6 +124,7 @@ def assert_same_map(explain_model, model, *inputs):
 
 
 @pytest.mark.parametrize("name", MASKS)
+@pytest.mark.sampled(3)
 def test_one_size(name):
     """At a fixed size, what the mask hides at this size counts."""
     mask, pattern = MASKS[name]

@@ -227,6 +227,7 @@ def both(net, x, composite, **options):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(3)
 def test_equal_to_the_rules_as_written(name):
     net, x = network(name)
     composite = CPLRP() if name in ("causal", "SwiGLU", "attention module") else AttnLRP()

@@ -12,6 +12,7 @@ from lrpfx.types import Linear
 
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
+@pytest.mark.sampled(3)
 def test_folding_changes_no_number(name):
     model, x = NETWORKS[name]()
     folded = lrpfx.attribute(lrpfx.transform(model, EpsilonAlpha2Beta1()), x, 1)

@@ -167,6 +167,7 @@ def is_one_kernel(explain_model):
 @pytest.mark.filterwarnings("ignore:the input .* gets no relevance, but the output depends on it")
 @pytest.mark.parametrize("composite", [AttnLRP, CPLRP])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_one_kernel_or_its_parts(name, composite):
     """The map, the relevance of each part and the ledger are those of the rules as written."""
     model, given, fused = case(name)
