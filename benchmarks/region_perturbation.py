@@ -1,4 +1,4 @@
-"""`python -m lrpfx.demo.region_perturbation`: measure explanations of photographs by blurring what they call relevant.
+"""`python benchmarks/region_perturbation.py`: measure explanations of photographs by blurring what they call relevant.
 
 Blocks of 16×16 pixels are blurred in the order of their relevance, while tracking the probability of the class that the network
 predicts (Samek et al. 2017, https://doi.org/10.1109/TNNLS.2016.2599820, who set the regions to random values). The measure is
@@ -278,7 +278,7 @@ def write_between_markers(document: Path, name: str, explained: Sequence[Explain
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lrpfx.demo.region_perturbation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/region_perturbation.py", description=__doc__)
     directory = Path("demo") / "gallery"
     parser.add_argument("--directory", type=Path, default=directory, help=f"where results go (default: {directory})")
     parser.add_argument("--document", type=Path, help="a document in Markdown with markers, to write the tables into")

@@ -1,4 +1,4 @@
-"""`python -m lrpfx.demo.text`: explain which tokens make two sentences similar, and measure the explanations by deletion."""
+"""`python benchmarks/sentences.py`: explain which tokens make two sentences similar, and measure the explanations by deletion."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ class Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lrpfx.demo.text", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/sentences.py", description=__doc__)
     directory = Path("demo") / "text"
     parser.add_argument("--directory", type=Path, default=directory, help=f"where the results go (default: {directory})")
     run(parser.parse_args().directory)
