@@ -1,4 +1,4 @@
-"""`python benchmarks/sentences.py`: explain which tokens make two sentences similar, and measure the explanations by deletion."""
+"""`python benchmarks/sentences.py`: which tokens make two sentences similar, and measures of the explanations by deletion."""
 
 import argparse
 import json

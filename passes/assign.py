@@ -55,8 +55,8 @@ class Assign(GraphPass):
         if unmatched:
             result.warnings.append(_warning(program, self.composite, unmatched))
         sums = _sums_of_shifts(program)
-        if sums:  # would a convolution in their place have a rule of its own?
-            rule = self.composite.module_map(context, "", nn.Conv1d(1, 1, 1))
+        if sums:  # would a convolution in their place, here without random weights, have a rule of its own?
+            rule = self.composite.module_map(context, "", nn.Conv1d(1, 1, 1, device="meta"))
             sums = set() if rule is None or type(rule) in (Epsilon, Norm) else sums
         result.warnings += _products_and_exponentials(program, sums)
         return result
@@ -104,9 +104,8 @@ def _factors(node: fx.Node) -> list[fx.Node]:
 def _sums_of_shifts(program: Program) -> set[fx.Node]:
     """Sums of one value, shifted or not, some of which are multiplied with parameters, as a convolution of each channel is."""
     found = set()
-    origins: dict[
-        fx.Node, tuple[fx.Node, bool]
-    ] = {}  # what a value is made of by shifts and such products, and whether by these
+    # What a value is made of by shifts and such products, and whether by products.
+    origins: dict[fx.Node, tuple[fx.Node, bool]] = {}
     for node in data_calls(program.graph):
         info, data = node_info(node), [one for one in node.all_input_nodes if is_data(one)]
         sources = [origins.get(one, (one, False)) for one in data]

@@ -26,6 +26,7 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.results import Place, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
+from lrpfx.deploy.lowering import FIXED
 from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
@@ -166,7 +167,7 @@ def _image_shape(runner: Runner) -> list[int | None]:
             f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}",
             topic="options-of-commands",
         )
-    if runner.manifest["target"] in ("weights", "fixed"):
+    if runner.manifest["target"] in ("weights", FIXED):
         raise InputError(
             "the program explains relevance of the output that is given, or one target; export it with --target index or max",
             topic="options-of-commands",

@@ -220,16 +220,17 @@ class _Reported(Target):
         return self.target.is_of_classes
 
     def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
-        seed: torch.Tensor = _reported(partial(self.target.seed, chosen=chosen), "target", self.target.plain)(output)
-        return seed
+        return self._of(partial(self.target.seed, chosen=chosen), output)
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        relevance: torch.Tensor = _reported(self.target.relevance, "target", self.target.plain)(output)
-        return relevance
+        return self._of(self.target.relevance, output)
 
     def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-        multiplier: torch.Tensor = _reported(partial(self.target.multiplier, seed=seed), "target", self.target.plain)(output)
-        return multiplier
+        return self._of(partial(self.target.multiplier, seed=seed), output)
+
+    def _of(self, method: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _reported(method, "target", self.target.plain)(output)
+        return found
 
 
 def _reported(function: Any, what: str, named: Any = None) -> Any:

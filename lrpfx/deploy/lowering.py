@@ -48,7 +48,7 @@ from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import ALL, checked_reduction, reduced
-from lrpfx.request.targets import Classes, ForEach, Largest, Position, Seed, Target, TargetLike, as_target
+from lrpfx.request.targets import Classes, Largest, Position, Seed, Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, executed, explainable
 from lrpfx.runtime.propagation import origin
 from lrpfx.runtime.ruled_operation import Execution
@@ -208,7 +208,7 @@ def _lowered(
     fixed = None
     if target == "max" or not isinstance(target, str):
         fixed, target = (Largest(), "max") if target == "max" else (as_target(target), FIXED)
-        if dynamic_batch and isinstance(target, str) and _is_of_one_batch(fixed):
+        if dynamic_batch and fixed.is_of_one_batch:
             raise InputError(
                 f"the target has values for each sample of one batch ({fixed}), so its program takes no other: pass "
                 'dynamic_batch=False, or target="index", "token" or "weights" for a program that takes targets',
@@ -269,15 +269,6 @@ def _lowered(
         return _program(job, inputs, opened[:1], dynamic_batch)
     except _SizeError as error:
         raise LoweringError(str(error)) from error.__cause__
-
-
-def _is_of_one_batch(target: Target) -> bool:
-    """Whether a target has values for each sample."""
-    several = [one for one in (target, getattr(target, "target", None)) if isinstance(one, (Classes, Seed, ForEach))]
-    places = getattr(target, "position", 0)
-    return any(not isinstance(one, Classes) or one.indices.ndim for one in several) or (
-        isinstance(places, torch.Tensor) and places.ndim > 0
-    )
 
 
 def _other_operations(module: ExplainModule, where: str) -> str:

@@ -15,7 +15,7 @@ from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.explanation.explanation import Explanation, Explanations, Scores, listed
+from lrpfx.explanation.explanation import Explanation, Explanations, Scores
 from lrpfx.explanation.running import Compiled, CompiledModel, CompiledProgram, placed_for, scores_of_logits
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
@@ -24,6 +24,7 @@ from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.pipeline import transform
+from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
@@ -109,7 +110,7 @@ class Explainer:
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
         if preprocess is not None and tokenizer is not None:
             raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them", topic="explainers")
-        self.record = (record,) if isinstance(record, str) else tuple(listed("record=", record))
+        self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
         self.batch_size = batch_size if fixed is None else fixed

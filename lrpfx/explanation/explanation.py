@@ -16,10 +16,10 @@ from PIL import Image
 
 from lrpfx import pictures
 from lrpfx.deploy.files import as_path, written
-from lrpfx.errors import InputError, InputTypeError, first_lines, printable
+from lrpfx.errors import InputError, first_lines, printable
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.images.geometry import Axis, Geometry
-from lrpfx.request.classes import index_of
+from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class, Target
 from lrpfx.support.html import element, html_table, image_html
 
@@ -311,7 +311,7 @@ class Explanation(Explained):
         if isinstance(classes, (int, np.integer)):
             best = self.top(int(classes) if not isinstance(classes, bool) else classes)
             classes = [one.index for one in best if one.index is not None]
-        answers = self._answers_for(listed("compare", classes))
+        answers = self._answers_for(as_list("compare", classes))
         canvas = self._canvas(self._size_in_row(1 + len(answers)))
         maps = [canvas.map(_summed(answer)) for answer in answers]
         if "scale" not in settings:
@@ -375,7 +375,7 @@ class Explanation(Explained):
             The relevance of a node has another shape, or the compiled model is missing.
         """
         maps = {name: value.sum(0) for name, value in self.recorded.items() if value.ndim == 3}
-        chosen = [] if names is None else listed("layers", names)
+        chosen = [] if names is None else as_list("layers", names)
         chosen = chosen or list(maps) or self._source("relevance of layers", "pass record= when you explain").spatial_layers()
         missing = [name for name in chosen if name not in maps]
         if missing:
@@ -548,17 +548,6 @@ def category_of_target(target: Target, output: Array, categories: Sequence[str] 
 def _term(weight: float, name: str) -> str:
     factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
     return f"{'−' if weight < 0 else '+'} {factor}{name}"
-
-
-def listed(caller: str, values: Any) -> list[Any]:
-    """Several classes or names as a list; `InputTypeError` for one, or for what has no order."""
-    if hasattr(values, "to_numpy"):  # of pandas
-        values = values.to_numpy()
-    if isinstance(values, (np.ndarray, torch.Tensor)):
-        values = values.tolist()
-    if not isinstance(values, (list, tuple, range)):
-        raise InputTypeError(f"{caller} takes a list, not {values!r}", topic="explainers")
-    return list(values)
 
 
 def unique_names(paths: Sequence[Path]) -> Iterator[str]:

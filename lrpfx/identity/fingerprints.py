@@ -37,12 +37,12 @@ def fingerprint_of_model(model: nn.Module) -> str:
     It covers weights, buffers and attributes, the source of the model's classes and of all imported modules that are not
     installed packages (the model may call their functions), and the versions of lrpfx and torch.
     """
-    of_modules = ("_modules", "_parameters")  # a state_dict lacks some buffers
+    of_modules = ("_modules", "_parameters", "_buffers")
     own = {
         name: {key: value for key, value in vars(module).items() if key not in of_modules}
         for name, module in model.named_modules()
     }
-    facts = [__version__, torch.__version__, repr(model), described(own)]
+    facts = [__version__, torch.__version__, repr(model), described(own), other_buffers(model)]
     sources = [path.read_bytes() for path in sorted(_sources(model))]
     return fingerprint_of_tensors(model.state_dict(), b"".join([json.dumps(facts).encode(), *sources]))
 

@@ -1,9 +1,10 @@
-"""Classes by index or by name."""
+"""Classes by index or by name, and lists of them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from lrpfx.errors import InputError, InputTypeError, nearest
 
@@ -50,3 +51,14 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
     if classes is not None and not 0 <= target < classes:
         raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
     return int(target)
+
+
+def as_list(caller: str, values: Any) -> list[Any]:
+    """Several classes or names as a list; `InputTypeError` for one, or for what has no order."""
+    if hasattr(values, "to_numpy"):  # of pandas
+        values = values.to_numpy()
+    if isinstance(values, (np.ndarray, torch.Tensor)):
+        values = values.tolist()
+    if not isinstance(values, (list, tuple, range)):
+        raise InputTypeError(f"{caller} takes a list, not {values!r}", topic="explainers")
+    return list(values)

@@ -79,6 +79,11 @@ class Target(ABC):
         """The target for one sample of a batch by itself; None where the samples of a batch may not be told apart."""
         return None
 
+    @property
+    def is_of_one_batch(self) -> bool:
+        """Whether the target has values for each sample, so that it fits batches of one size."""
+        return False
+
     def least_sizes(self) -> tuple[int, ...]:
         """The sizes that an output has at least, for which the target is there: () if any will do."""
         return ()
@@ -227,7 +232,11 @@ class Classes(_OfClasses):
         return _of_class(output, indices[:, None] if indices.ndim else indices)
 
     def of_sample(self, number: int) -> Target | None:
-        return Classes(self.indices[number : number + 1]) if self.indices.ndim else self
+        return Classes(self.indices[number : number + 1]) if self.is_of_one_batch else self
+
+    @property
+    def is_of_one_batch(self) -> bool:
+        return self.indices.ndim > 0
 
     def __str__(self) -> str:
         return f"class {int(self.indices)}" if self.indices.numel() == 1 else "a class for each sample"
@@ -343,6 +352,10 @@ class Position(Target):
     def plain(self) -> Any:
         return self.position, self.target.plain
 
+    @property
+    def is_of_one_batch(self) -> bool:
+        return self.target.is_of_one_batch or (isinstance(self.position, torch.Tensor) and self.position.ndim > 0)
+
     def least_sizes(self) -> tuple[int, ...]:
         place = int(torch.as_tensor(self.position).max())
         first = int(torch.as_tensor(self.position).min())
@@ -365,7 +378,11 @@ class ForEach(Target):
     targets: tuple[Target, ...]
 
     def __post_init__(self) -> None:
-        whole = [one for one in self.targets if isinstance(one, (ForEach, Seed, Function)) or _has_several(one)]
+        def is_whole(one: Target) -> bool:
+            several = isinstance(one, Classes) and one.is_of_one_batch
+            return several or isinstance(one, (ForEach, Seed, Function))
+
+        whole = list(filter(is_whole, self.targets))
         if whole:
             raise InputTypeError(
                 "the target of one sample is an index, a position and a token, a dict of weights or None, not "
@@ -388,8 +405,9 @@ class ForEach(Target):
             one.check(output[number : number + 1], chosen)
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        if output.ndim == 2 and all(isinstance(one, Class) for one in self.targets):
-            return Classes(torch.tensor([one.index for one in self.targets])).relevance(output)  # type: ignore[attr-defined]
+        indices = [one.index for one in self.targets if isinstance(one, Class)]
+        if output.ndim == 2 and len(indices) == len(self.targets):
+            return Classes(torch.tensor(indices)).relevance(output)
         return torch.cat([one.relevance(output[number : number + 1]) for number, one in enumerate(self.targets)])
 
     def resolved(self, index_of: IndexOf) -> Target:
@@ -398,12 +416,12 @@ class ForEach(Target):
     def of_sample(self, number: int) -> Target | None:
         return self.targets[number]
 
+    @property
+    def is_of_one_batch(self) -> bool:
+        return True
+
     def __str__(self) -> str:
         return f"[{', '.join(map(str, self.targets))}]"
-
-
-def _has_several(target: Target) -> bool:
-    return isinstance(target, Classes) and target.indices.ndim > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -430,6 +448,10 @@ class Seed(Target):
 
     def of_sample(self, number: int) -> Target | None:
         return Seed(self.values[number : number + 1])
+
+    @property
+    def is_of_one_batch(self) -> bool:
+        return True
 
     def __str__(self) -> str:
         return "relevance given as a tensor"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.request.classes import index_of
+from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Label, Largest, Target, TargetLike, as_target, check_one_of
 
 #: Words for the class of the largest output, and for the class that a sample has.
@@ -107,12 +107,7 @@ def _is_for_each(target: tuple[Any, Any], texts: int) -> bool:
 
 
 def _listed(name: str, targets: Any, of_texts: bool) -> list[Any]:
-    if hasattr(targets, "to_numpy"):  # of pandas
-        targets = targets.to_numpy()
-    if isinstance(targets, (np.ndarray, torch.Tensor)):
-        targets = targets.tolist()
-    if not isinstance(targets, (list, tuple, range)):
-        raise InputTypeError(f"{name} takes a list, not {targets!r}", topic="explainers")
-    if any(isinstance(one, (list, tuple)) and not (of_texts and _is_place(one)) for one in targets):
+    found = as_list(name, targets)
+    if any(isinstance(one, (list, tuple)) and not (of_texts and _is_place(one)) for one in found):
         raise InputError(f"{name} is a list of classes, not of lists", topic="classes-and-their-names")
-    return list(targets)
+    return found

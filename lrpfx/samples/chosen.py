@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,23 +82,22 @@ class Choosing:
             if number in probes:
                 self._check(number, item, probes)
             if number == wanted:
-                yield self.preparing.sample(number, partial(_as_it_is, item))
+                yield self._sample(number, item)
                 wanted = next(numbers, None)
         if wanted is not None and not is_all:
             raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}", topic="samples")
 
+    def _sample(self, number: int, item: Any) -> Sample:
+        return self.preparing.sample(number, lambda: item)
+
     def _check(self, number: int, item: Any, probes: Mapping[int, str]) -> None:
-        found = None if item is None else self.preparing.sample(number, partial(_as_it_is, item))
+        found = None if item is None else self._sample(number, item)
         if found is None or found.problem is not None or hash_of_sample(found.inputs) != probes[number]:
             raise InputError(
                 f"sample {number} of the dataset is not what it was when the file was begun: has the dataset changed, or is "
                 "its preprocessing random?",
                 topic="changed-data",
             )
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 def _chosen(samples: list[Sample], group: Group) -> Chosen:
