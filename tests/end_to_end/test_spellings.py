@@ -162,8 +162,10 @@ def _depthwise(m, x):
 def test_a_sum_of_shifted_values_times_parameters_is_named(layer):
     """It may be a depthwise convolution. Where the composite has the same rule for that as for sums, nothing is said."""
     model, x = written(layer)
+    random = torch.get_rng_state()
     with pytest.warns(lrpfx.LrpfxWarning, match=r"(?s)add.*functions of their own.*convolution") as caught:
         lrpfx.transform(model, EpsilonAlpha2Beta1(), example_inputs=x)
+    assert torch.equal(torch.get_rng_state(), random)
     assert [one.message.topic for one in caught] == ["parts-of-layers"]
     lrpfx.transform(model, AttnLRP(), example_inputs=x)
 
