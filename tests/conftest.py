@@ -48,6 +48,12 @@ CORE = ("ir", "operators", "rules", "passes", "runtime")
 OTHERS = ("slow", "thorough", "programs", "ray", "examples")
 
 
+def pytest_collectstart(collector):
+    """Models and tensors among the parameters of tests are the same in every run."""
+    if isinstance(collector, pytest.Module):
+        torch.default_generator.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items):
     """Give each test its tier: `core` or `rooms`, unless it has another one. Of the cases of `sampled(n)`, each n-th has it."""
     cases = {}

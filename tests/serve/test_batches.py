@@ -111,6 +111,25 @@ def test_examples_do_not_hide_what_rows_share(model, joins, example, tmp_path):
     assert served.joins is joins
 
 
+def test_rounding_that_relevance_magnifies_hides_no_independent_rows():
+    def function(x):
+        """A relevance of a logit that nearly cancels, rounded as kernels for several rows do."""
+        return {"output": x, "relevance": x * (1e-4 + 1e-7 * (len(x) > 1))}
+
+    served = ServedProgram("cancels", python_runner(function, {"x": floats(2, 3)}), Settings())
+    served.prepare()
+    assert served.joins
+
+
+def test_shares_of_the_number_of_rows_run_alone(caplog):
+    runner = python_runner(lambda x: {"output": x / len(x)}, {"x": floats(2, 3)})
+    with serving({"mean": runner}, max_delay=0.2) as client:
+        rows = [np.full((1, 3), number, dtype=np.float32) for number in range(1, 5)]
+        for row, results in zip(rows, together(lambda row: client.results("mean", x=row), rows), strict=True):
+            assert (results["output"] == row).all()
+    assert "mean computes each request alone" in caplog.text
+
+
 def test_results_without_rows_run_alone():
     runner = python_runner(lambda x: {"output": 2 * x, "constant": torch.tensor(7)}, {"x": floats(2, 3)})
     with serving({"model": runner}, max_delay=0.2) as client:
