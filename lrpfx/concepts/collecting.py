@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
-from lrpfx.deploy.files import checked_path, sole_writer
+from lrpfx.deploy.files import checked_path
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.descriptions import fingerprint_of_value
 from lrpfx.identity.fingerprints import fingerprint_of_module
@@ -33,6 +33,7 @@ from lrpfx.samples.chosen import Choosing, Chosen, numbers_of
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.preparing import Preparing, on_device_of
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.runs import check_same_run, sole_writer
 
 _TOGETHER = 256  # samples that are ranked together
 _MOST = 1_000_000  # places of a ranking, samples of a batch
@@ -277,17 +278,10 @@ class _Job:
 
     def check_continued(self, found: Collection, path: Any) -> None:
         """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""
-        facts = replace(self._facts(found.facts.layers), labels=found.facts.labels)
-        difference = facts.difference(found.facts)
-        kinds = {name: found.facts.layers[name].kind for name in self.layers if name in found.facts.layers}
-        if difference is None and list(found.facts.layers) != list(self.layers):
-            difference = f"the layers ({found.layers} and {list(self.layers)})"
-        if difference is None and any(kind is not None and kinds[name] != kind.__name__ for name, kind in self.layers.items()):
-            difference = f"what counts the channels ({', '.join(kinds.values())})"
-        if difference is not None:
-            raise InputError(
-                f"{path} is a collection that differs in {difference}; give another path, or remove it", topic="collections"
-            )
+        kinds = {name: layer.kind for name, layer in found.facts.layers.items()}
+        wanted = {name: kinds.get(name) if kind is None else kind.__name__ for name, kind in self.layers.items()}
+        ours = {**asdict(self._facts({}, found.facts.labels)), "layers": list(wanted.items())}
+        check_same_run(path, ours, {**asdict(found.facts), "layers": list(kinds.items())})
         self.choosing().check(found.probes)
 
     def choosing(self, workers: int = 0) -> Choosing:

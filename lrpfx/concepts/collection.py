@@ -14,6 +14,7 @@ from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.channels import KINDS
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
@@ -71,16 +72,6 @@ class Facts:
     def target_of_samples(self) -> str | int | None:
         """The target of each sample; None if it was a function."""
         return self.target if isinstance(self.target, int) or self.target in (PREDICTED, TRUE) else None
-
-    def difference(self, other: "Facts") -> str | None:
-        """What differs, in words, or None."""
-        ours, theirs = asdict(self), asdict(other)
-        if self.model != other.model:
-            return "the model, its weights or its rules"
-        for name, value in ours.items():
-            if value != theirs[name]:
-                return f"{name} ({theirs[name]} and {value})"
-        return None
 
 
 @dataclass
@@ -347,9 +338,7 @@ def merge(parts: Iterable[Collection]) -> Collection:
 
 
 def _merged(one: Collection, other: Collection) -> Collection:
-    difference = other.facts.difference(one.facts)
-    if difference is not None:
-        raise InputError(f"the collections differ in {difference}", topic="collections")
+    check_same_run("the first collection", asdict(other.facts), asdict(one.facts))
     both = sum(max(0, min(last, end) - max(first, start)) for first, last in one.samples for start, end in other.samples)
     if both:
         raise InputError(f"the collections have {both} samples in common, which would count twice", topic="collections")

@@ -9,9 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lrpfx.deploy.files import as_path, sole_writer
+from lrpfx.deploy.files import as_path
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, first_lines, os_errors
 from lrpfx.support.optional_packages import optional_package
+from lrpfx.support.runs import sole_writer
 
 _LOCAL = ("file://", "local://")
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")  # what Zarr writes before it moves it to its place
@@ -86,13 +87,8 @@ class Folder(Place):
             files = (Path(path, name) for path, _, names in os.walk(self.path / folder) for name in names)
             return {one.relative_to(self.path).as_posix(): _size(one) for one in files if not _PARTIAL.search(one.name)}
 
-    @contextmanager
-    def prepared_for_writing(self) -> Iterator[None]:
-        target = Path(os.path.realpath(self.path))  # a link to the store leads to the same lock
-        with self.errors("written"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-        with sole_writer(target):
-            yield
+    def prepared_for_writing(self) -> AbstractContextManager[None]:
+        return sole_writer(self.path)
 
     def remove_leftovers(self) -> None:
         with self.errors("read"):

@@ -22,7 +22,7 @@ from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.running import CompiledModel
-from lrpfx.identity.descriptions import described, difference
+from lrpfx.identity.descriptions import described
 from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.conditions import Condition, places_of
@@ -35,6 +35,7 @@ from lrpfx.samples.plan import Plan
 from lrpfx.samples.preparing import Preparing, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.optional_packages import progress_counter
+from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
 from lrpfx.version import __version__
 
@@ -264,28 +265,10 @@ class _Run:
         if not is_begun(self.place):
             return create(self.place, self._begun(facts))
         manifest = read_manifest(self.place)
-        self._compare(facts, manifest)
+        before, block = manifest.facts, self.block_size or manifest.block
+        ours, theirs = {**_flat(facts), "block_size": block}, {**_flat(before), "block_size": manifest.block}
+        check_same_run(self.place, ours, theirs)
         return opened_for_writing(self.place, manifest)
-
-    def _compare(self, facts: Mapping[str, Any], manifest: Manifest) -> None:
-        """Raise `InputError` unless the store was begun with the same model, settings and data."""
-        found = []
-        if facts["model"] != manifest.facts["model"]:
-            same = facts["composite"] == manifest.facts["composite"]
-            found.append("the model, its weights or its rules" if same else f"the composite ({manifest.facts['composite']})")
-        for name in ("versions", "settings", "data"):
-            ours, theirs = dict(facts[name]), dict(manifest.facts[name])
-            for one in (ours, theirs):  # another release of zarr writes the same
-                one.pop("zarr", None)
-            found += difference(ours, theirs)
-        if facts["categories"] != manifest.facts.get("categories"):
-            found.append("the categories")
-        if self.block_size is not None and self.block_size != manifest.block:
-            found.append(f"block_size (it was {manifest.block}, and is {self.block_size} now)")
-        if found:
-            raise InputError(
-                f"{self.place} was begun with other {'; '.join(found)}: give another output, or remove it", topic="changed-data"
-            )
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
@@ -357,6 +340,14 @@ class _Run:
             )
         if writer.manifest.samples is None:
             writer.finish(done)
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that runs must have in common, by names for messages. Another release of zarr writes the same."""
+    parts = {name: value for group in ("versions", "settings", "data") for name, value in facts[group].items()}
+    parts.pop("zarr", None)
+    own = {"categories": facts.get("categories"), "composite": facts["composite"]}
+    return {"model, weights or rules": facts["model"], **own, **parts}
 
 
 def _preprocessing(explainer: Any) -> Preprocessing | None:
