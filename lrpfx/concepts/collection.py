@@ -56,7 +56,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CollectionFacts:
     """What collections must have in common to be merged, or continued."""
 
     model: str  # fingerprint
@@ -92,7 +92,7 @@ class Collection:
         Hashes of some samples, by which a changed dataset is noticed.
     """
 
-    facts: Facts
+    facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
     samples: tuple[tuple[int, int], ...] = ()
     probes: dict[int, str] = field(default_factory=dict)
@@ -408,9 +408,9 @@ def _read(content: bytes) -> Collection:
     return Collection(facts, rankings, _united(samples), probes)
 
 
-def _facts_in(described: Mapping[str, Any]) -> Facts:
+def _facts_in(described: Mapping[str, Any]) -> CollectionFacts:
     layers = {name: Layer(**layer) for name, layer in described["layers"].items()}
-    found = Facts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
+    found = CollectionFacts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
     numbers = [found.top, found.top_by_class, *(one for layer in layers.values() for one in (layer.channels, layer.dimensions))]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise RefusedError("its numbers of places, channels or dimensions are invalid")
@@ -423,7 +423,7 @@ def _facts_in(described: Mapping[str, Any]) -> Facts:
     return found
 
 
-def _key_in(described: Any, facts: Facts) -> Key:
+def _key_in(described: Any, facts: CollectionFacts) -> Key:
     layer, quantity, reduction, grouping = described
     if layer not in facts.layers or quantity not in QUANTITIES or reduction not in REDUCTIONS or grouping not in GROUPINGS:
         raise RefusedError(f"it has no ranking {described!r}")

@@ -5,21 +5,21 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
-from lrpfx.datasets.explaining import Explaining
-from lrpfx.datasets.filling import BlockExplainer
+from lrpfx.datasets.block_explainer import BlockExplainer
+from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.datasets.store import BlockWriter
 from lrpfx.datasets.writing import WriterThread
-from lrpfx.samples.plan import Plan
-from lrpfx.samples.sources import Source
+from lrpfx.samples.plan import BlockPlan
+from lrpfx.samples.sources import SampleSource
 
 
 @dataclass(frozen=True)
 class Work:
     """What is to be done: the samples of a source whose blocks are not in a store yet."""
 
-    source: Source
-    plan: Plan
-    explaining: Explaining
+    source: SampleSource
+    plan: BlockPlan
+    explaining: SampleExplainer
     writer: BlockWriter
 
 
@@ -35,7 +35,7 @@ class Engine(ABC):
     """A way to run over the blocks of a data set."""
 
     @abstractmethod
-    def check(self, source: Source) -> None:
+    def check(self, source: SampleSource) -> None:
         """Raise `InputError` unless the engine can be had, and takes samples from such a source."""
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Engine(ABC):
 class EmbeddedEngine(Engine):
     """The engine of this process."""
 
-    def check(self, source: Source) -> None:
+    def check(self, source: SampleSource) -> None:
         pass  # it takes all
 
     def steps(self, work: Work) -> Generator[Step]:

@@ -32,7 +32,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """One array. `dimensions`: names, of which the first is that of samples or blocks. `shape`: without this one."""
 
     name: str
@@ -68,7 +68,7 @@ class Layout:
         return {**found, "scaled": self.is_scaled}
 
     @classmethod
-    def from_json(cls, name: str, data: Any) -> "Layout":
+    def from_json(cls, name: str, data: Any) -> "ArrayLayout":
         """The layout that a manifest states. `ArtefactError` for anything else."""
         try:
             shape, dtype = tuple(data["shape"]), data["dtype"]
@@ -89,26 +89,28 @@ class Layout:
         return found
 
 
-def own_layouts() -> list[Layout]:
+def own_layouts() -> list[ArrayLayout]:
     """The arrays that every store has."""
-    texts = [Layout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
-    of_samples = [Layout(STATUS, (), "uint8", (SAMPLE,)), Layout(LABEL, (), "int64", (SAMPLE,)), *texts]
-    return [*of_samples, Layout(DONE, (), "uint64", (BLOCK,))]
+    texts = [ArrayLayout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
+    of_samples = [ArrayLayout(STATUS, (), "uint8", (SAMPLE,)), ArrayLayout(LABEL, (), "int64", (SAMPLE,)), *texts]
+    return [*of_samples, ArrayLayout(DONE, (), "uint64", (BLOCK,))]
 
 
-def layouts_of(values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], scaled: Sequence[str]) -> list[Layout]:
+def layouts_of(
+    values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], scaled: Sequence[str]
+) -> list[ArrayLayout]:
     """The arrays for explanations like these, and those that every store has. `scaled`: the names of those in float16."""
     found = []
     for name, value in values.items():
         of_scaled = name in scaled
         dtype = "float16" if of_scaled else str(value.dtype)
-        found.append(Layout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
+        found.append(ArrayLayout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
         if of_scaled:
-            found.append(Layout(SCALE + name, (), "float32", (SAMPLE,)))
+            found.append(ArrayLayout(SCALE + name, (), "float32", (SAMPLE,)))
     return [*found, *own_layouts()]
 
 
-def default_block(layouts: Sequence[Layout], batch_size: int, input_bytes: int) -> int:
+def default_block(layouts: Sequence[ArrayLayout], batch_size: int, input_bytes: int) -> int:
     """How many samples are written together: some 16 MiB of them, at most 4096, in whole batches.
 
     Their inputs, each of so many bytes, go from one machine to another together: at most some 64 MiB.

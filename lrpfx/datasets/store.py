@@ -8,10 +8,23 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from lrpfx.datasets.layout import DONE, ERROR, KEY, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
-from lrpfx.datasets.places import Place, zarr_package
+from lrpfx.datasets.layout import (
+    DONE,
+    ERROR,
+    KEY,
+    LABEL,
+    MISSING,
+    SAMPLE,
+    SCALE,
+    STATUS,
+    TEXT_BYTES,
+    Array,
+    ArrayLayout,
+    scaled,
+)
+from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
-from lrpfx.samples.plan import Done, samples_in
+from lrpfx.samples.plan import DoneBlocks, samples_in
 
 FORMAT = 1
 #: The attribute of the group with the manifest.
@@ -34,7 +47,7 @@ class Manifest:
     """What a store says of itself. `facts`: plain data; its arrays, the length of its blocks, how many samples if known."""
 
     facts: dict[str, Any]
-    layouts: list[Layout]
+    layouts: list[ArrayLayout]
     block: int
     samples: int | None
 
@@ -59,7 +72,7 @@ class Manifest:
             raise ArtefactError("the store's manifest is damaged", topic="damaged-stores")
         if not isinstance(arrays, dict):
             raise ArtefactError("the store's manifest names no arrays", topic="damaged-stores")
-        layouts = [Layout.from_json(name, one) for name, one in arrays.items()]
+        layouts = [ArrayLayout.from_json(name, one) for name, one in arrays.items()]
         names = {one.name for one in layouts}
         if missing := {STATUS, LABEL, KEY, ERROR, DONE} - names:
             raise ArtefactError(f"the store has no array {sorted(missing)[0]!r}", topic="damaged-stores")
@@ -75,19 +88,19 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
     return type(value) is int and least <= value <= _MOST_SAMPLES
 
 
-def is_begun(place: Place) -> bool:
+def is_begun(place: Location) -> bool:
     """Whether there is a store at a place, or what is none. What a run left that was killed at once counts as nothing."""
     return bool(place.sizes()) and not _is_beginning(place)
 
 
-def _is_beginning(place: Place) -> bool:
+def _is_beginning(place: Location) -> bool:
     """Whether there is nothing but what a run leaves that is killed while it makes the arrays: descriptions, no values."""
     if _GROUP not in place.sizes() or _attributes(place).get(MANIFEST) != _BEGINNING:
         return False
     return all(re.fullmatch(rf"([^/]+/)?{re.escape(_GROUP)}", name) for name in place.sizes_of_all(""))
 
 
-def read_manifest(place: Place) -> Manifest:
+def read_manifest(place: Location) -> Manifest:
     """The manifest of a store. Errors: `ArtefactError`."""
     if _GROUP not in (names := place.sizes()):
         there = f"it has {', '.join(sorted(names)[:3])}" if names else "it is empty"
@@ -106,7 +119,7 @@ def read_manifest(place: Place) -> Manifest:
     return Manifest.from_json(attributes[MANIFEST])
 
 
-def _attributes(place: Place) -> dict[str, Any]:
+def _attributes(place: Location) -> dict[str, Any]:
     data = _json_in(place, _GROUP)
     if data.get("zarr_format") != 3 or data.get("node_type") != "group" or not isinstance(data.get("attributes"), dict):
         raise ArtefactError(f"{place} is not a Zarr 3 group", topic="damaged-stores")
@@ -114,7 +127,7 @@ def _attributes(place: Place) -> dict[str, Any]:
     return found
 
 
-def _json_in(place: Place, name: str) -> dict[str, Any]:
+def _json_in(place: Location, name: str) -> dict[str, Any]:
     content = place.content(name, _MOST_BYTES)
     try:
         found = json.loads(content)
@@ -125,7 +138,7 @@ def _json_in(place: Place, name: str) -> dict[str, Any]:
     return found
 
 
-def rows_of(place: Place, manifest: Manifest, layout: Layout) -> int:
+def rows_of(place: Location, manifest: Manifest, layout: ArrayLayout) -> int:
     """The samples or blocks that an array has room for. `ArtefactError` unless it is as the manifest says.
 
     Only the codecs that lrpfx writes are let pass, before Zarr sees any: it would look for others among installed packages.
@@ -169,7 +182,7 @@ class BlockWriter:
     Of a store of unknown length, one of them makes room for the others.
     """
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
+    def __init__(self, place: Location, manifest: Manifest) -> None:
         self.place = place
         self.manifest = manifest
         self._open()
@@ -238,7 +251,7 @@ class BlockWriter:
             self.manifest = manifest
 
 
-def create(place: Place, manifest: Manifest) -> BlockWriter:
+def create(place: Location, manifest: Manifest) -> BlockWriter:
     """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`.
 
     Only what a killed beginning left is replaced, whatever the caller has found out before.
@@ -257,7 +270,7 @@ def create(place: Place, manifest: Manifest) -> BlockWriter:
     return BlockWriter(place, manifest)
 
 
-def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
+def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest) -> None:
     codecs = zarr_package().codecs
     blocks = -(-manifest.capacity // manifest.block)
     rows, held = (manifest.capacity, manifest.block) if layout.dimensions[0] == SAMPLE else (blocks, 1)
@@ -276,7 +289,7 @@ def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
     )
 
 
-def opened_for_writing(place: Place, manifest: Manifest) -> BlockWriter:
+def opened_for_writing(place: Location, manifest: Manifest) -> BlockWriter:
     """The store at a place, after a former run: what a killed one left half written is removed, or written again."""
     place.remove_leftovers()
     rows = {one.name: rows_of(place, manifest, one) for one in manifest.layouts}
@@ -291,7 +304,7 @@ def opened_for_writing(place: Place, manifest: Manifest) -> BlockWriter:
 # --- what is there -----------------------------------------------------------------------------------------------------------
 
 
-def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> Done:
+def done_of(place: Location, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> DoneBlocks:
     """What is done. Errors: `ArtefactError`.
 
     A chunk of the array of digests is there once its block is done: a list of their names is read instead of each.
@@ -315,14 +328,14 @@ def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, look
             counts[last] = int((status != MISSING).sum())
         else:
             counts[last] = samples_in(last, manifest.block, manifest.samples)
-    return Done(
+    return DoneBlocks(
         counts,
         lambda block: int(_of_chunk(place, arrays, DONE, block, block)),
         lambda number: int(_of_chunk(place, arrays, LABEL, number // manifest.block, number)),
     )
 
 
-def _with_all_chunks(place: Place, manifest: Manifest, blocks: Iterable[int]) -> set[int]:
+def _with_all_chunks(place: Location, manifest: Manifest, blocks: Iterable[int]) -> set[int]:
     """The blocks of these whose chunks are there, in all arrays."""
     whole = set(blocks)
     for one in manifest.layouts:
@@ -332,7 +345,7 @@ def _with_all_chunks(place: Place, manifest: Manifest, blocks: Iterable[int]) ->
     return whole
 
 
-def _of_chunk(place: Place, arrays: Mapping[str, Any], name: str, block: int, key: Any) -> Array:
+def _of_chunk(place: Location, arrays: Mapping[str, Any], name: str, block: int, key: Any) -> Array:
     """Values of an array of numbers that are in the chunk of a block. `ArtefactError` if it is damaged."""
     try:
         return read(place, arrays[name], key)
@@ -340,12 +353,12 @@ def _of_chunk(place: Place, arrays: Mapping[str, Any], name: str, block: int, ke
         raise damaged(place, f"{name}/c/{block}", error) from error
 
 
-def chunk_of(layout: Layout, block: int) -> str:
+def chunk_of(layout: ArrayLayout, block: int) -> str:
     """The name of the file or object that has the values of a block."""
     return f"{layout.name}/c/{block}" + "/0" * len(layout.shape)
 
 
-def damaged(place: Place, chunk: str, reason: BaseException | str) -> ArtefactError:
+def damaged(place: Location, chunk: str, reason: BaseException | str) -> ArtefactError:
     """The error for a chunk that cannot be read."""
     if isinstance(reason, BaseException):
         cause = reason.__cause__ or reason
@@ -357,7 +370,7 @@ def damaged(place: Place, chunk: str, reason: BaseException | str) -> ArtefactEr
     )
 
 
-def read(place: Place, array: Any, key: Any) -> Array:
+def read(place: Location, array: Any, key: Any) -> Array:
     """Values of an array. `key`: numbers of samples in order, or as for Zarr. `ArtefactError` if they are damaged."""
     try:
         return np.asarray(array.oindex[key] if isinstance(key, np.ndarray) else array[key])
@@ -373,7 +386,7 @@ def read(place: Place, array: Any, key: Any) -> Array:
         ) from error
 
 
-def check_is_there(place: Place) -> None:
+def check_is_there(place: Location) -> None:
     """Raise `ArtefactError` if a store that was opened is gone: what is not there would read as not yet written."""
     if _GROUP not in place.sizes():
         raise ArtefactError(

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.explaining import LAYERS, RELEVANCE
 from lrpfx.datasets.layout import (
     DONE,
     ERROR,
@@ -19,10 +18,11 @@ from lrpfx.datasets.layout import (
     STATUS,
     TEXT_BYTES,
     Array,
-    Layout,
+    ArrayLayout,
     texts_of,
 )
-from lrpfx.datasets.places import Place, place_of, zarr_package
+from lrpfx.datasets.locations import Location, location_of, zarr_package
+from lrpfx.datasets.sample_explainer import LAYERS, RELEVANCE
 from lrpfx.datasets.store import (
     Manifest,
     check_is_there,
@@ -35,7 +35,7 @@ from lrpfx.datasets.store import (
     with_missed_chunks,
 )
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
-from lrpfx.samples.plan import Done
+from lrpfx.samples.plan import DoneBlocks
 from lrpfx.support.html import element, html_table
 
 
@@ -58,7 +58,9 @@ class StoredArray:
         How many samples there are.
     """
 
-    def __init__(self, place: Place, manifest: Manifest, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
+    def __init__(
+        self, place: Location, manifest: Manifest, layout: ArrayLayout, arrays: Mapping[str, Any], length: int
+    ) -> None:
         self._place = place
         self._manifest = manifest
         self._layout = layout
@@ -159,7 +161,7 @@ class StoredArray:
             values = values.astype(np.float32) * factors.reshape(-1, *[1] * (values.ndim - 1))
         return values
 
-    def _read(self, layout: Layout, chosen: Any) -> Array:
+    def _read(self, layout: ArrayLayout, chosen: Any) -> Array:
         try:
             return self._read_from(self._arrays[layout.name], chosen)
         except ArtefactError:
@@ -169,7 +171,7 @@ class StoredArray:
                 self._read_block(layout, int(block))
             raise
 
-    def _read_block(self, layout: Layout, block: int) -> None:
+    def _read_block(self, layout: ArrayLayout, block: int) -> None:
         """Read a chunk, for the `ArtefactError` that names it."""
         first = block * self._manifest.block
         try:
@@ -237,7 +239,7 @@ class Attributions:
         There is no store, or it is damaged.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         zarr = zarr_package()
         self.path = place.path
         self._place = place
@@ -268,7 +270,7 @@ class Attributions:
         last = max((block for block, count in enumerate(counts) if count), default=-1)
         return 0 if last < 0 else last * self._manifest.block + counts[last]
 
-    def blocks(self) -> Done:
+    def blocks(self) -> DoneBlocks:
         """Which blocks are done, at this moment."""
         return done_of(self._place, self._manifest, self._arrays)
 
@@ -383,7 +385,7 @@ def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, An
         Zarr is not installed.
     """
     zarr_package()
-    place = place_of(path, storage_options)
+    place = location_of(path, storage_options)
     if not place.sizes():
         raise ArtefactError(f"there is no store {path}", topic="reading-stores")
     return Attributions(place)

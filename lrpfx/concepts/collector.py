@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts, Layer, merge
+from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, CollectionFacts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
@@ -29,9 +29,9 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.samples.chosen import Choosing, Chosen, numbers_of
 from lrpfx.samples.items import is_indexed
-from lrpfx.samples.preparing import Preparing, on_device_of
+from lrpfx.samples.preparation import Preparation, on_device_of
+from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 
@@ -284,26 +284,28 @@ class _Job:
         check_same_run(path, ours, {**asdict(found.facts), "layers": list(kinds.items())})
         self.choosing().check(found.probes)
 
-    def choosing(self, workers: int = 0) -> Choosing:
+    def choosing(self, workers: int = 0) -> SampleSelection:
         """What chooses the samples of the dataset."""
-        return Choosing(self.dataset, Preparing(self.module.argument_names), workers)
+        return SampleSelection(self.dataset, Preparation(self.module.argument_names), workers)
 
-    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
+    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> CollectionFacts:
         plain = as_plain(self.target)
         target = plain if isinstance(plain, (str, int)) else fingerprint_of_value(plain)
         output = fingerprint_of_value(self.output) if callable(self.output) else repr(self.output)
         model = fingerprint_of_module(self.module)
-        return Facts(model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
+        return CollectionFacts(
+            model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels
+        )
 
     # --- scores --------------------------------------------------------------------------------------------------------------
 
-    def computed(self, batch: Chosen) -> Computation:
+    def computed(self, batch: SelectedBatch) -> Computation:
         """Values and relevance of the layers for a batch."""
         target = self.target.of_labels([None] if batch.labels is None else batch.labels)
         inputs = on_device_of(self.module, batch.inputs)
         return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
 
-    def begun(self, computed: Computation, batch: Chosen) -> Collection:
+    def begun(self, computed: Computation, batch: SelectedBatch) -> Collection:
         """A collection without samples, of layers whose values are like those of the batch."""
         layers = {}
         for name, kind in self.layers.items():
@@ -319,7 +321,7 @@ class _Job:
 
         return Collection(self._facts(layers, batch.labels is not None), {})
 
-    def scored(self, facts: Facts, computed: Computation, batch: Chosen) -> "_Scored":
+    def scored(self, facts: CollectionFacts, computed: Computation, batch: SelectedBatch) -> "_Scored":
         """The scores of a batch."""
         if facts.labels != (batch.labels is not None):
             raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none", topic="samples")
@@ -372,7 +374,7 @@ def _extended(found: Collection, parts: Sequence[_Scored]) -> Collection:
     return found.with_samples(numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts})
 
 
-def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Chosen) -> None:
+def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: SelectedBatch) -> None:
     """Raise `InputError` for values of another form than those before, and for values that are not finite."""
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(

@@ -18,7 +18,7 @@ _LOCAL = ("file://", "local://")
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial")  # what Zarr writes before it moves it to its place
 
 
-class Place(ABC):
+class Location(ABC):
     """A folder or a prefix of objects. Names in it have "/" between their parts."""
 
     path: Path | str
@@ -55,7 +55,7 @@ class Place(ABC):
         """Turn errors of the place into `ArtefactError`: it cannot be `what`, such as "read"."""
 
 
-class Folder(Place):
+class Folder(Location):
     """A folder. Other machines see it too if it is shared among them."""
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class Folder(Place):
         return os_errors(ArtefactError, self.path, what)
 
 
-class Remote(Place):
+class Remote(Location):
     """A path of an object store or another file system of fsspec, such as "s3://bucket/store".
 
     `options`: of the file system. Objects appear whole or not at all there, and nothing is locked.
@@ -192,7 +192,7 @@ def _size(entry: "os.DirEntry[str] | Path") -> int:
         return 0
 
 
-def place_of(path: Any, options: Mapping[str, Any] | None = None) -> Place:
+def location_of(path: Any, options: Mapping[str, Any] | None = None) -> Location:
     """The place that a path means: "~" is the home folder, and a path with a scheme, such as "s3://", one for fsspec.
 
     `options`: for the file system of fsspec. Errors: `InputError`.

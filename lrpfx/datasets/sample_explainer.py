@@ -20,7 +20,7 @@ from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, Reduction, reduced
 from lrpfx.request.targets import Target
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.samples.preparing import Group, Sample, on_device_of
+from lrpfx.samples.preparation import Sample, SampleGroup, on_device_of
 from lrpfx.support.torch_internals import pytree
 
 RELEVANCE, LAYERS = "relevance", "layers."
@@ -32,7 +32,7 @@ _DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfM
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedRows:
     """Rows of arrays for some samples of a batch, and the reasons of those that could not be explained."""
 
     places: list[int]
@@ -41,7 +41,7 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class Explaining:
+class SampleExplainer:
     """Explains batches of samples.
 
     `record`: the reduction of each layer, by its name. `reduce`: that of the inputs. `scores`: how many of the largest outputs
@@ -67,8 +67,8 @@ class Explaining:
         return (*((CONDITION,) if self.conditions is not None else ()), *((TARGET,) if self.has_several else ()))
 
     def explained(
-        self, group: Group, samples: Sequence[Sample], observe: Callable[[Computation], object]
-    ) -> Iterator[Explained]:
+        self, group: SampleGroup, samples: Sequence[Sample], observe: Callable[[Computation], object]
+    ) -> Iterator[ExplainedRows]:
         """Explanations of a group of a batch's samples. What fails for several is tried again with half of them.
 
         `observe`: it is called with what is computed.
@@ -80,11 +80,11 @@ class Explaining:
             rows, problems = self.rows(found, len(numbers))
         except InputError as error:
             if len(numbers) == 1:
-                yield Explained([], {}, {group.places[0]: str(error)})
+                yield ExplainedRows([], {}, {group.places[0]: str(error)})
                 return
             middle = len(numbers) // 2
             for part in (slice(None, middle), slice(middle, None)):
-                yield from self.explained(Group(group.places[part], _taken(group.inputs, part)), samples, observe)
+                yield from self.explained(SampleGroup(group.places[part], _taken(group.inputs, part)), samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
@@ -99,7 +99,9 @@ class Explaining:
             ) from error
         kept = [at for at in range(len(numbers)) if at not in problems]
         rows = rows if not problems else {name: values[kept] for name, values in rows.items()}
-        yield Explained([group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()})
+        yield ExplainedRows(
+            [group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()}
+        )
 
     # --- one batch -----------------------------------------------------------------------------------------------------------
 

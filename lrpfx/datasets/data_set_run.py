@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
-from lrpfx.datasets.explaining import Explaining, as_copies
 from lrpfx.datasets.layout import Array, default_block, layouts_of
-from lrpfx.datasets.places import Place, place_of, zarr_package
+from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.ray_engine import engine_named
+from lrpfx.datasets.sample_explainer import SampleExplainer, as_copies
 from lrpfx.datasets.settings import Settings
 from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
 from lrpfx.datasets.view import Attributions
@@ -31,8 +31,8 @@ from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
-from lrpfx.samples.plan import Plan
-from lrpfx.samples.preparing import Preparing, batched
+from lrpfx.samples.plan import BlockPlan
+from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
@@ -141,7 +141,7 @@ def attribute(
     asked = Settings(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
     if isinstance(data, (str, bytes)) and not data:
         raise InputError("the path of the data is empty")
-    place = place_of(output, storage_options)
+    place = location_of(output, storage_options)
     batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
     block = None if block_size is None else _count("block_size", block_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
@@ -172,7 +172,7 @@ class _Run:
         self,
         explainer: Any,
         data: Any,
-        place: Place,
+        place: Location,
         asked: Settings,
         batch_size: int,
         block_size: int | None,
@@ -193,12 +193,12 @@ class _Run:
         self.preprocess = _preprocessing(explainer)
         self.categories = explainer.categories if isinstance(explainer, Explainer) else None
         if isinstance(explainer, Explainer):
-            self.source = source_of(data, Preparing((), self.preprocess), workers)
+            self.source = source_of(data, Preparation((), self.preprocess), workers)
             engine.check(self.source)
             self._compile(explainer)
         else:
             module = explainable(explainer, "lrpfx.datasets.attribute")
-            self.source = source_of(data, Preparing(module.argument_names), workers)
+            self.source = source_of(data, Preparation(module.argument_names), workers)
             engine.check(self.source)
             self.explaining = self._explaining(explainer, False, asked.output, ())
 
@@ -216,12 +216,12 @@ class _Run:
         output = explainer.output if self.asked.output is None else self.asked.output
         self.explaining = self._explaining(compiled.module, True, output, explainer.record)
 
-    def _explaining(self, module: nn.Module, is_cast: bool, output: OutputSelector, record: Sequence[str]) -> Explaining:
+    def _explaining(self, module: nn.Module, is_cast: bool, output: OutputSelector, record: Sequence[str]) -> SampleExplainer:
         asked = self.asked
         inner = explainable(module, "lrpfx.datasets.attribute")
         if asked.conditions is not None:
             places_of(inner.unfused_graph, asked.conditions)
-        return Explaining(
+        return SampleExplainer(
             module,
             inner,
             asked.of_samples(self.categories),
@@ -313,7 +313,7 @@ class _Run:
         writer = self._opened()
         before = done_of(self.place, writer.manifest, writer.arrays, looks_for_chunks=True)
         total, done = writer.manifest.samples, sum(before.counts)
-        plan = Plan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
+        plan = BlockPlan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
         if total is not None and done == total and self.source.length is None:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)
