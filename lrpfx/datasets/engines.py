@@ -1,16 +1,19 @@
 """What runs over the blocks of a data set. The engine of this process: batch by batch, with a thread that writes."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
 from lrpfx.datasets.block_explainer import BlockExplainer
 from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.datasets.store import BlockWriter
-from lrpfx.datasets.writing import WriterThread
 from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.sources import SampleSource
+
+_WAITING = 2  # blocks in memory besides the one that is computed and the one that is written
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Work:
 
     source: SampleSource
     plan: BlockPlan
-    explaining: SampleExplainer
+    explainer: SampleExplainer
     writer: BlockWriter
 
 
@@ -50,10 +53,15 @@ class EmbeddedEngine(Engine):
         pass  # it takes all
 
     def steps(self, work: Work) -> Generator[Step]:
-        explainer = BlockExplainer(work.explaining, work.writer)
-        with closing(work.source.batches(work.plan)) as batches, WriterThread(work.writer) as thread:
+        explainer, pending = BlockExplainer(work.explainer, work.writer), deque[Future[None]]()
+        # closed or left by an error, it waits for the blocks that are being written
+        with closing(work.source.batches(work.plan)) as batches, ThreadPoolExecutor(1, "lrpfx-writer") as thread:
             for samples, rows in explainer.blocks(batches):
+                while pending and (pending[0].done() or len(pending) > _WAITING):
+                    pending.popleft().result()
                 if rows is not None:
-                    thread.write(rows.block, rows.arrays, rows.digest)
+                    pending.append(thread.submit(work.writer.write, rows.block, rows.arrays, rows.digest))
                 yield Step(samples, explainer.objection)
                 explainer.objection = None
+            for one in pending:
+                one.result()

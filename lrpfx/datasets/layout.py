@@ -1,15 +1,17 @@
 """The arrays of a store: what each holds for a sample, and how it lies in chunks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.errors import ArtefactError
-
+#: Arrays of what was found out; those of relevance of several inputs or of layers have names that begin so.
+RELEVANCE, LAYERS = "relevance", "layers."
+OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
+SEED, REACHED = "seed", "reached"
 #: What a sample is in the array "status".
 MISSING, EXPLAINED, FAILED = 0, 1, 2
 #: Arrays with a row for each sample that every store has.
@@ -21,10 +23,10 @@ DONE = "done"
 #: The beginning of the names of scales of the values of another array.
 SCALE = "scale_of."
 
-SAMPLE, BLOCK = "sample", "block"
+#: Dimensions.
+SAMPLE, BLOCK, CONDITION, TARGET = "sample", "block", "condition", "target"
 TEXT_BYTES = {KEY: 256, ERROR: 512}
 _CHUNK_BYTES = 1 << 20
-_MOST_ENTRIES = 1 << 40  # of one sample, and of samples: more is no honest store
 _FILLS: dict[str, float | int] = {"float16": math.nan, "float32": math.nan, "float64": math.nan, "int64": -1}
 _FILLS |= {"uint8": 0, "uint64": 0}
 
@@ -69,24 +71,8 @@ class ArrayLayout:
 
     @classmethod
     def from_json(cls, name: str, data: Any) -> "ArrayLayout":
-        """The layout that a manifest states. `ArtefactError` for anything else."""
-        try:
-            shape, dtype = tuple(data["shape"]), data["dtype"]
-            found = cls(name, shape, dtype, tuple(data["dimensions"]), data["scaled"])
-        except (TypeError, KeyError) as error:
-            raise ArtefactError(
-                f"the store says nothing about the array {name!r} that could be read", topic="damaged-stores"
-            ) from error
-        sizes = all(type(size) is int and size >= 0 for size in shape) and math.prod(shape) <= _MOST_ENTRIES
-        names = all(isinstance(one, str) for one in found.dimensions) and len(found.dimensions) == len(shape) + 1
-        first = found.dimensions[0] if names else None
-        if not (sizes and names and dtype in _FILLS and type(found.is_scaled) is bool and first in (SAMPLE, BLOCK)):
-            raise ArtefactError(
-                f"the store describes its array {name!r} in a way that lrpfx does not: {data!r}", topic="damaged-stores"
-            )
-        if not name or name.startswith(".") or set(name) & set("/\\\0"):
-            raise ArtefactError(f"{name!r} is not the name of an array", topic="damaged-stores")
-        return found
+        """The layout that a manifest states."""
+        return cls(name, tuple(data["shape"]), data["dtype"], tuple(data["dimensions"]), data["scaled"])
 
 
 def own_layouts() -> list[ArrayLayout]:
@@ -133,6 +119,11 @@ def scaled(values: Array) -> tuple[Array, Array]:
     factors[~np.isfinite(found)] = np.nan
     inverse = np.ldexp(1.0, np.where(largest > 0, -exponents, 0)).astype(values.dtype)
     return (values * inverse.reshape(-1, *[1] * (values.ndim - 1))).astype(np.float16), factors
+
+
+def names_of_relevance(names: Iterable[str]) -> list[str]:
+    """Those among the names of arrays that have relevance, of inputs and layers."""
+    return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
 
 
 def text_rows(texts: Sequence[str], size: int) -> Array:

@@ -125,8 +125,8 @@ class RayEngine(Engine):
             return
         with running(self.wanted) as pool:
             plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
-            store = _Store(work.writer.place, work.writer.manifest)
-            desk = open_desk((work.explaining, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
+            store = _Store(work.writer.location, work.writer.manifest)
+            desk = open_desk((work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
             yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
@@ -196,13 +196,13 @@ _FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 class _Store:
     """The store, which each process opens for itself."""
 
-    place: Location
+    location: Location
     manifest: Manifest
 
     def writer(self) -> BlockWriter:
         """The store, as it is seen from here."""
         try:
-            manifest = read_manifest(self.place)
+            manifest = read_manifest(self.location)
         except ArtefactError as error:
             raise ArtefactError(
                 f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as "
@@ -211,9 +211,9 @@ class _Store:
             ) from error
         if manifest.facts != self.manifest.facts:
             raise ArtefactError(
-                f"a process of Ray sees another store at {self.place}; give a folder that all machines share", topic="ray"
+                f"a process of Ray sees another store at {self.location}; give a folder that all machines share", topic="ray"
             )
-        return BlockWriter(self.place, self.manifest)
+        return BlockWriter(self.location, self.manifest)
 
 
 def _blocks_of(work: Work) -> list[int] | None:
@@ -302,7 +302,7 @@ def _rows_of_stream(desk: Any) -> Iterator[Row]:
         found: _ForLoaders = received(desk, _FOR_LOADERS, 1)
         found.check()
         writer = found.store.writer()
-        now = done_of(found.store.place, found.store.manifest, writer.arrays)
+        now = done_of(found.store.location, found.store.manifest, writer.arrays)
         plan = replace(found.plan, done=replace(now, counts=found.plan.done.counts))
         for block, batches in groupby(found.source.batches(plan), attrgetter("block")):
             loaded = _loaded_row(block, list(batches))  # an error comes before a block that is not whole is out
@@ -341,6 +341,6 @@ class _Explainer:
 
     def _ready(self) -> BlockExplainer:
         if self._found is None:
-            explaining, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
-            self._found = BlockExplainer(explaining, store.writer())
+            explainer, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
+            self._found = BlockExplainer(explainer, store.writer())
         return self._found

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from lrpfx.datasets.layout import Array
+from lrpfx.datasets.layout import CONDITION, PREDICTION, REACHED, TARGET, Array
 from lrpfx.datasets.rows import Column, column
-from lrpfx.datasets.sample_explainer import CONDITION, PREDICTION, REACHED, TARGET
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
 from lrpfx.identity.descriptions import text_of

@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.layout import ERROR, EXPLAINED, KEY, LABEL, STATUS
-from lrpfx.datasets.rows import Block, Column, Numbers, column
-from lrpfx.datasets.sample_explainer import (
+from lrpfx.datasets.layout import (
     CONDITION,
+    ERROR,
+    EXPLAINED,
+    KEY,
+    LABEL,
     OUTPUT,
     PREDICTION,
     REACHED,
     SEED,
+    STATUS,
     TARGET,
     TOP_CLASSES,
     TOP_SCORES,
     names_of_relevance,
 )
+from lrpfx.datasets.rows import Block, Column, Numbers, column
 from lrpfx.datasets.statistics import sums_of
 from lrpfx.datasets.store import MANIFEST
 from lrpfx.datasets.store_queries import checked_view, conditions_of, targets_of

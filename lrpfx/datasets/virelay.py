@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrpfx.datasets.clusters import Spray, checked_spray
+from lrpfx.datasets.layout import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
-from lrpfx.datasets.sample_explainer import OUTPUT, RELEVANCE
 from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance

@@ -19,6 +19,7 @@ import lrpfx.datasets
 from lrpfx.concepts import Channel
 from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.request.channels import kind_of
+from lrpfx.request.question import Question
 
 COUNT = 23
 
@@ -145,7 +146,7 @@ def test_the_first_of_equal_outputs_is_the_prediction(scores, classes, tmp_path)
 def test_an_output_that_is_no_number_comes_first():
     """It is the largest for argmax too, so that the sample is found to have failed however few outputs are kept."""
     output = torch.tensor([[1.0, torch.nan, 5.0, torch.nan], [2.0, 1.0, torch.inf, torch.nan], [3.0, 3.0, 2.0, 3.0]])
-    explaining = SampleExplainer(*[None] * 3, False, None, {}, None, None, 2, torch.float64, False)
+    explaining = SampleExplainer(None, None, Question(), {}, None, 2, torch.float64, False)
     found = explaining._output(output, 3)
     assert found["top_classes"].tolist() == [[1, 3], [3, 2], [0, 1]]
     assert found["prediction"].tolist() == [1, 3, 0]

@@ -98,7 +98,7 @@ def test_what_is_there_already_is_kept(kind, explain_model, remote):
     else:
         system.pipe_file(f"{root}/photograph.{'partial' if kind == 'partial' else 'jpg'}", b"1234")
     before = {name: system.cat_file(name) for name in system.find(root)}
-    with pytest.raises(lrpfx.ArtefactError, match=r"not one that lrpfx|is not a store of lrpfx"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"did not write|is not a store of lrpfx"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
     assert {name: system.cat_file(name) for name in system.find(root)} == before
 
@@ -119,7 +119,7 @@ class Losing(EmbeddedEngine):
 
     def steps(self, work):
         for step in super().steps(work):
-            (work.writer.place.path / "label" / f"0.{'0123456789abcdef' * 2}.partial").write_bytes(b"half")
+            (work.writer.location.path / "label" / f"0.{'0123456789abcdef' * 2}.partial").write_bytes(b"half")
             yield step
 
 
