@@ -110,10 +110,7 @@ class Collection:
     def classes(self, grouping: str) -> list[int]:
         """The classes in the rankings.
 
-        Parameters
-        ----------
-        grouping
-            "predicted", or "true" for those of the labels.
+        `grouping`: "predicted", or "true" for those of the labels.
         """
         return sorted({group for key, groups in self.rankings.items() if key[3] == grouping for group in groups})
 
@@ -130,29 +127,10 @@ class Collection:
     ) -> tuple[Ranked, ...]:
         """The samples with the largest scores for one channel, the largest first; of equal scores, the smaller sample first.
 
-        Parameters
-        ----------
-        layer
-            The name of the layer.
-        channel
-            The index of the channel.
-        by
-            "relevance" or "activation".
-        reduction
-            The "sum" over positions or the "max".
-        predicted
-            A class: among the samples with this prediction alone.
-        true
-            A class: among the samples with this label alone.
-        count
-            At most so many.
-
-        Raises
-        ------
-        InputError
-            This was not collected.
-        InputTypeError
-            An argument has the wrong type.
+        `layer`: the name of the layer. `channel`: the index of the channel. `by`: "relevance" or "activation". `reduction`: the
+        "sum" over positions or the "max". `predicted`: a class: among the samples with this prediction alone. `true`: a class:
+        among the samples with this label alone. `count`: at most so many. Errors: `InputError`: this was not collected;
+        `InputTypeError`: an argument has the wrong type.
         """
         kind = self.checked(layer, channel)
         for one in (predicted, true):
@@ -184,19 +162,8 @@ class Collection:
     def checked(self, layer: Any, channel: Any) -> Layer:
         """What the values of a layer are.
 
-        Parameters
-        ----------
-        layer
-            The name of the layer.
-        channel
-            The index of a channel.
-
-        Raises
-        ------
-        InputError
-            The layer was not collected, or does not have the channel.
-        InputTypeError
-            An argument has the wrong type.
+        `layer`: the name of the layer. `channel`: the index of a channel. Errors: `InputError`: the layer was not collected, or
+        does not have the channel; `InputTypeError`: an argument has the wrong type.
         """
         if not isinstance(layer, str) or layer not in self.facts.layers:
             raise InputError(
@@ -224,10 +191,7 @@ class Collection:
     def has(self, sample: int) -> bool:
         """Whether a sample was seen.
 
-        Parameters
-        ----------
-        sample
-            Its number in the dataset.
+        `sample`: its number in the dataset.
         """
         return any(first <= sample < last for first, last in self.samples)
 
@@ -236,14 +200,7 @@ class Collection:
     ) -> Self:
         """The collection with further samples.
 
-        Parameters
-        ----------
-        samples
-            Their numbers.
-        rankings
-            The rankings with them, which replace these.
-        probes
-            Hashes of some of them.
+        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: hashes of some of them.
         """
         seen = [(sample, sample + 1) for sample in samples]
         return replace(
@@ -255,15 +212,7 @@ class Collection:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the collection to a file, whole or not at all.
 
-        Parameters
-        ----------
-        path
-            The file (.npz).
-
-        Raises
-        ------
-        ArtefactError
-            It cannot be written.
+        `path`: the file (.npz). Errors: `ArtefactError`: it cannot be written.
         """
         _, target = checked_path(path, (SUFFIX,))
         facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
@@ -282,15 +231,7 @@ class Collection:
     def load(cls, path: str | os.PathLike[str]) -> "Collection":
         """The collection in a file, of which nothing is executed.
 
-        Parameters
-        ----------
-        path
-            The file (.npz).
-
-        Raises
-        ------
-        ArtefactError
-            There is none, or it is damaged.
+        `path`: the file (.npz). Errors: `ArtefactError`: there is none, or it is damaged.
         """
         path = as_path(path)
         with os_errors(ArtefactError, path, "read"):

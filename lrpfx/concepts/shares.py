@@ -42,14 +42,7 @@ class Share:
 class Shares(Sequence[Share]):
     """The shares of all channels, the largest magnitude first.
 
-    Parameters
-    ----------
-    layer
-        The name of the layer.
-    kind
-        What the indices are, such as "channel".
-    rows
-        The shares.
+    `layer`: the name of the layer. `kind`: what the indices are, such as "channel". `rows`: the shares.
     """
 
     def __init__(self, layer: str, kind: str, rows: Sequence[Share]) -> None:
@@ -77,10 +70,7 @@ class Shares(Sequence[Share]):
     def to_pandas(self) -> "DataFrame":
         """The rows as a DataFrame with the columns index, relevance and share.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Errors: `InputError`: Pandas is not installed.
         """
         return data_frame([asdict(row) for row in self.rows], {"index": "int64", "relevance": "float64", "share": "float64"})
 

@@ -65,10 +65,7 @@ class RayEngine(Engine):
     def wanted(self) -> Wanted:
         """The actors to have.
 
-        Raises
-        ------
-        InputError
-            `explainers` or `cpus` is not a positive number, or `gpus` is negative.
+        Errors: `InputError`: `explainers` or `cpus` is not a positive number, or `gpus` is negative.
         """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -82,16 +79,8 @@ class RayEngine(Engine):
     def check(self, source: SampleSource) -> None:
         """Check the numbers of actors, and the source of samples.
 
-        Parameters
-        ----------
-        source
-            Where samples come from.
-
-        Raises
-        ------
-        InputError
-            A number is wrong, the source is an iterator, which can be read only once, or its samples are loaded by processes
-            that a function of a DataLoader prepares.
+        `source`: where samples come from. Errors: `InputError`: a number is wrong, the source is an iterator, which can be read
+        only once, or its samples are loaded by processes that a function of a DataLoader prepares.
         """
         _ = self.wanted
         if isinstance(source, StreamSource) and source.is_read_once:
@@ -110,15 +99,7 @@ class RayEngine(Engine):
     def steps(self, work: Work) -> Generator[Step]:
         """The steps of the work, as of any engine. An error of a block is raised here.
 
-        Parameters
-        ----------
-        work
-            What to explain, and where to.
-
-        Raises
-        ------
-        InputError
-            Ray gave a block up, or cannot have what is asked.
+        `work`: what to explain, and where to. Errors: `InputError`: Ray gave a block up, or cannot have what is asked.
         """
         pending = _blocks_of(work)
         if pending is not None and not pending:
@@ -132,12 +113,7 @@ class RayEngine(Engine):
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
 
-        Parameters
-        ----------
-        function
-            What each actor computes.
-        items
-            What it takes.
+        `function`: what each actor computes. `items`: what it takes.
         """
         if items:
             yield from mapped(self.wanted, function, items)
