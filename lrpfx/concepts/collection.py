@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -12,13 +12,11 @@ from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
-from lrpfx.request.channels import KINDS
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
-GROUPINGS = ("all", "predicted", "true")
 SUFFIX = ".npz"
 FORMAT = 1
 _PROBES = 16  # samples of which hashes are kept
@@ -229,7 +227,7 @@ class Collection:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Collection":
-        """The collection in a file, of which nothing is executed.
+        """The collection in a file.
 
         `path`: the file (.npz). Errors: `ArtefactError`: there is none, or it is damaged.
         """
@@ -248,7 +246,7 @@ class Collection:
         return f"<collection of {self.count} samples: {layers}>"
 
 
-_ARRAYS = {"scores": np.dtype(np.float64), "samples": np.dtype(np.int64), "positions": np.dtype(np.int32)}
+_ARRAYS = ("scores", "samples", "positions")  # of a ranking
 
 
 def merge(parts: Iterable[Collection]) -> Collection:
@@ -315,62 +313,19 @@ def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
 
 
 def _read(content: bytes) -> Collection:
-    """The collection in the content of a file, with everything checked. Raises `RefusedError` and what NumPy raises."""
+    """The collection in the content of a file."""
     arrays = read_arrays(content)
-    manifest = json.loads(arrays.pop("manifest").tobytes())
+    manifest = json.loads(arrays["manifest"].tobytes())
     if manifest["format"] != FORMAT:
         raise RefusedError(f"it has format {manifest['format']!r}, but this version of lrpfx reads format {FORMAT}")
-    facts = _facts_in(manifest["facts"])
-    samples = tuple((first, last) for first, last in manifest["samples"])
-    if not all(type(one) is int for one in _flat(samples)) or not all(0 <= first < last for first, last in samples):
-        raise RefusedError("its samples are not intervals")
-    probes = {sample: text for sample, text in manifest["probes"]}
-    if not all(type(sample) is int and type(text) is str for sample, text in probes.items()):
-        raise RefusedError("its hashes of samples are invalid")
-    rankings = {}
-    for number, described in enumerate(manifest["rankings"]):
-        key, groups = _key_in(described["key"], facts), described["groups"]
-        if not groups or not all(type(group) is int for group in groups) or len(set(groups)) < len(groups):
-            raise RefusedError(f"the classes of {key} are invalid")
-        columns = [arrays.pop(f"{number}.{name}") for name in _ARRAYS]
-        layer, places = facts.layers[key[0]], facts.top if key[3] == "all" else facts.top_by_class
-        form = (len(groups), places, layer.channels)
-        for array, (name, dtype) in zip(columns, _ARRAYS.items(), strict=True):
-            if array.dtype != dtype or array.shape != (form if name != "positions" else (*form, layer.dimensions)):
-                raise RefusedError(f"the {name} of {key} have another form")
-        if np.isnan(columns[0]).any() or ((columns[1] == NONE) != (columns[0] == -np.inf)).any() or (columns[2] < 0).any():
-            raise RefusedError(f"the scores of {key} are invalid")
-        rankings[key] = {group: Ranking(*parts) for group, *parts in zip(groups, *columns, strict=True)}
-    whole = {(name, quantity, reduction, "all") for name in facts.layers for quantity in QUANTITIES for reduction in REDUCTIONS}
-    if not whole <= set(rankings) or any(list(rankings[key]) != [ALL] for key in whole):
-        raise RefusedError("rankings are missing")
-    if arrays:
-        raise RefusedError(f"it holds {sorted(arrays)[0]!r}, which does not belong in it")
-    return Collection(facts, rankings, _united(samples), probes)
-
-
-def _facts_in(described: Mapping[str, Any]) -> CollectionFacts:
+    described = manifest["facts"]
     layers = {name: Layer(**layer) for name, layer in described["layers"].items()}
-    found = CollectionFacts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
-    numbers = [found.top, found.top_by_class, *(one for layer in layers.values() for one in (layer.channels, layer.dimensions))]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise RefusedError("its numbers of places, channels or dimensions are invalid")
-    texts = [found.model, found.output, *found.normalized]
-    is_known = type(found.target) in (str, int) and set(found.normalized) <= set(QUANTITIES)
-    if not is_known or not all(isinstance(text, str) for text in texts):
-        raise RefusedError("its settings are invalid")
-    if not all(layer.kind in KINDS for layer in layers.values()) or type(found.labels) is not bool:
-        raise RefusedError("its layers are invalid")
-    return found
-
-
-def _key_in(described: Any, facts: CollectionFacts) -> Key:
-    layer, quantity, reduction, grouping = described
-    if layer not in facts.layers or quantity not in QUANTITIES or reduction not in REDUCTIONS or grouping not in GROUPINGS:
-        raise RefusedError(f"it has no ranking {described!r}")
-    return layer, quantity, reduction, grouping
-
-
-def _flat(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
-    for pair in pairs:
-        yield from pair
+    facts = CollectionFacts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
+    rankings: dict[Key, dict[int, Ranking]] = {}
+    for number, ranked in enumerate(manifest["rankings"]):
+        layer, quantity, reduction, grouping = ranked["key"]
+        columns = [arrays[f"{number}.{name}"] for name in _ARRAYS]
+        groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
+        rankings[layer, quantity, reduction, grouping] = groups
+    samples = tuple((first, last) for first, last in manifest["samples"])
+    return Collection(facts, rankings, samples, {sample: text for sample, text in manifest["probes"]})
