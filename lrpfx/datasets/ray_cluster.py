@@ -218,7 +218,7 @@ def mapped(wanted: ActorNumbers, function: Callable[[Any], Any], items: Sequence
     """
     _, data = packages()
     with running(wanted) as pool:
-        coordinator = started_coordinator(function)
+        coordinator = new_coordinator(function)
         content = [packed(item) for item in items]
         rows = dataset_of(lambda: ({"number": number, "item": item} for number, item in enumerate(content)), 0)
         done = rows.map_batches(
@@ -276,7 +276,7 @@ def unpacked(content: bytes, device: str = "cpu") -> Any:
     return torch.load(io.BytesIO(content), map_location=device, weights_only=False)
 
 
-def started_coordinator(*values: Any) -> Any:
+def new_coordinator(*values: Any) -> Any:
     """An actor that all others know. It has what they need, and counts how often each part was begun.
 
     Errors: `InputError` if a value cannot be sent.

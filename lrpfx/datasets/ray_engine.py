@@ -14,13 +14,13 @@ from lrpfx.datasets.block_explainer import BlockExplainer
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
 from lrpfx.datasets.locations import Location
 from lrpfx.datasets.ray_cluster import (
+    ActorNumbers,
     Pool,
     Row,
-    ActorNumbers,
     count_attempt,
     dataset_of,
     mapped,
-    started_coordinator,
+    new_coordinator,
     packages,
     packed,
     packed_problem,
@@ -107,7 +107,7 @@ class RayEngine(Engine):
         with running(self.wanted) as pool:
             plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
             store = _Store(work.writer.location, work.writer.manifest)
-            coordinator = started_coordinator(
+            coordinator = new_coordinator(
                 (work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source))
             )
             yield from _steps_in(rows_in(_explained(coordinator, pending, pool, getattr(work.source, "workers", 0))))

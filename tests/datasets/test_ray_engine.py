@@ -35,7 +35,7 @@ import lrpfx
 import lrpfx.datasets
 from lrpfx.datasets import ray_cluster
 from lrpfx.datasets.engines import Step
-from lrpfx.datasets.ray_cluster import ActorNumbers, _pool, count_attempt, started_coordinator, packed, packed_problem
+from lrpfx.datasets.ray_cluster import ActorNumbers, _pool, count_attempt, new_coordinator, packed, packed_problem
 from lrpfx.datasets.ray_engine import _steps_in
 
 COUNT = 300
@@ -219,7 +219,7 @@ def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
 
 @pytest.mark.ray
 def test_attempts_are_counted(cluster):
-    coordinator = started_coordinator(None)
+    coordinator = new_coordinator(None)
     for number in (0, 1, 0, 0, 0):
         count_attempt(coordinator, "explain block", number)
     with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to explain block 0 ended"):
@@ -405,7 +405,7 @@ def test_actors_take_what_is_free(wanted, resources, explainers, loaders, monkey
         (
             ActorNumbers(None, 1, None),
             Resources([8, 1], [8, 0]),
-            "of which 8 and 0 are free: 1 explainers of 1 CPUs and 1 GPUs",
+            "8 and 0 are free: 1 explainers of 1 CPUs and 1 GPUs",
         ),
         (ActorNumbers(2, 1, 1), Resources([8, 2], [8, 1]), "8 CPUs and 2 GPUs, of which 8 and 1 are free"),
         (ActorNumbers(9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
