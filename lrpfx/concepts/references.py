@@ -186,7 +186,7 @@ def reference(
         The model is another one, or samples do not have the scores that they were ranked by, as those of another dataset or of
         random preprocessing.
     """
-    return _Sources(explain_model, dataset, collection, target, output, gates).references(
+    return _ReferenceFinder(explain_model, dataset, collection, target, output, gates).references(
         layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count
     )
 
@@ -232,12 +232,12 @@ def gallery(
     InputTypeError
         The channels are not a list.
     """
-    sources = _Sources(explain_model, dataset, collection, target, output, gates)
+    finder = _ReferenceFinder(explain_model, dataset, collection, target, output, gates)
     if not isinstance(channels, Sequence):
         raise InputTypeError(f"a gallery has a row for each of several channels, not {channels!r}", topic="collections")
     rows = []
     for channel in channels:
-        found = sources.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
+        found = finder.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
         rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
     if not any(rows):
         raise InputError("there are no references to draw", topic="collections")
@@ -256,7 +256,7 @@ def _drawn(one: Reference, cropped: bool, masked: bool) -> Image.Image:
     return whole.masked if masked else whole.cropped
 
 
-class _Sources:
+class _ReferenceFinder:
     """What references are made of: the model, the dataset and the collection that was made of them."""
 
     def __init__(

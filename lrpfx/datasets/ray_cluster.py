@@ -89,7 +89,7 @@ def running(wanted: ActorNumbers) -> Iterator[Pool]:
         try:
             if is_ours:
                 _start(ray, wanted)
-            pool = _pool(ray, wanted)
+            pool = pool_of(ray, wanted)
             context = data.DataContext.get_current().copy()
             context.enable_progress_bars = False
             context.target_max_block_size = context.target_min_block_size = 1  # one block of the store is one of Ray Data
@@ -124,14 +124,14 @@ def _cpus_here() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _pool(ray: Any, wanted: ActorNumbers) -> Pool:
+def pool_of(ray: Any, wanted: ActorNumbers, patience: float = _PATIENCE) -> Pool:
     """The actors that the cluster has room for. `InputError` if it has none for those that are asked for.
 
     What others hold is not counted. What an actor that ended had is free a little later, which is waited for.
     """
     has = ray.cluster_resources()
     _planned(wanted, has, has)
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while True:
         free = ray.available_resources()
         is_all = _cpus_and_gpus(free) == _cpus_and_gpus(has)
@@ -185,7 +185,7 @@ def dataset_of(rows: Callable[[], Iterator[Row]], cpus: float) -> Any:
         for row in rows():
             yield pyarrow.table({name: [value] for name, value in row.items()})
 
-    class Rows(datasource):
+    class OneTask(datasource):
         def get_read_tasks(self, parallelism: int, per_task_row_limit: Any = None, data_context: Any = None) -> list[Any]:
             metadata = data.block.BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None)
             return [data.ReadTask(tables, metadata)]
@@ -193,7 +193,7 @@ def dataset_of(rows: Callable[[], Iterator[Row]], cpus: float) -> Any:
         def estimate_inmemory_data_size(self) -> int | None:
             return None
 
-    return data.read_datasource(Rows(), override_num_blocks=1, num_cpus=cpus)
+    return data.read_datasource(OneTask(), override_num_blocks=1, num_cpus=cpus)
 
 
 def rows_in(dataset: Any) -> Generator[Row]:

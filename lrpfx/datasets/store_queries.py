@@ -5,7 +5,7 @@ from typing import Any
 from lrpfx.datasets.layout import CONDITION, PREDICTION, REACHED, TARGET, Array
 from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
-from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.descriptions import text_of
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.numbered_names import numbered
@@ -31,14 +31,9 @@ def conditions_of(view: Attributions) -> list[str]:
 
 
 def _names(view: Attributions, setting: str, dimension: str) -> list[str]:
-    reached = view[REACHED]
-    length = dict(zip(reached.dimensions, reached.shape, strict=True)).get(dimension)
-    if length is None:
+    if dimension not in view[REACHED].dimensions:
         return []
-    several = view.manifest["settings"].get(setting)
-    if not isinstance(several, list) or len(several) != length:
-        raise ArtefactError(f"{view.path} has {length} {setting}, and its manifest does not say which", topic="reading-stores")
-    return numbered([text_of(one) for one in several])
+    return numbered([text_of(one) for one in view.manifest["settings"][setting]])
 
 
 def sole_target(view: Attributions, purpose: str) -> Any:

@@ -33,9 +33,8 @@ from helpers import ROOT
 
 import lrpfx
 import lrpfx.datasets
-from lrpfx.datasets import ray_cluster
 from lrpfx.datasets.engines import Step
-from lrpfx.datasets.ray_cluster import ActorNumbers, _pool, count_attempt, new_coordinator, packed, packed_problem
+from lrpfx.datasets.ray_cluster import ActorNumbers, count_attempt, new_coordinator, packed, packed_problem, pool_of
 from lrpfx.datasets.ray_engine import _steps_in
 
 COUNT = 300
@@ -229,9 +228,8 @@ def test_attempts_are_counted(cluster):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_busy_cluster(cluster, explain_model, tmp_path, monkeypatch):
+def test_a_busy_cluster(cluster, explain_model, tmp_path):
     """A loader with a sampler, on what an actor of another leaves; nothing waits for what it holds."""
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 2.0)
 
     class Held:
         def held(self):
@@ -389,9 +387,8 @@ class Resources:
         (ActorNumbers(None, 1, 0), Resources([8, 4], [4, 0]), 3, 1),
     ],
 )
-def test_actors_take_what_is_free(wanted, resources, explainers, loaders, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 0.4)
-    found = _pool(resources, wanted)
+def test_actors_take_what_is_free(wanted, resources, explainers, loaders):
+    found = pool_of(resources, wanted, patience=0.4)
     assert (found.explainers, found.loaders) == (explainers, loaders)
 
 
@@ -411,10 +408,9 @@ def test_actors_take_what_is_free(wanted, resources, explainers, loaders, monkey
         (ActorNumbers(9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
     ],
 )
-def test_what_is_not_free_is_refused(wanted, resources, free, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 0.2)
+def test_what_is_not_free_is_refused(wanted, resources, free):
     with pytest.raises(lrpfx.InputError, match=f"{free}.* would wait for ever"):
-        _pool(resources, wanted)
+        pool_of(resources, wanted, patience=0.2)
 
 
 def test_prepared_workers_are_refused(explain_model, tmp_path):
