@@ -28,15 +28,8 @@ ALL = 0  # the only group of the grouping "all"
 class Ranked:
     """A sample in a ranking.
 
-    Attributes
-    ----------
-    sample
-        Its number in the dataset.
-    score
-        What it is ranked by.
-    position
-        Where in the channel the entry is largest, as coordinates in the dimensions of the value that are neither that of the
-        batch nor that of the channels.
+    `sample`: its number in the dataset. `score`: what it is ranked by. `position`: where in the channel the entry is largest,
+    as coordinates in the dimensions of the value that are neither that of the batch nor that of the channels.
     """
 
     sample: int
@@ -78,16 +71,9 @@ class Collection:
 
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
 
-    Attributes
-    ----------
-    facts
-        The model, the layers and the settings.
-    rankings
-        By the layer and the kind of the score, and by the class, or `ALL`.
-    samples
-        Intervals [first, behind the last) of the samples that were seen.
-    probes
-        Hashes of some samples, by which a changed dataset is noticed.
+    `facts`: the model, the layers and the settings. `rankings`: by the layer and the kind of the score, and by the class, or
+    `ALL`. `samples`: intervals [first, behind the last) of the samples that were seen. `probes`: hashes of some samples, by
+    which a changed dataset is noticed.
     """
 
     facts: CollectionFacts

@@ -24,14 +24,8 @@ _SHOWN = 20  # rows of the table as text
 class Share:
     """The relevance of one channel, feature, token or head, summed over positions.
 
-    Attributes
-    ----------
-    index
-        Which one.
-    relevance
-        Its relevance.
-    share
-        Its part of the sum of magnitudes over all of them, with its sign (Achtibat et al. 2023, equation 9).
+    `index`: which one. `relevance`: its relevance. `share`: its part of the sum of magnitudes over all of them, with its sign
+    (Achtibat et al. 2023, equation 9).
     """
 
     index: int

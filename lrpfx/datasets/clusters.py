@@ -111,14 +111,7 @@ class LabelAnalysis:
 class Spray:
     """The analyses of some classes, by label.
 
-    Attributes
-    ----------
-    settings
-        How the classes were analyzed.
-    analyses
-        The analysis of each class.
-    skipped
-        Why other classes have none.
+    `settings`: how the classes were analyzed. `analyses`: the analysis of each class. `skipped`: why other classes have none.
     """
 
     settings: Settings

@@ -46,15 +46,9 @@ class RayEngine(Engine):
     data set and the model are sent to them; what these import must be installed there. A block whose process or machine is lost
     is tried again, three times. Needs `pip install 'lrpfx[ray]'`.
 
-    Attributes
-    ----------
-    explainers
-        How many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the free CPUs, of
-        which one is left for loading.
-    cpus
-        CPUs, and threads, of each.
-    gpus
-        GPUs of each; by default one if the cluster has any.
+    `explainers`: how many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the
+    free CPUs, of which one is left for loading. `cpus`: CPUs, and threads, of each. `gpus`: GPUs of each; by default one if the
+    cluster has any.
     """
 
     explainers: int | None = None

@@ -74,12 +74,7 @@ class _Sums:
 class Summary:
     """Statistics by array: first of all samples, then of each class.
 
-    Attributes
-    ----------
-    rows
-        The statistics.
-    maps
-        What `mean_map` returns, by array and class.
+    `rows`: the statistics. `maps`: what `mean_map` returns, by array and class.
     """
 
     rows: tuple[Statistic, ...]

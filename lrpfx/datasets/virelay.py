@@ -41,14 +41,7 @@ Strategy = Literal["true_label", "predicted_label"]
 class Label:
     """A class as ViRelAy's label map has it.
 
-    Attributes
-    ----------
-    index
-        Of the class.
-    key
-        Its WordNet id, or another name that only this class has.
-    name
-        To show.
+    `index`: of the class. `key`: its WordNet id, or another name that only this class has. `name`: to show.
     """
 
     index: int
