@@ -46,7 +46,7 @@ def spectrum_of(affinity: Any, count: int, seed: int, dense: int = _DENSE) -> Sp
     """The spectrum of a graph, with `count` eigenvalues or as many as it has parts, if these are more.
 
     The eigenvectors of each connected part are found by themselves: together, those of eigenvalue 0 could be any rotation.
-    `dense`: up to so many nodes of a part, its matrix is decomposed as a whole; else Lanczos iterations find the eigenvectors.
+    `dense`: the most nodes of a part whose matrix is decomposed as a whole; Lanczos iterations find the eigenvectors of others.
     """
     graphs = optional_package("scipy.sparse.csgraph", PURPOSE, EXTRA)
     parts, membership = graphs.connected_components(affinity, directed=False)

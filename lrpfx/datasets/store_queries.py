@@ -26,7 +26,7 @@ def targets_of(view: Attributions) -> list[str]:
 
 
 def conditions_of(view: Attributions) -> list[str]:
-    """The same of conditions; none if there is no dimension for them."""
+    """The same of conditions; an empty list without a dimension for them."""
     return _names(view, "conditions", CONDITION)
 
 
@@ -51,7 +51,7 @@ def sole_target(view: Attributions, purpose: str) -> Any:
 
 
 def column_of_relevance(source: Any, what: str) -> Column:
-    """Relevance with a row for each sample. `InputError` for that of several targets or conditions, which are no channels."""
+    """Relevance with a row for each sample. `InputError` for that of several targets or conditions, which are not channels."""
     names = getattr(source, "dimensions", None) or getattr(getattr(source, "metadata", None), "dimension_names", None)
     for one in (CONDITION, TARGET):
         if isinstance(names, (tuple, list)) and one in names:

@@ -204,7 +204,7 @@ class _Table:
     # --- columns of samples, conditions and targets --------------------------------------------------------------------------
 
     def _asked(self, count: int) -> dict[str, Any]:
-        """The names of conditions and targets in each row of so many samples."""
+        """The names of conditions and targets in each row of `count` samples."""
         pairs = list(product(self.conditions or [""], self.targets)) * count
         return {CONDITION: self.arrow.array([one for one, _ in pairs]), TARGET: self.arrow.array([one for _, one in pairs])}
 

@@ -250,7 +250,7 @@ class Attributions:
 
     @property
     def keys(self) -> list[str]:
-        """The name of each sample, such as the path of a photograph in its folder; an empty text without one."""
+        """The name of each sample, such as the path of an image in its folder; an empty text without one."""
         return [str(one) for one in self[KEY][:]]
 
     @property

@@ -215,7 +215,7 @@ def export(
     array
         The relevance to show, of an input or a layer.
     preprocess
-        From a photograph to the input of the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values
+        From an image to the input of the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values
         of black and white are measured.
     mean, std
         Of images that were normalized otherwise.
