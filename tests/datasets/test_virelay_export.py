@@ -203,7 +203,7 @@ def test_other_photographs(photographs, tmp_path):
     for data in (photographs, sorted(photographs.iterdir())):
         with pytest.raises(InputError, match="images in files need preprocess="):
             export(view, tmp_path / "a", data, labels=[0] * 5)
-    with pytest.raises(InputError, match=r"sample 0 is not what it was when the store was begun, or its preprocessing is"):
+    with pytest.raises(InputError, match=r"sample 0 is not what it was when this was begun, or its preprocessing is"):
         export(view, tmp_path / "a", photographs, labels=[0] * 5, preprocess=lambda image: preprocess(image.rotate(90)))
     Image.new("RGB", (9, 9)).save(photographs / "1.png")
     with pytest.raises(InputError, match="are not those that were explained: their names or sizes differ"):
