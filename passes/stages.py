@@ -1,5 +1,6 @@
 """The compiler's stages in order, and the passes of each stage. Code that runs a stage takes its passes from here."""
 
+import enum
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -66,9 +67,24 @@ class Settings:
     legalize: Sequence[type[GraphPass]] = ()  # passes that write a lowered program in the operators of a backend
 
 
+class Stage(enum.Enum):
+    """The stages after CAPTURE: those of `lrpfx.transform`, then those of `lrpfx.lower` and of backends."""
+
+    NORMALIZE = "normalize"
+    CANONIZE = "canonize"
+    ASSIGN = "assign"
+    VALIDATE = "validate"
+    ANALYZE = "analyze"
+    REWRITE = "rewrite"
+    FOLD = "fold"
+    FUSE = "fuse"
+    LOWER = "lower"
+    LEGALIZE = "legalize"
+
+
 #: The passes of each stage, in execution order.
-STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
-    "normalize": lambda settings: (
+STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
+    Stage.NORMALIZE: lambda settings: (
         UndoDecompositions(),
         NormalizeOperators(settings.constants),
         RemoveInplace(),
@@ -86,7 +102,7 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         FindGates(),
         FindAttention(),
     ),
-    "canonize": lambda settings: (
+    Stage.CANONIZE: lambda settings: (
         MergePadding(),
         MergeScales(),
         MergePieces(),
@@ -99,27 +115,27 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         *settings.canonizers,
         *([ExplainLogits()] if settings.explain == LOGITS else []),
     ),
-    "assign": lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
-    "validate": lambda settings: (Validate(settings.keep_gradient),),
-    "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
-    "rewrite": lambda settings: (
+    Stage.ASSIGN: lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
+    Stage.VALIDATE: lambda settings: (Validate(settings.keep_gradient),),
+    Stage.ANALYZE: lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
+    Stage.REWRITE: lambda settings: (
         *([CarryMultipliers()] if settings.optimize and settings.fold else []),
         *([ChooseShortcuts()] if settings.optimize else []),
         Rewrite(differentiable=not settings.fold),
         CutConstants(),
         *([SaveLess()] if settings.optimize and settings.fold else []),
     ),
-    "fold": lambda settings: (Fold(),) if settings.fold else (),
-    "fuse": lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
-    "lower": lambda settings: (
+    Stage.FOLD: lambda settings: (Fold(),) if settings.fold else (),
+    Stage.FUSE: lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
+    Stage.LOWER: lambda settings: (
         (DropDetach(), OutOfPlace(), PlainViews(), PlainSizes(), NameTensors(settings.module), DeriveWeights(settings.module))
         if settings.module
         else ()
     ),
-    "legalize": lambda settings: [step() for step in settings.legalize],
+    Stage.LEGALIZE: lambda settings: [step() for step in settings.legalize],
 }
 
 
-def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:
+def passes_of(settings: Settings, *stages: Stage) -> list[GraphPass]:
     """The passes of the given stages, in order."""
-    return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]
+    return [step for stage in stages for step in STAGES[stage](settings)]

@@ -31,7 +31,7 @@ from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
-from lrpfx.passes.stages import Settings, passes_of
+from lrpfx.passes.stages import Settings, Stage, passes_of
 from lrpfx.reports.history import history
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
@@ -176,7 +176,7 @@ def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgr
         properties=[EXPORTED],
         exported=program,
     )
-    run_passes(lowered, passes_of(Settings(legalize=backend.legalize), "legalize"))
+    run_passes(lowered, passes_of(Settings(legalize=backend.legalize), Stage.LEGALIZE))
     return lowered.exported or program, lowered.history
 
 

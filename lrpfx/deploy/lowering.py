@@ -40,7 +40,7 @@ from lrpfx.passes.driver import record, run_passes, verified_after_all
 from lrpfx.passes.lower.exported_program import exported_program
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS, WRITTEN_MEMORY
 from lrpfx.passes.program import HISTORY, PassResult, Program
-from lrpfx.passes.stages import Settings, passes_of
+from lrpfx.passes.stages import Settings, Stage, passes_of
 from lrpfx.reports.assignment import assignment
 from lrpfx.request.conditions import Key, ends_of, mask_name, shown
 from lrpfx.request.explained_output import ExplainedOutput, computes, explained_output
@@ -315,7 +315,7 @@ def _program(
     dimensions |= _dimensions(opened, results)
     opened = [_from_one(job, function, inputs, one, tolerance) for one in opened]
     opened = _from_ones(job, function, inputs, opened, tolerance)
-    verified_after_all(lowered, len(module.history))
+    verified_after_all(lowered, len(module.compiled.history))
     return _with_facts(job, program, lowered, examples, opened, dimensions, tolerance)
 
 
@@ -950,9 +950,11 @@ def _trace(job: _Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str
 def _export(job: _Job, traced: _Traced, arguments: Sequence[torch.Tensor]) -> tuple[ExportedProgram, Program]:
     """The exported program, and the record of its stages."""
     traced.root.graph.owning_module = None  # passes replace this module
-    lowered = Program(traced.root, traced.root.graph, job.module.title, history=list(job.module.history), properties=[])
+    lowered = Program(
+        traced.root, traced.root.graph, job.module.title, history=list(job.module.compiled.history), properties=[]
+    )
     record(lowered, "lower", "trace", PassResult(len(lowered.graph.nodes)), _VERIFIED_LATER)
-    run_passes(lowered, passes_of(Settings(module=job.module), "lower"))
+    run_passes(lowered, passes_of(Settings(module=job.module), Stage.LOWER))
     logger.info("exporting %d operations", len(lowered.graph.nodes))
     limits = {symbol: limits_of_size(one.lower, one.upper) for one, symbol in traced.symbols.items()}
     traced.guards.clear()  # they hold for all of these sizes, so the program need not check them
@@ -1019,12 +1021,12 @@ def _with_facts(
         of = [[name, number] for name in names for number, size in dimensions[name].items() if size and size.of == one.of]
         shared.append({"of": of, "lower": one.lower, "upper": one.upper})
     rows = assignment(job.module)
-    stages = job.module.history
+    stages = job.module.compiled.history
     program.graph_module.meta[MANIFEST] = {
         "lrpfx": version("lrpfx"),
         "title": job.module.title,
         "weights": fingerprint_of_tensors(job.module.state_dict()),
-        "buffers": {name: one for name, one in other_buffers(job.module).items() if name not in job.module.derived},
+        "buffers": {name: one for name, one in other_buffers(job.module).items() if name not in job.module.compiled.derived},
         "composite": job.module.composite,
         "canonizers": [stage.name for stage in stages if stage.stage == "canonize" and stage.matches],
         "target": job.target,
@@ -1088,7 +1090,7 @@ def _norm(value: torch.Tensor) -> float:
 def _in_double_precision(job: _Job, arguments: Sequence[torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """The results of a module in float64, or none if another dtype is written in its forward."""
     module = copy.deepcopy(job.module)
-    module.dtypes = {}  # casts to float32 inside the graph do no harm here, where they run
+    module.compiled = replace(module.compiled, dtypes={})  # casts to float32 inside the graph do no harm here, where they run
     try:
         doubled = [value.double() if value.is_floating_point() else value for value in arguments]
         return [replace(job, module=module.double()).expected(doubled)]

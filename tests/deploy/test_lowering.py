@@ -92,7 +92,7 @@ def test_it_is_a_plain_inference_graph(explain_model):
 def test_its_facts_name_the_canonizers_that_changed_something():
     explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat())
     facts = lowering.facts_of(lrpfx.lower(explain_model, images(), target="max"))
-    changed = {(stage.stage, stage.name) for stage in explain_model.history if stage.matches}
+    changed = {(stage.stage, stage.name) for stage in explain_model.compiled.history if stage.matches}
     assert facts["canonizers"] == ["merge_batch_norm"] and len({stage for stage, _ in changed}) > 1
 
 
