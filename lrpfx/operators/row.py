@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.operator import REQUIRED, Bound, Function, Operator, Order
+from lrpfx.ir.operator import FACETS, REQUIRED, Bound, Function, Operator, Order
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -47,7 +48,8 @@ def row(
     `spelled`: names of operations. All their forms are spellings: functions of torch, torch.special and torch.nn.functional,
     tensor methods and ATen operators, in place or not. They take positional arguments in `order`, by default that of the row.
     The other arguments list further spellings, each in its form, and `reordered` ones, which take positional arguments in an
-    order of their own; None among these is an operator that the installed torch lacks. `facts` are fields of `Operator`.
+    order of their own; None among these is an operator that the installed torch lacks. `facts` are fields of
+    `Operator` and of its facets.
     """
     parsed = _parse_arguments(arguments)
     renamed = {"self": "input", "src": "source", **dict(pair.split("=") for pair in aliases.split())}
@@ -59,27 +61,29 @@ def row(
     called.update(dict.fromkeys([*([function] if function else []), *functions, *_overloads(aten), *methods.split()], own))
     called.update(dict.fromkeys([*inplace, *_overloads(inplace_aten), *inplace_methods.split()], in_place))
     called.update({one: Order(tuple(text.split())) for one, text in reordered if one is not None})
-    return Operator(
-        name,
-        kind,
-        function,
-        parsed,
-        tuple(data.split()),
-        tuple(parameters.split()),
-        tuple(buffers.split()),
-        tuple(modules),
-        {form: one for form, one in called.items() if not isinstance(form, str)},
-        {form: one for form, one in called.items() if isinstance(form, str)},
-        dict.fromkeys(foreign.split(), own),
-        dict(pair.split("=") for pair in aliases.split()),
-        results=tuple(results.split()),
-        indices=tuple(indices.split()),
-        controls=tuple(controls.split()),
-        affine_in=tuple(affine_in.split()),
-        proportional_to=tuple(proportional_to.split()),
-        discrete_results=tuple(discrete_results),
-        **facts,
-    )
+    facts |= {
+        "modules": tuple(modules),
+        "functions": {form: one for form, one in called.items() if not isinstance(form, str)},
+        "methods": {form: one for form, one in called.items() if isinstance(form, str)},
+        "foreign": dict.fromkeys(foreign.split(), own),
+        "aliases": dict(pair.split("=") for pair in aliases.split()),
+        "results": tuple(results.split()),
+        "affine_in": tuple(affine_in.split()),
+        "proportional_to": tuple(proportional_to.split()),
+        "discrete_results": tuple(discrete_results),
+    }
+    names = {"data": data, "parameters": parameters, "buffers": buffers, "indices": indices, "controls": controls}
+    options = {one: tuple(text.split()) for one, text in names.items()}
+    return with_facts(Operator(name, kind, function, parsed, **options), **facts)
+
+
+def with_facts(operator: Operator, **facts: Any) -> Operator:
+    """The row with further facts, each in its facet."""
+    stated: dict[str, dict[str, Any]] = {}
+    for fact, value in facts.items():
+        stated.setdefault(FACETS.get(fact, ""), {})[fact] = value
+    others = stated.pop("", {})
+    return replace(operator, **others, **{facet: replace(getattr(operator, facet), **some) for facet, some in stated.items()})
 
 
 def neutral(name: str, *, spelled: str | None = None, **facts: Any) -> Operator:
