@@ -179,7 +179,7 @@ class Summary:
                 row.array,
                 "all" if row.label is None else str(row.label),
                 str(row.samples),
-                f"{row.values.total:.4g}",
+                f"{row.total:.4g}",
                 f"{row.magnitude:.4g}",
                 "" if row.share is None else f"{row.share:.1%}",
             )

@@ -21,8 +21,10 @@ def _constant(name: str, sample: Sample, also: str = "", **facts: Any) -> Operat
 
 
 def _comparison(name: str) -> Operator:
-    function, own = getattr(torch, name), {"functions": [getattr(operator, name)], "methods": f"__{name}__"}
-    return _constant(name, mask(lambda x: function(x, 0.1)), mixes=mixing.no_dimension, **own)
+    function, spelled = getattr(torch, name), [getattr(operator, name)]
+    return _constant(
+        name, mask(lambda x: function(x, 0.1)), functions=spelled, methods=f"__{name}__", mixes=mixing.no_dimension
+    )
 
 
 def _of_bits(name: str, function: Function, inplace: Function, sample: Sample) -> Operator:

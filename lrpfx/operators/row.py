@@ -73,8 +73,8 @@ def row(
         "discrete_results": tuple(discrete_results),
     }
     names = {"data": data, "parameters": parameters, "buffers": buffers, "indices": indices, "controls": controls}
-    options = {one: tuple(text.split()) for one, text in names.items()}
-    return with_facts(Operator(name, kind, function, parsed, **options), **facts)
+    facts |= {role: tuple(text.split()) for role, text in names.items()}
+    return with_facts(Operator(name, kind, function, parsed), **facts)
 
 
 def with_facts(operator: Operator, **facts: Any) -> Operator:

@@ -103,7 +103,7 @@ class Comparison(Sequence[Compared]):
 
         Accounts are sums over tensors: two rules that distribute the same sum differently do not part there.
         """
-        return tuple(row for row in reversed(self.rows) if row.outputs.parts)
+        return tuple(row for row in reversed(self.rows) if row.parts)
 
     def picture(self, sample: int = 0, place: int = 0, *, sigma: float | None = None) -> Image.Image:
         """Both maps of an image side by side, and their difference.
@@ -162,7 +162,7 @@ class Comparison(Sequence[Compared]):
     @property
     def shown(self) -> list[tuple[str, ...]]:
         """The cells of the table: the nodes whose rules differ, or whose accounts part."""
-        return [tuple(map(_text, _values(row))) for row in self.rows if row.differs or row.outputs.parts]
+        return [tuple(map(_text, _values(row))) for row in self.rows if row.differs or row.parts]
 
     @property
     def summary(self) -> str:
@@ -286,7 +286,7 @@ def _cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _values(row: Compared) -> tuple[Any, ...]:
-    return (row.name, *row.rules, *row.relevance_in, *row.relevance_out, row.outputs.parts)
+    return (row.name, *row.rules, *row.relevance_in, *row.relevance_out, row.parts)
 
 
 def _text(value: Any) -> str:

@@ -41,7 +41,7 @@ class FindAttention(GraphPass):
                 continue
             name, arguments, weights = found
             weighted = operator_named(name)
-            node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.functions)), arguments, {}
+            node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.spellings.functions)), arguments, {}
             update_info(node, operator=weighted)
             result.matches += 1
             result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))

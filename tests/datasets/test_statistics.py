@@ -41,7 +41,7 @@ def test_sums(labels, samples, normalize, monkeypatch):
         values = ARRAYS[row.array].astype(np.float64)[mine]
         totals = values.reshape(len(values), -1).sum(1)
         assert row.samples == mine.sum() == len(values) and row == found.of(row.array, row.label)
-        np.testing.assert_allclose(row.values.total, totals.mean(), atol=1e-12)
+        np.testing.assert_allclose(row.total, totals.mean(), atol=1e-12)
         np.testing.assert_allclose(row.magnitude, np.abs(values).reshape(len(values), -1).sum(1).mean(), rtol=1e-12)
         np.testing.assert_allclose(row.share, (np.sign(SEEDS[mine]) * totals).sum() / np.abs(SEEDS[mine]).sum(), atol=1e-12)
         maps = values.sum(1) if row.array == "input" else values
