@@ -74,7 +74,7 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
         factors = _factors(node)
         is_product = sum(map(is_data, factors)) == 1
         is_product = is_product and any(is_learned(one, program.root) for one in factors if not is_data(one))
-        if row.of_softmax or node in sums or (is_product and rules - {Epsilon, Norm}):
+        if row.values.of_softmax or node in sums or (is_product and rules - {Epsilon, Norm}):
             found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
     if not found:
         return []
@@ -93,9 +93,9 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
 def _factors(node: fx.Node) -> list[fx.Node]:
     """The operands of a product that sums over a dimension, or may do so: a sum of products without known shapes."""
     row = row_of(node)
-    if row.contraction is None:
+    if row.product.contraction is None:
         return []
-    if not row.adds_up:
+    if not row.entries.adds_up:
         return node.all_input_nodes
     summed = node.all_input_nodes[0]
     return summed.all_input_nodes if node_info(summed).kind is Product and node_info(summed).shape is None else []
@@ -111,8 +111,8 @@ def _sums_of_shifts(program: Program) -> set[fx.Node]:
         sources = [origins.get(one, (one, False)) for one in data]
         others = [one for one in node.all_input_nodes if one not in data]
         scales = info.kind is Product and any(is_learned(one, program.root) for one in others)
-        is_sum = info.kind is Sum and info.operator is not None and info.operator.elementwise
-        moves = info.operator is not None and info.operator.moves
+        is_sum = info.kind is Sum and info.operator is not None and info.operator.entries.elementwise
+        moves = info.operator is not None and info.operator.entries.moves
         if not (scales or is_sum or moves) or len({source for source, _ in sources}) != 1:
             continue
         scaled = scales or any(one for _, one in sources)

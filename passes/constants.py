@@ -33,7 +33,12 @@ def number_filling(value: Any) -> float | None:
             continue
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
-        if row is None or not (row.moves or row.converts) or row.name == "pad" or len(value.all_input_nodes) != 1:
+        if (
+            row is None
+            or not (row.entries.moves or row.entries.converts)
+            or row.name == "pad"
+            or len(value.all_input_nodes) != 1
+        ):
             return None
         value = value.args[0]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and (not filled or value == 0)

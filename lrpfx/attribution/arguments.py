@@ -261,8 +261,8 @@ def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
             if not isinstance(groups, int):
                 return ""  # a run-time size
             channels = attribute_of(node.args[1], module).shape[1] * groups
-            dense = row.weight_layout is WeightLayout.DENSE
-            takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"
+            dense = row.linear.weight_layout is WeightLayout.DENSE
+            takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.dimensions.spatial - 1]}"
             alone = not dense and any(one.ndim == takes.count("×") for one in tensors)
             remedy = ": pass input[None], a batch of one" if alone else ""
             return f", and the first layer, {info.name}, takes {takes}{remedy}"

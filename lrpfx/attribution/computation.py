@@ -252,7 +252,7 @@ class Computation:
         final = final_probabilities_of(self.module.graph, question.output)
         explains_class = any(target.is_of_classes for target in self.targets)
         row = None if final is None else node_info(final).operator
-        softmax = final if row is not None and row.probability is Probability.OF_ALL_LOGITS else None
+        softmax = final if row is not None and row.values.probability is Probability.OF_ALL_LOGITS else None
         if softmax is not None and explains_class and saturates(softmax):
             return advice(softmax)
         if final is not None and softmax is None and explains_class and is_inverted(final, self.seeds):

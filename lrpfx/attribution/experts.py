@@ -83,7 +83,7 @@ def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tenso
     rows = values[value].shape[0]
     found: torch.Tensor = torch.arange(rows, device=values[value].device)
     row = node_info(value).operator
-    while row is not None and (row.moves or row.converts):
+    while row is not None and (row.entries.moves or row.entries.converts):
         source = value.all_input_nodes[0]
         looked_up = lookup_of(value)
         if looked_up is not None:

@@ -56,7 +56,7 @@ def other_reader(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
                 return user
             if row.kind is Softmax or user in seen:
                 continue
-            if not (row.moves or row.selects or row.converts or row.name in ("add", *_BIASES)):
+            if not (row.entries.moves or row.entries.selects or row.entries.converts or row.name in ("add", *_BIASES)):
                 return user
             seen.add(user)
             pending.append(user)

@@ -96,7 +96,7 @@ class Call:
 
     def run(self) -> Any:
         """The result; its tensors are `Tracked` if an argument is."""
-        if self.row is not None and self.row.picks and isinstance(self.args[0], (tuple, list, dict)):
+        if self.row is not None and self.row.outputs.picks and isinstance(self.args[0], (tuple, list, dict)):
             return self.function(*self.args, **self.options)  # an item of a container
         args, options = without_reach((self.args, self.options))
         result = self.function(*args, **options)
@@ -144,11 +144,11 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
         return None
     facts: dict[Transfer, Any] = {
         _pooled: row.kind is types.MaxPool,
-        _united: row.elementwise or row.converts,
-        _mixed: row.mixes,
-        _accumulated: row.accumulates,
-        _moved: row.moves or row.result_per_argument or row.name in _OVERWRITES,
-        _windowed: row.spatial or row.kind is types.Interpolation,
+        _united: row.entries.elementwise or row.entries.converts,
+        _mixed: row.entries.mixes,
+        _accumulated: row.entries.accumulates,
+        _moved: row.entries.moves or row.outputs.result_per_argument or row.name in _OVERWRITES,
+        _windowed: row.dimensions.spatial or row.kind is types.Interpolation,
         _looked_up: row.kind is types.Embedding,
         _multiplied: row.name in _MATRIX_PRODUCTS,
         _contracted: row.name in _EINSUMS,
@@ -167,7 +167,7 @@ def _united(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[tor
     assert call.row is not None
     if call.row.name in _CHOICES:
         return [_chosen(call, number)]
-    read = _tracked(call.first if call.row.like else (call.args, call.options))
+    read = _tracked(call.first if call.row.spellings.like else (call.args, call.options))
     if not read:
         return [_nothing(value) for value in values]
     united = _union([_compact(one.reach[number]) for one in read])
@@ -178,15 +178,15 @@ def _united(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[tor
 
 def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on all those along some dimensions of the first argument, which reductions remove."""
-    assert call.row is not None and call.row.mixes is not None
+    assert call.row is not None and call.row.entries.mixes is not None
     rank = getattr(_value(call.first), "ndim", 0)
-    dims = [dim % rank for dim in call.row.mixes(call.bound, rank)] if rank else []
+    dims = [dim % rank for dim in call.row.entries.mixes(call.bound, rank)] if rank else []
     if not dims:
         return _united(call, number, values)
     if not isinstance(call.first, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
     kept = _compact(call.first.reach[number]).amax(dims, keepdim=True)
-    if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.negates:
+    if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.values.negates:
         hidden = call.first.constant & _excludes(call.first.value)
         if hidden.any():
             return [torch.where(hidden & ~hidden.all(dims[0], keepdim=True), 0.0, kept)]
@@ -196,9 +196,9 @@ def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
 
 def _accumulated(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those up to their place along a dimension."""
-    assert call.row is not None and call.row.accumulates is not None
+    assert call.row is not None and call.row.entries.accumulates is not None
     united = _union([one.reach[number] for one in _tracked((call.args, call.options))]).broadcast_to(values[0].shape)
-    for dim in call.row.accumulates(call.bound, united.ndim):
+    for dim in call.row.entries.accumulates(call.bound, united.ndim):
         united = united.cummax(dim).values
     return [united] * len(values)
 
@@ -207,13 +207,13 @@ def _moved(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
     """Entries are entries of the first argument: the function moves their reach as well."""
     row = call.row
     assert row is not None
-    sources = len(call.args) if row.result_per_argument else 2 if row.name in _OVERWRITES else 1
+    sources = len(call.args) if row.outputs.result_per_argument else 2 if row.name in _OVERWRITES else 1
     options = dict(call.options)
     moved, others = list(call.args[:sources]), list(call.args[sources:])
     if not moved:
         name = next(iter(options))
         moved = [options.pop(name)]
-    if _tracked((others, options)) and not row.like:
+    if _tracked((others, options)) and not row.spellings.like:
         return None  # which entry moves depends on the inputs
     if row.name == "pad":
         options, others = {"pad": call.bound["pad"], "mode": call.bound["mode"]}, []
@@ -222,7 +222,7 @@ def _moved(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
         without_reach(others),
         without_reach(options),
     )
-    function = row.copying.get(call.function, call.function)  # strides of the reach differ from those of the value
+    function = row.memory.copying.get(call.function, call.function)  # strides of the reach differ from those of the value
     found = pytree.tree_leaves(function(*moved, *others, **options))
     pairs = list(zip(found, values, strict=True))
     return found if all(one.shape == value.shape and one.dtype == _COUNT for one, value in pairs) else None
@@ -233,7 +233,7 @@ def _pooled(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[tor
     (source,) = _tracked((call.args, call.options))
     reach = source.reach[number]
     assert call.row is not None
-    if call.row.spatial and reach.ndim == call.row.rank_of_batch:
+    if call.row.dimensions.spatial and reach.ndim == call.row.rank_of_batch:
         reach = _compact(reach, dims=(0, 1))  # channels that have the same reach
     args, options = map_arguments((call.args, call.options), lambda leaf: reach if leaf is source else _value(leaf))
     return [pytree.tree_leaves(call.function(*args, **options))[0]] * len(values)
@@ -246,7 +246,7 @@ def _windowed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[t
     source, result = call.first, values[0]
     if not isinstance(source, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
-    spatial = row.spatial or source.value.ndim - 2
+    spatial = row.dimensions.spatial or source.value.ndim - 2
     found = _compact(source.reach[number])
     before, after = source.value.shape[-spatial:], result.shape[-spatial:]
     if "weight" in bound:

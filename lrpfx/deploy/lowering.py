@@ -247,7 +247,7 @@ def _lowered(
     )
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
-    is_softmax = row is not None and row.probability is Probability.OF_ALL_LOGITS
+    is_softmax = row is not None and row.values.probability is Probability.OF_ALL_LOGITS
     of_classes = target in ("index", "targets") if fixed is None else fixed.is_of_classes
     if final is not None and is_softmax and of_classes and saturates(final):
         warnings.warn(LrpfxWarning(advice(final), topic="softmax-at-the-end"), stacklevel=5)

@@ -1,6 +1,5 @@
 """Embeddings: lookup of vectors."""
 
-import torch
 from torch import nn
 from torch.nn import functional
 
@@ -20,10 +19,8 @@ ROWS: tuple[Operator, ...] = (
         indices="input",
         aliases="indices=input",
         modules=[nn.Embedding],
-        reordered=[
-            (torch.embedding, "weight input padding_idx scale_grad_by_freq sparse"),
-            (torch.ops.aten.embedding.default, "weight input padding_idx scale_grad_by_freq sparse"),
-        ],
+        spelled="embedding",
+        order="weight input padding_idx scale_grad_by_freq sparse",
         sample=call(
             input=Fixed([[1, 2], [3, 0]]),
             weight=weight(5, 4),

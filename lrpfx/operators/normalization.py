@@ -63,9 +63,6 @@ def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tenso
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
-_native_batch_norm = "input weight bias running_mean running_var training momentum eps cudnn_enabled"
-_native_instance_norm = "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled"
-
 
 ROWS: tuple[Operator, ...] = (
     row(
@@ -76,7 +73,8 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight bias",
         buffers="running_mean running_var",
         modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
-        reordered=[(torch.batch_norm, _native_batch_norm), (torch.ops.aten.batch_norm.default, _native_batch_norm)],
+        spelled="batch_norm",
+        order="input weight bias running_mean running_var training momentum eps cudnn_enabled",
         rank_of={nn.BatchNorm2d: 4, nn.BatchNorm3d: 5},
         keeps_rank=True,
         broadcasts=False,
@@ -99,10 +97,8 @@ ROWS: tuple[Operator, ...] = (
         "input normalized_shape weight=None bias=None eps=1e-05",
         parameters="weight bias",
         modules=[nn.LayerNorm],
-        reordered=[
-            (torch.layer_norm, "input normalized_shape weight bias eps cudnn_enable"),
-            (torch.ops.aten.layer_norm.default, "input normalized_shape weight bias eps cudnn_enable"),
-        ],
+        spelled="layer_norm",
+        order="input normalized_shape weight bias eps cudnn_enable",
         detached=_detached_layer_norm,
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
         scales_features=True,
@@ -116,10 +112,8 @@ ROWS: tuple[Operator, ...] = (
         "input num_groups weight=None bias=None eps=1e-05",
         parameters="weight bias",
         modules=[nn.GroupNorm],
-        reordered=[
-            (torch.group_norm, "input num_groups weight bias eps cudnn_enabled"),
-            (torch.ops.aten.group_norm.default, "input num_groups weight bias eps cudnn_enabled"),
-        ],
+        spelled="group_norm",
+        order="input num_groups weight bias eps cudnn_enabled",
         detached=_detached_group_norm,
         mixes=mixing.sample,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
@@ -132,10 +126,8 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight bias",
         buffers="running_mean running_var",
         modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
-        reordered=[
-            (torch.instance_norm, _native_instance_norm),
-            (torch.ops.aten.instance_norm.default, _native_instance_norm),
-        ],
+        spelled="instance_norm",
+        order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
         detached=_detached_instance_norm,
         mixes=mixing.positions,
         sample=call(
@@ -157,8 +149,7 @@ ROWS: tuple[Operator, ...] = (
         "input normalized_shape weight=None eps=None",
         parameters="weight",
         modules=[nn.RMSNorm],
-        functions=[torch.rms_norm],
-        aten="rms_norm.default",
+        spelled="rms_norm",
         mixes=mixing.normalized,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),

@@ -43,7 +43,7 @@ ROWS: tuple[Operator, ...] = (
         types.Interpolation,
         grid_sampled,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
-        functions=[functional.grid_sample, torch.grid_sampler],
+        spelled="grid_sample grid_sampler",
         aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
         aliases="interpolation_mode=mode",
         controls="grid",

@@ -51,7 +51,7 @@ def _found_above(node: fx.Node, rank: int, known: Known) -> int | None:
         parts = node_info(sources[0]).operator
         assert parts is not None
         return _made(sources[0], rank, known) if parts.returns_several else None
-    if row.dimension_before is not None:
+    if row.dimensions.dimension_before is not None:
         before = _made(sources[0], _rank_before(row, rank), known)
         return next((place for place in range(rank) if before is not None and _before(node, row, place, rank) == before), None)
     if not _keeps(row):
@@ -76,7 +76,7 @@ def _found_below(node: fx.Node, user: fx.Node, rank: int, known: Known) -> int |
     own = _of_layer(row, rank)
     if own is not None:
         return own if user.args and user.args[0] is node else None
-    if row.dimension_before is not None:
+    if row.dimensions.dimension_before is not None:
         after = rank + rank - _rank_before(row, rank)
         below = _read(user, after, known)
         return None if below is None else _before(user, row, below, after)
@@ -88,23 +88,23 @@ def _found_below(node: fx.Node, user: fx.Node, rank: int, known: Known) -> int |
 
 def _of_layer(row: Operator, rank: int) -> int | None:
     """The dimension of the channels of a layer's data and result; None for what is not a layer with channels."""
-    if row.spatial:
+    if row.dimensions.spatial:
         return 1 if rank == row.rank_of_batch else None
     if issubclass(row.kind, (BatchNorm, Convolution)) or row.name in _SECOND:
         return 1 if rank > 1 else None
-    return rank - 1 if issubclass(row.kind, (Linear, Embedding, Recurrent)) and not row.elementwise else None
+    return rank - 1 if issubclass(row.kind, (Linear, Embedding, Recurrent)) and not row.entries.elementwise else None
 
 
 def _keeps(row: Operator) -> bool:
-    return row.elementwise or issubclass(row.kind, (Activation, Dropout)) or row.name in _KEEPING
+    return row.entries.elementwise or issubclass(row.kind, (Activation, Dropout)) or row.name in _KEEPING
 
 
 def _before(node: fx.Node, row: Operator, place: int, rank: int) -> int | None:
     """The dimension of the argument of a view that is dimension `place` of its result."""
     given = [*node.args[1:], *node.kwargs.values()]
     dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    assert row.dimension_before is not None
-    return row.dimension_before(place, dims, rank) if dims else None
+    assert row.dimensions.dimension_before is not None
+    return row.dimensions.dimension_before(place, dims, rank) if dims else None
 
 
 def _rank_before(row: Operator, rank: int) -> int:

@@ -46,7 +46,7 @@ class CallBuilder(Builder):
     def __init__(self, program: Program, node: fx.Node, row: Operator) -> None:
         self.program = program
         self.node = node
-        self.info = _named_after_module(node) if row.results else node_info(node)
+        self.info = _named_after_module(node) if row.outputs.results else node_info(node)
         self.arguments = {**row.arguments, **bound_arguments(node, row)}
         self.made: dict[str, int] = {}
 

@@ -129,7 +129,7 @@ def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> b
     for source, inner in _sources(scale, places, _of_signals) if is_pointwise(scale) else ():
         if source is value:
             rows = [row_of(one) for one in (*inner, scale)]
-            return any(row.name in _MASKING or (row.kind is Activation and bool(row.scales)) for row in rows)
+            return any(row.name in _MASKING or (row.kind is Activation and bool(row.values.scales)) for row in rows)
     return False
 
 
@@ -236,13 +236,13 @@ def _has_shape_of(origin: Any, value: fx.Node) -> bool:
 def is_pointwise(node: fx.Node) -> bool:
     """Whether an entry of a call's result is a function of that entry of its operands, and of numbers."""
     row = node_info(node).operator
-    if node.op != "call_function" or row is None or row.parameters or row.results:
+    if node.op != "call_function" or row is None or row.parameters or row.outputs.results:
         return False
-    if row.converts:
+    if row.entries.converts:
         return not is_data(node) and any(is_call_of(node.args[0], name) for name in _MASKING)
-    if row.view:
+    if row.memory.view:
         return False
-    return row.elementwise or row.mixes is mixing.no_dimension or row.name == "logaddexp"
+    return row.entries.elementwise or row.entries.mixes is mixing.no_dimension or row.name == "logaddexp"
 
 
 def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tuple[str, float, tuple[float, ...]] | None:

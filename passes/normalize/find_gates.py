@@ -37,29 +37,29 @@ class FindGates(GraphPass):
         result = PassResult()
         for node in calls(program.graph):
             operator = node_info(node).operator
-            if operator is None or not operator.scaled or not all(is_data(argument) for argument in node.args[:2]):
+            if operator is None or not operator.product.scaled or not all(is_data(argument) for argument in node.args[:2]):
                 continue
-            if operator.discrete_with in node.kwargs:
+            if operator.values.discrete_with in node.kwargs:
                 continue
             signal, scale = node.args[:2]
             assert isinstance(signal, fx.Node) and isinstance(scale, fx.Node)
-            if operator.affine_in == operator.data:  # either may be the signal
+            if operator.merging.affine_in == operator.data:  # either may be the signal
                 pairs = ((signal, scale), (scale, signal))
                 certainties = [_certainty(*pair) for pair in pairs]
                 if certainties[0] == certainties[1]:
                     activations = [_is_activation(factor) and not _ends_tower(factor, other) for factor, other in pairs]
-                    if activations[0] == activations[1] or not operator.activated:
+                    if activations[0] == activations[1] or not operator.product.activated:
                         result.reasons.append((node_info(node).name, "no factor is known to scale the other"))
                         continue
                     if activations[0]:
                         signal, scale = scale, signal
-                    _change(node, operator.activated, signal, scale)
+                    _change(node, operator.product.activated, signal, scale)
                     result.matches += 1
                     result.details.append((node_info(node).name, f"activated: {node_info(scale).name}"))
                     continue
                 if certainties[0] > certainties[1]:
                     signal, scale = scale, signal
-            _change(node, operator.scaled, signal, scale)
+            _change(node, operator.product.scaled, signal, scale)
             result.matches += 1
             result.details.append((node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}"))
         return result
@@ -94,7 +94,7 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
         operator = node_info(value).operator
         if operator is None or _is_normalized(value):
             return 0
-        scales = operator.scales
+        scales = operator.values.scales
         certainty = scales(bound_arguments(value, operator)) if callable(scales) else scales
         if certainty == _BOUNDED and not is_shifted and _ends_tower(factor, other):
             return 0
@@ -103,7 +103,7 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
         data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
         if issubclass(operator.kind, Gate):  # a scale that is scaled itself, such as a share of a sum
             data = data[:1]
-        if len(data) > 1 and operator.moves:  # parts that are put together
+        if len(data) > 1 and operator.entries.moves:  # parts that are put together
             return min(_certainty(one, other) for one in data)
         is_shifted = is_shifted or issubclass(operator.kind, Sum)
         affine = issubclass(operator.kind, (Product, Sum)) or operator.neutral

@@ -52,7 +52,7 @@ class FindLinear(GraphPass):
                 if convolution is not None:
                     result.matches += 1
                     result.details.append((info.name, f"linear: now {node_info(convolution).name}"))
-            if row is None or row.contraction is None or info.role is not Role.DATA or not _has_weight(node):
+            if row is None or row.product.contraction is None or info.role is not Role.DATA or not _has_weight(node):
                 continue
             found, fixed = _Weights(program), program.fixed_dimensions
             try:
@@ -60,7 +60,7 @@ class FindLinear(GraphPass):
                     raise NotAContractionError("its matrix is diagonal")
                 if _mixes_places(program, node):
                     raise NotAContractionError(_NOT_LEARNED)
-                dense = _Dense(found, row.contraction(node, found.rank))
+                dense = _Dense(found, row.product.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
                 other = _with_selected_matrices(program, node, row) or _as_scale(program, node, row, found)
@@ -68,7 +68,7 @@ class FindLinear(GraphPass):
                     result.matches += 1
                     result.details.append((info.name, f"{row}: now {row_of(other)}"))
                     replace_call(node, other)
-                elif not row.adds_up:  # a product that may be a layer, unlike most sums
+                elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
             new = dense.build(CallBuilder(program, node, row))
@@ -77,7 +77,7 @@ class FindLinear(GraphPass):
             layer = _as_convolution(CallBuilder(program, dense.layer, row), dense.layer) or dense.layer
             result.matches += 1
             result.details.append((info.name, f"{row}: now {node_info(layer).name}"))
-            if row.adds_up and isinstance(product, fx.Node):
+            if row.entries.adds_up and isinstance(product, fx.Node):
                 program.graph.erase_node(product)
         return result
 
@@ -85,7 +85,7 @@ class FindLinear(GraphPass):
 def _has_weight(node: fx.Node) -> bool:
     """Whether a call, or the product that it adds up, may have one operand with relevance and one without."""
     row = node_info(node).operator
-    if row is not None and row.adds_up:
+    if row is not None and row.entries.adds_up:
         node_or_none = node.args[0] if node.args else None
         if not isinstance(node_or_none, fx.Node) or node_or_none.target is not torch.mul:
             return False
@@ -169,14 +169,14 @@ def _as_scale(program: Program, node: fx.Node, row: Operator, weights: "_Weights
         is_vector = node_info(vector).role is Role.PARAMETER and parameter_value(vector, program.root).ndim == 1
         return CallBuilder(program, node, row).call("mul", data, vector, label="") if is_vector else None
     try:
-        assert row.contraction is not None
-        contraction = row.contraction(node, weights.rank)
+        assert row.product.contraction is not None
+        contraction = row.product.contraction(node, weights.rank)
     except NotAContractionError:
         return None
     place = int(is_data(contraction.operands[0]))
     operand, weight = contraction.operands[1 - place], contraction.operands[place]
     labels, own = contraction.labels[1 - place], contraction.labels[place]
-    if row.adds_up or not is_data(operand) or labels != contraction.result or not own or "." in own:
+    if row.entries.adds_up or not is_data(operand) or labels != contraction.result or not own or "." in own:
         return None
     if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER:
         return None
@@ -196,10 +196,10 @@ def _is_looked_up(value: Any) -> bool:
     chosen = False
     while isinstance(value, fx.Node) and node_info(value).role in (Role.CONSTANT, Role.DISCRETE, Role.METADATA):
         spelling = spelling_of(value)
-        if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
+        if spelling is None or not (spelling.operator.entries.moves or spelling.operator.entries.converts) or not value.args:
             return False
         row = spelling.operator
-        chosen = chosen or bool(row.indices) or ((row.picks or row.name == "index") and bool(nodes_in(value.args[1:])))
+        chosen = chosen or bool(row.indices) or ((row.outputs.picks or row.name == "index") and bool(nodes_in(value.args[1:])))
         value = value.args[0]
     return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
 

@@ -101,12 +101,12 @@ class _Kinds:
         if info.dtype is not None:
             return info.dtype.is_complex
         row = info.operator
-        if node.target is getattr or (row is not None and row.discrete):
+        if node.target is getattr or (row is not None and row.values.discrete):
             return False
-        if row is not None and row.transforms and "return_complex" in node.kwargs:
+        if row is not None and row.linear.transforms and "return_complex" in node.kwargs:
             return bool(node.kwargs["return_complex"])
-        if row is not None and row.returns_complex is not None:
-            return row.returns_complex
+        if row is not None and row.values.returns_complex is not None:
+            return row.values.returns_complex
         dtypes = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, torch.dtype)]
         if dtypes:
             return dtypes[0].is_complex
@@ -276,12 +276,12 @@ class _Splitting:
             return _OWN[row.name](self, given)
         if row.name in ("add", "sub", "rsub"):
             return self._added(row, given)
-        if row.transforms:
+        if row.linear.transforms:
             return self._transformed(node)
         if row.name in _BILINEAR:
             return self._bilinear(node, given.get("bias"))
         sums = issubclass(row.kind, (Sum, AvgPool, Interpolation))
-        if sums or (row.neutral and (row.moves or row.selects or row.converts or row.view)):
+        if sums or (row.neutral and (row.entries.moves or row.entries.selects or row.entries.converts or row.memory.view)):
             return self._part_by_part(node, row)
         raise _NoPartsError
 
@@ -331,7 +331,7 @@ class _Splitting:
     def _added(self, row: Operator, given: dict[str, Any]) -> Parts:
         if isinstance(given["alpha"], complex):
             raise _NoPartsError("its argument 'alpha' is complex")
-        factors = () if row.coefficients is None else row.coefficients(given["alpha"])
+        factors = () if row.merging.coefficients is None else row.merging.coefficients(given["alpha"])
         own, other = (
             [self._product(part, factor) for part in self._parts_of(given[name])]
             for name, factor in zip(("input", "other"), factors, strict=True)
@@ -410,7 +410,7 @@ class _Splitting:
     def _part_by_part(self, node: fx.Node, row: Operator) -> Parts:
         """The same call for each part. Numbers and real tensors among the values have an imaginary part of zero."""
         dtypes = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, torch.dtype)]
-        if any(not dtype.is_complex for dtype in dtypes) or (dtypes and not row.converts):
+        if any(not dtype.is_complex for dtype in dtypes) or (dtypes and not row.entries.converts):
             raise _NoPartsError("it changes the dtype; for a real number, write .real")
         named = {name for name in row.arguments if name in row.data or name in _VALUES} - set(row.indices)
 

@@ -53,8 +53,8 @@ def _hand_off(node: fx.Node, module: RuleModule, program: Program) -> bool:
         return False
     relu = next(iter(node.users))
     after = _rule_module(relu, program.root)
-    operator = after and after.ruled.operation.operator
-    if after is None or operator is None or not operator.positive_part or not after.rule.passes_all:
+    operator = None if after is None else after.ruled.operation.operator
+    if after is None or operator is None or not operator.values.positive_part or not after.rule.passes_all:
         return False
     info = node_info(node)
     handoff = insert_call(
