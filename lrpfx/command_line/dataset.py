@@ -25,7 +25,7 @@ from lrpfx.command_line.options import (
     composite_of,
 )
 from lrpfx.command_line.terminal import counted, say, stages
-from lrpfx.datasets.running import attribute
+from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError

@@ -31,7 +31,7 @@ from lrpfx.command_line.options import (
     composite_of,
     numbers_of,
 )
-from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_table, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
@@ -96,7 +96,7 @@ def explain(
         raise InputError(f"--target names a class twice: {', '.join(target or [])}", topic="options-of-commands")
     several = len(targets) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
-    place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
+    place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
     settings = {
         "model": model,
         "fingerprint": given.fingerprint,
@@ -231,4 +231,4 @@ def _show(results: Results, work: _Work, before: int) -> None:
         say(f"rules: {rows[-1][-1]}")
     rest = f" ({len(rows) - _SHOWN} more in explanations.csv)" if len(rows) > _SHOWN else ""
     kept = f", {before} of them from before" if before else ""
-    say(f"{len(rows)} of {len(images)} explained{kept}: {results.place.folder}/{rest}")
+    say(f"{len(rows)} of {len(images)} explained{kept}: {results.folder.path}/{rest}")

@@ -14,6 +14,7 @@ from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.channels import KINDS
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
@@ -55,7 +56,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CollectionFacts:
     """What collections must have in common to be merged, or continued."""
 
     model: str  # fingerprint
@@ -71,16 +72,6 @@ class Facts:
     def target_of_samples(self) -> str | int | None:
         """The target of each sample; None if it was a function."""
         return self.target if isinstance(self.target, int) or self.target in (PREDICTED, TRUE) else None
-
-    def difference(self, other: "Facts") -> str | None:
-        """What differs, in words, or None."""
-        ours, theirs = asdict(self), asdict(other)
-        if self.model != other.model:
-            return "the model, its weights or its rules"
-        for name, value in ours.items():
-            if value != theirs[name]:
-                return f"{name} ({theirs[name]} and {value})"
-        return None
 
 
 @dataclass
@@ -101,7 +92,7 @@ class Collection:
         Hashes of some samples, by which a changed dataset is noticed.
     """
 
-    facts: Facts
+    facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
     samples: tuple[tuple[int, int], ...] = ()
     probes: dict[int, str] = field(default_factory=dict)
@@ -347,9 +338,7 @@ def merge(parts: Iterable[Collection]) -> Collection:
 
 
 def _merged(one: Collection, other: Collection) -> Collection:
-    difference = other.facts.difference(one.facts)
-    if difference is not None:
-        raise InputError(f"the collections differ in {difference}", topic="collections")
+    check_same_run("the first collection", asdict(other.facts), asdict(one.facts))
     both = sum(max(0, min(last, end) - max(first, start)) for first, last in one.samples for start, end in other.samples)
     if both:
         raise InputError(f"the collections have {both} samples in common, which would count twice", topic="collections")
@@ -419,9 +408,9 @@ def _read(content: bytes) -> Collection:
     return Collection(facts, rankings, _united(samples), probes)
 
 
-def _facts_in(described: Mapping[str, Any]) -> Facts:
+def _facts_in(described: Mapping[str, Any]) -> CollectionFacts:
     layers = {name: Layer(**layer) for name, layer in described["layers"].items()}
-    found = Facts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
+    found = CollectionFacts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
     numbers = [found.top, found.top_by_class, *(one for layer in layers.values() for one in (layer.channels, layer.dimensions))]
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise RefusedError("its numbers of places, channels or dimensions are invalid")
@@ -434,7 +423,7 @@ def _facts_in(described: Mapping[str, Any]) -> Facts:
     return found
 
 
-def _key_in(described: Any, facts: Facts) -> Key:
+def _key_in(described: Any, facts: CollectionFacts) -> Key:
     layer, quantity, reduction, grouping = described
     if layer not in facts.layers or quantity not in QUANTITIES or reduction not in REDUCTIONS or grouping not in GROUPINGS:
         raise RefusedError(f"it has no ranking {described!r}")

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.concepts.collecting import scores_of
 from lrpfx.concepts.collection import Collection, Layer, Ranked
+from lrpfx.concepts.collector import scores_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.fingerprints import fingerprint_of_module
@@ -28,7 +28,7 @@ from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.samples.items import is_indexed, parts_of
-from lrpfx.samples.preparing import Preparing
+from lrpfx.samples.preparation import Preparation
 from lrpfx.support.html import Html, image_html
 from lrpfx.support.torch_internals import pytree
 
@@ -322,7 +322,7 @@ class _Sources:
                 f"references need a dataset with indices, which {type(dataset).__name__} does not have", topic="collections"
             )
         self.dataset = dataset
-        self.preparing = Preparing(self.module.argument_names)
+        self.preparation = Preparation(self.module.argument_names)
         if fingerprint_of_module(self.module) != collection.facts.model:
             raise InputError(
                 "the collection was made of another model, of other weights or of other rules", topic="collections"
@@ -348,7 +348,7 @@ class _Sources:
                 topic="collections",
             )
         sample, label = parts_of(self.dataset[ranked.sample])
-        inputs = default_collate([self.preparing.prepared(sample)])
+        inputs = default_collate([self.preparation.prepared(sample)])
         kind = KINDS[layer.kind]
         if by == "activation":
             found = Computation(self.module, inputs, Question(kind(channel), start=name))

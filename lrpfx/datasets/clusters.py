@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.datasets.asked import column_of_relevance
 from lrpfx.datasets.reduced_maps import Size, without_channels
 from lrpfx.datasets.rows import Numbers, without_label
+from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats

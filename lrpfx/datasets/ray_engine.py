@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from lrpfx.datasets.block_explainer import BlockExplainer
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
-from lrpfx.datasets.filling import BlockExplainer
-from lrpfx.datasets.places import Place
+from lrpfx.datasets.locations import Location
 from lrpfx.datasets.ray_cluster import (
     Pool,
     Row,
@@ -31,9 +31,9 @@ from lrpfx.datasets.ray_cluster import (
 )
 from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
-from lrpfx.samples.plan import Done, Plan
-from lrpfx.samples.preparing import Batch, batched
-from lrpfx.samples.sources import Indexed, Source, Streamed
+from lrpfx.samples.plan import BlockPlan, DoneBlocks
+from lrpfx.samples.preparation import SampleBatch, batched
+from lrpfx.samples.sources import IndexedSource, SampleSource, StreamSource
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RayEngine(Engine):
         packages()
         return Wanted(self.explainers, self.cpus, gpus)
 
-    def check(self, source: Source) -> None:
+    def check(self, source: SampleSource) -> None:
         """Check the numbers of actors, and the source of samples.
 
         Parameters
@@ -94,13 +94,13 @@ class RayEngine(Engine):
             that a function of a DataLoader prepares.
         """
         _ = self.wanted
-        if isinstance(source, Streamed) and source.is_read_once:
+        if isinstance(source, StreamSource) and source.is_read_once:
             raise InputError(
                 "an iterator can be read only once, and only here: for Ray pass what it was made of, such as an "
                 "IterableDataset",
                 topic="ray",
             )
-        if isinstance(source, Indexed) and source.loaded_by.are_prepared:
+        if isinstance(source, IndexedSource) and source.loaded_by.are_prepared:
             raise InputError(
                 "the processes of Ray do not call the worker_init_fn= of a DataLoader: have the dataset do it where it first "
                 "loads a sample",
@@ -124,9 +124,9 @@ class RayEngine(Engine):
         if pending is not None and not pending:
             return
         with running(self.wanted) as pool:
-            plan = replace(work.plan, done=Done(work.plan.done.counts, int))  # digests are read where they are needed
-            store = _Store(work.writer.place, work.writer.manifest)
-            desk = open_desk((work.explaining, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
+            plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
+            store = _Store(work.writer.location, work.writer.manifest)
+            desk = open_desk((work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
             yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
@@ -157,8 +157,8 @@ def engine_named(engine: Any) -> Engine:
 class _ForLoaders:
     """What those get that load. `probe`: the number of a sample, and its digest."""
 
-    source: Source
-    plan: Plan
+    source: SampleSource
+    plan: BlockPlan
     store: "_Store"
     probe: tuple[int, int] | None
 
@@ -180,7 +180,7 @@ class _ForLoaders:
             )
 
 
-def _probe_of(source: Source) -> tuple[int, int] | None:
+def _probe_of(source: SampleSource) -> tuple[int, int] | None:
     """The first sample that can be loaded, if it is among some."""
     found = next((sample for sample in source.first(_PROBES) if sample.problem is None), None)
     return None if found is None else (found.number, batched(0, [found]).digest)
@@ -196,13 +196,13 @@ _FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 class _Store:
     """The store, which each process opens for itself."""
 
-    place: Place
+    location: Location
     manifest: Manifest
 
     def writer(self) -> BlockWriter:
         """The store, as it is seen from here."""
         try:
-            manifest = read_manifest(self.place)
+            manifest = read_manifest(self.location)
         except ArtefactError as error:
             raise ArtefactError(
                 f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as "
@@ -211,14 +211,14 @@ class _Store:
             ) from error
         if manifest.facts != self.manifest.facts:
             raise ArtefactError(
-                f"a process of Ray sees another store at {self.place}; give a folder that all machines share", topic="ray"
+                f"a process of Ray sees another store at {self.location}; give a folder that all machines share", topic="ray"
             )
-        return BlockWriter(self.place, self.manifest)
+        return BlockWriter(self.location, self.manifest)
 
 
 def _blocks_of(work: Work) -> list[int] | None:
     """The blocks to explain; None if they are not known before the samples are read."""
-    if not isinstance(work.source, Indexed):
+    if not isinstance(work.source, IndexedSource):
         return None
     work.source.check_done(work.plan)
     return work.plan.pending(work.source.length)
@@ -266,7 +266,7 @@ def _steps_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
 # --- actors ------------------------------------------------------------------------------------------------------------------
 
 
-def _loaded_row(block: int, batches: list[Batch], problem: BaseException | None = None) -> Row:
+def _loaded_row(block: int, batches: list[SampleBatch], problem: BaseException | None = None) -> Row:
     return {"block": block, "batches": packed(batches), "problem": b"" if problem is None else packed_problem(problem)}
 
 
@@ -285,7 +285,7 @@ class _Loader:
                 self._found.check()
             count_attempt(self.desk, "load block", block)
             source = self._found.source
-            assert isinstance(source, Indexed)
+            assert isinstance(source, IndexedSource)
             found = _loaded_row(block, source.block(self._found.plan, block))
         except Exception as error:
             found = _loaded_row(block, [], error)
@@ -302,7 +302,7 @@ def _rows_of_stream(desk: Any) -> Iterator[Row]:
         found: _ForLoaders = received(desk, _FOR_LOADERS, 1)
         found.check()
         writer = found.store.writer()
-        now = done_of(found.store.place, found.store.manifest, writer.arrays)
+        now = done_of(found.store.location, found.store.manifest, writer.arrays)
         plan = replace(found.plan, done=replace(now, counts=found.plan.done.counts))
         for block, batches in groupby(found.source.batches(plan), attrgetter("block")):
             loaded = _loaded_row(block, list(batches))  # an error comes before a block that is not whole is out
@@ -341,6 +341,6 @@ class _Explainer:
 
     def _ready(self) -> BlockExplainer:
         if self._found is None:
-            explaining, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
-            self._found = BlockExplainer(explaining, store.writer())
+            explainer, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
+            self._found = BlockExplainer(explainer, store.writer())
         return self._found

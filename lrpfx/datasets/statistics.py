@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.datasets.asked import column_of_relevance
 from lrpfx.datasets.reduced_maps import of_equal_weight, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of
+from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.pictures import heatmap, scale_of, sheet
 from lrpfx.pictures.maps import Floats

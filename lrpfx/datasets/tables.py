@@ -11,22 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.asked import checked_view, conditions_of, targets_of
-from lrpfx.datasets.explaining import (
+from lrpfx.datasets.layout import (
     CONDITION,
+    ERROR,
+    EXPLAINED,
+    KEY,
+    LABEL,
     OUTPUT,
     PREDICTION,
     REACHED,
     SEED,
+    STATUS,
     TARGET,
     TOP_CLASSES,
     TOP_SCORES,
     names_of_relevance,
 )
-from lrpfx.datasets.layout import ERROR, EXPLAINED, KEY, LABEL, STATUS
 from lrpfx.datasets.rows import Block, Column, Numbers, column
 from lrpfx.datasets.statistics import sums_of
 from lrpfx.datasets.store import MANIFEST
+from lrpfx.datasets.store_queries import checked_view, conditions_of, targets_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.deploy.files import checked_path, whole_file
 from lrpfx.errors import ArtefactError, os_errors

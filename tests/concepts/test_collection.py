@@ -101,7 +101,7 @@ def test_parts_merge_in_any_order_and_grouping(explain_model, dataset):
     same(merge([a, merge([b, merge([c, d])])]), whole)
     with pytest.raises(lrpfx.InputError, match="17 samples in common"):
         merge([b, whole])
-    with pytest.raises(lrpfx.InputError, match=r"differ in top \(5 and 4\)"):
+    with pytest.raises(lrpfx.InputError, match=r"other top \(it was 5, and is 4 now\)"):
         merge([a, collect(explain_model, dataset, LAYERS, top=4, top_by_class=3, samples=[59])])
     with pytest.raises(lrpfx.InputError, match="no collections"):
         merge([])
@@ -117,7 +117,7 @@ def test_functions_are_told_apart(explain_model, dataset, tmp_path):
 
     collect(explain_model, dataset, LAYERS, path, target=target_of(0))
     assert collect(explain_model, dataset, LAYERS, path, target=target_of(0)).count == 60
-    with pytest.raises(lrpfx.InputError, match="differs in target"):
+    with pytest.raises(lrpfx.InputError, match="other target"):
         collect(explain_model, dataset, LAYERS, path, target=target_of(1))
 
 
@@ -193,21 +193,22 @@ def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_p
     ruled = lrpfx.transform(Small().double().eval(), EpsilonPlusFlat(epsilon=0.1), example_inputs=images[:2])
     ruled.load_state_dict(explain_model.state_dict())
     for changed, message in (
-        ({"explain_model": other}, "the model, its weights or its rules"),
-        ({"explain_model": ruled}, "the model, its weights or its rules"),
+        ({"explain_model": other}, "other model"),
+        ({"explain_model": ruled}, "other model"),
         ({"dataset": TensorDataset(images + 1, labels)}, "sample 0 of the dataset is not what it was"),
         ({"dataset": iter(list(images + 1))}, "sample 0 of the dataset is not what it was"),
         ({"dataset": TensorDataset(torch.cat([images[:1], images[1:].flip(0)]), labels)}, "sample 32 of the dataset is not"),
-        ({"layers": ["first"]}, "differs in the layers"),
-        ({"output": 0}, "differs in output"),
-        ({"layers": {"first": Channel, "add": Channel, "mean": Channel}}, "differs in what counts the channels"),
-        ({"target": lambda output: output}, "differs in target"),
-        ({"target": "true"}, r"differs in target \(predicted and true\)"),
-        ({"normalize": ()}, "differs in normalized"),
+        ({"layers": ["first"]}, "other layers"),
+        ({"output": 0}, "other output"),
+        ({"layers": {"first": Channel, "add": Channel, "mean": Channel}}, "other layers"),
+        ({"target": lambda output: output}, "other target"),
+        ({"target": "true"}, r"other target \(it was 'predicted', and is 'true' now\)"),
+        ({"normalize": ()}, "other normalized"),
     ):
         given = {"explain_model": explain_model, "dataset": dataset, "layers": LAYERS, "path": path, **changed}
-        with pytest.raises(lrpfx.InputError, match=message):
+        with pytest.raises(lrpfx.InputError, match=message) as refused:
             collect(**given)
+        assert refused.value.topic == "changed-data"
 
 
 def test_datasets_of_other_kinds(explain_model, dataset):

@@ -22,8 +22,8 @@ from virelay.model import Project, Workspace
 
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.virelay import label_map, write_analysis, write_project
-from lrpfx.deploy.files import sole_writer
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.support.runs import sole_writer
 
 COUNT, CLASSES = 24, ("ant", 'a "bee" \\ of\tÄsch\x7f', "🐈")
 KEYS = ("n02219486", "n02206856", "n02121808")

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts, Layer, merge
+from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, CollectionFacts, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
-from lrpfx.deploy.files import checked_path, sole_writer
+from lrpfx.deploy.files import checked_path
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.descriptions import fingerprint_of_value
 from lrpfx.identity.fingerprints import fingerprint_of_module
@@ -29,10 +29,11 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.samples.chosen import Choosing, Chosen, numbers_of
 from lrpfx.samples.items import is_indexed
-from lrpfx.samples.preparing import Preparing, on_device_of
+from lrpfx.samples.preparation import Preparation, on_device_of
+from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.runs import check_same_run, sole_writer
 
 _TOGETHER = 256  # samples that are ranked together
 _MOST = 1_000_000  # places of a ranking, samples of a batch
@@ -277,39 +278,34 @@ class _Job:
 
     def check_continued(self, found: Collection, path: Any) -> None:
         """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""
-        facts = replace(self._facts(found.facts.layers), labels=found.facts.labels)
-        difference = facts.difference(found.facts)
-        kinds = {name: found.facts.layers[name].kind for name in self.layers if name in found.facts.layers}
-        if difference is None and list(found.facts.layers) != list(self.layers):
-            difference = f"the layers ({found.layers} and {list(self.layers)})"
-        if difference is None and any(kind is not None and kinds[name] != kind.__name__ for name, kind in self.layers.items()):
-            difference = f"what counts the channels ({', '.join(kinds.values())})"
-        if difference is not None:
-            raise InputError(
-                f"{path} is a collection that differs in {difference}; give another path, or remove it", topic="collections"
-            )
+        kinds = {name: layer.kind for name, layer in found.facts.layers.items()}
+        wanted = {name: kinds.get(name) if kind is None else kind.__name__ for name, kind in self.layers.items()}
+        ours = {**asdict(self._facts({}, found.facts.labels)), "layers": list(wanted.items())}
+        check_same_run(path, ours, {**asdict(found.facts), "layers": list(kinds.items())})
         self.choosing().check(found.probes)
 
-    def choosing(self, workers: int = 0) -> Choosing:
+    def choosing(self, workers: int = 0) -> SampleSelection:
         """What chooses the samples of the dataset."""
-        return Choosing(self.dataset, Preparing(self.module.argument_names), workers)
+        return SampleSelection(self.dataset, Preparation(self.module.argument_names), workers)
 
-    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
+    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> CollectionFacts:
         plain = as_plain(self.target)
         target = plain if isinstance(plain, (str, int)) else fingerprint_of_value(plain)
         output = fingerprint_of_value(self.output) if callable(self.output) else repr(self.output)
         model = fingerprint_of_module(self.module)
-        return Facts(model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
+        return CollectionFacts(
+            model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels
+        )
 
     # --- scores --------------------------------------------------------------------------------------------------------------
 
-    def computed(self, batch: Chosen) -> Computation:
+    def computed(self, batch: SelectedBatch) -> Computation:
         """Values and relevance of the layers for a batch."""
         target = self.target.of_labels([None] if batch.labels is None else batch.labels)
         inputs = on_device_of(self.module, batch.inputs)
         return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
 
-    def begun(self, computed: Computation, batch: Chosen) -> Collection:
+    def begun(self, computed: Computation, batch: SelectedBatch) -> Collection:
         """A collection without samples, of layers whose values are like those of the batch."""
         layers = {}
         for name, kind in self.layers.items():
@@ -325,7 +321,7 @@ class _Job:
 
         return Collection(self._facts(layers, batch.labels is not None), {})
 
-    def scored(self, facts: Facts, computed: Computation, batch: Chosen) -> "_Scored":
+    def scored(self, facts: CollectionFacts, computed: Computation, batch: SelectedBatch) -> "_Scored":
         """The scores of a batch."""
         if facts.labels != (batch.labels is not None):
             raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none", topic="samples")
@@ -378,7 +374,7 @@ def _extended(found: Collection, parts: Sequence[_Scored]) -> Collection:
     return found.with_samples(numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts})
 
 
-def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Chosen) -> None:
+def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: SelectedBatch) -> None:
     """Raise `InputError` for values of another form than those before, and for values that are not finite."""
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(

@@ -4,7 +4,6 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -18,8 +17,9 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import lrpfx
 import lrpfx.datasets
 from lrpfx.concepts import Channel
-from lrpfx.datasets.explaining import Explaining
+from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.request.channels import kind_of
+from lrpfx.request.question import Question
 
 COUNT = 23
 
@@ -146,7 +146,7 @@ def test_the_first_of_equal_outputs_is_the_prediction(scores, classes, tmp_path)
 def test_an_output_that_is_no_number_comes_first():
     """It is the largest for argmax too, so that the sample is found to have failed however few outputs are kept."""
     output = torch.tensor([[1.0, torch.nan, 5.0, torch.nan], [2.0, 1.0, torch.inf, torch.nan], [3.0, 3.0, 2.0, 3.0]])
-    explaining = Explaining(*[None] * 3, False, None, {}, None, None, 2, torch.float64, False)
+    explaining = SampleExplainer(None, None, Question(), {}, None, 2, torch.float64, False)
     found = explaining._output(output, 3)
     assert found["top_classes"].tolist() == [[1, 3], [3, 2], [0, 1]]
     assert found["prediction"].tolist() == [1, 3, 0]
@@ -485,8 +485,8 @@ def test_only_what_remains_is_loaded(explain_model, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": lambda: small_explain_model(1)}, "other the model, its weights or its rules"),
-        ({"model": lambda: small_explain_model(0, lrpfx.composites.EpsilonPlus())}, r"other the composite \(EpsilonPlusFlat"),
+        ({"model": lambda: small_explain_model(1)}, "other model, weights or rules"),
+        ({"model": lambda: small_explain_model(0, lrpfx.composites.EpsilonPlus())}, r"composite \(it was 'EpsilonPlusFlat"),
         ({"target": 1}, r"other targets \(it was 'predicted', and is 1 now\)"),
         ({"target": contrast}, "other targets"),
         ({"record": "first"}, "other record"),
@@ -565,31 +565,6 @@ def test_functions_are_told_apart(explain_model, tmp_path):
         lrpfx.datasets.attribute(explain_model, Noise(4), tmp_path / "store", target=target_of(3.0))
     with pytest.raises(lrpfx.InputError, match="other targets"):
         lrpfx.datasets.attribute(explain_model, Noise(4), tmp_path / "store", target=lambda output: 2.0 * output + 0.0)
-
-
-def test_two_runs_at_once(explain_model, tmp_path):
-    inside, go_on = threading.Event(), threading.Event()
-
-    def wait(done, total):
-        inside.set()
-        go_on.wait(20)
-
-    keywords = {"batch_size": 4, "progress": wait}
-    thread = threading.Thread(
-        target=lrpfx.datasets.attribute, args=(explain_model, Noise(COUNT), tmp_path / "store"), kwargs=keywords
-    )
-    thread.start()
-    assert inside.wait(20)
-    try:
-        with pytest.raises(lrpfx.InputError, match="another run writes to"):
-            lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "store")
-        reader = lrpfx.datasets.open(tmp_path / "store")
-        assert len(reader) == COUNT and not reader.is_complete
-    finally:
-        go_on.set()
-        thread.join()
-    assert reader.is_complete
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
 
 # --- the disk ----------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ import numpy as np
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.samples.items import hash_of_sample, is_indexed
 from lrpfx.samples.loaders import Workers
-from lrpfx.samples.preparing import Group, Preparing, Sample, batched, chunks_of
-from lrpfx.samples.sources import Indexed
+from lrpfx.samples.preparation import Preparation, Sample, SampleGroup, batched, chunks_of
+from lrpfx.samples.sources import IndexedSource
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedBatch:
     """Samples of one form with their numbers, and their labels if they have any."""
 
     numbers: list[int]
@@ -43,20 +43,20 @@ def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
 
 
 @dataclass(frozen=True)
-class Choosing:
+class SampleSelection:
     """Chooses samples of a dataset. `probes`: hashes by number, with which samples that are iterated over are compared."""
 
     dataset: Any
-    preparing: Preparing
+    preparation: Preparation
     workers: int = 0
 
     def batches(
         self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, str]
-    ) -> Iterator[Chosen]:
+    ) -> Iterator[SelectedBatch]:
         """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
         numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
         if is_indexed(self.dataset):
-            loaded = Indexed(self.dataset, self.preparing, Workers(self.workers)).chosen(list(numbers))
+            loaded = IndexedSource(self.dataset, self.preparation, Workers(self.workers)).chosen(list(numbers))
         else:
             loaded = self._iterated(numbers, samples is None, probes)
         for some in chunks_of(loaded, size):
@@ -88,7 +88,7 @@ class Choosing:
             raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}", topic="samples")
 
     def _sample(self, number: int, item: Any) -> Sample:
-        return self.preparing.sample(number, lambda: item)
+        return self.preparation.sample(number, lambda: item)
 
     def _check(self, number: int, item: Any, probes: Mapping[int, str]) -> None:
         found = None if item is None else self._sample(number, item)
@@ -100,11 +100,11 @@ class Choosing:
             )
 
 
-def _chosen(samples: list[Sample], group: Group) -> Chosen:
+def _chosen(samples: list[Sample], group: SampleGroup) -> SelectedBatch:
     """A group of these samples."""
     numbers, labels = zip(*((samples[place].number, samples[place].label) for place in group.places), strict=True)
     known = [label for label in labels if label is not None]
     if known and len(known) < len(labels):
         raise InputError(f"sample {numbers[0]}: some samples have labels and others have none", topic="samples")
     first = hash_of_sample(samples[group.places[0]].inputs)
-    return Chosen(list(numbers), group.inputs, known or None, first)
+    return SelectedBatch(list(numbers), group.inputs, known or None, first)

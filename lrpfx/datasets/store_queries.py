@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from lrpfx.datasets.explaining import CONDITION, PREDICTION, REACHED, TARGET
-from lrpfx.datasets.layout import Array
+from lrpfx.datasets.layout import CONDITION, PREDICTION, REACHED, TARGET, Array
 from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError

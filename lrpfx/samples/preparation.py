@@ -35,7 +35,7 @@ class Sample(NamedTuple):  # made for each sample twice, which dataclasses take 
 
 
 @dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """Samples of one form together. `places`: which of a batch's samples they are."""
 
     places: list[int]
@@ -43,17 +43,17 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Samples of one block that run together. `digest`: of the first that could be loaded, or `UNKNOWN`."""
 
     block: int
     samples: list[Sample]  # without their inputs
-    groups: list[Group] = field(default_factory=list)
+    groups: list[SampleGroup] = field(default_factory=list)
     digest: int = UNKNOWN
 
 
 @dataclass(frozen=True)
-class Preparing:
+class Preparation:
     """Makes samples from items. `arguments`: the names of the model's.
 
     `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`.
@@ -160,7 +160,7 @@ def as_tensor(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, list) else value
 
 
-def batched(block: int, samples: Sequence[Sample]) -> Batch:
+def batched(block: int, samples: Sequence[Sample]) -> SampleBatch:
     """The samples in groups of one form, and those with values that are not finite as problems."""
     found = list(samples)
     of_form: dict[Any, list[int]] = {}
@@ -175,10 +175,10 @@ def batched(block: int, samples: Sequence[Sample]) -> Batch:
     first = next((sample.inputs for sample in found if sample.problem is None), None)
     digest = UNKNOWN if first is None else max(UNKNOWN + 1, int(hash_of_sample(first)[:16], 16))
     described = [Sample(number, None, label, key, problem) for number, _, label, key, problem in found]
-    return Batch(block, described, groups, digest)
+    return SampleBatch(block, described, groups, digest)
 
 
-def _grouped(found: list[Sample], places: list[int]) -> Iterator[Group]:
+def _grouped(found: list[Sample], places: list[int]) -> Iterator[SampleGroup]:
     """The samples at these places as one group, or, if they do not make a batch, each by itself. What fails is noted there."""
     try:
         inputs = default_collate([found[place].inputs for place in places])
@@ -199,7 +199,7 @@ def _grouped(found: list[Sample], places: list[int]) -> Iterator[Group]:
         places = [places[at] for at in kept]
         inputs = pytree.tree_map(lambda leaf: leaf[kept] if isinstance(leaf, torch.Tensor) else leaf, inputs)
     if places:
-        yield Group(places, inputs)
+        yield SampleGroup(places, inputs)
 
 
 def _failed(sample: Sample, problem: str) -> Sample:
