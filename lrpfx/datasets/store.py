@@ -92,9 +92,7 @@ def read_manifest(location: Location) -> Manifest:
         )
     attributes = _attributes(location)
     if MANIFEST not in attributes:
-        raise ArtefactError(
-            f"{location} is a Zarr group that lrpfx.datasets.attribute did not write", topic="damaged-stores"
-        )
+        raise ArtefactError(f"{location} is a Zarr group that lrpfx.datasets.attribute did not write", topic="damaged-stores")
     if attributes[MANIFEST] == _BEGINNING:
         raise ArtefactError(
             f"{location} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "

@@ -91,6 +91,8 @@ def test_whole_numbers_are_divided_by_what_is_computed(tmp_path):
     [
         lambda x: x.diagonal(0, 2, 3),
         lambda x: x.diagonal(-2, 1, 3),
+        lambda x: x.unfold(2, 3, 2),
+        lambda x: x.unfold(-1, 2, 1).sum(1),
         lambda x: functional.pad(x, (1, 2, 0, 1), mode="reflect"),
         lambda x: functional.pad(x.flatten(2), (4, 3), mode="reflect"),
     ],
