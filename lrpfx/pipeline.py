@@ -12,8 +12,8 @@ from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.capture import (
     AUTO,
+    CaptureSettings,
     ExampleInputs,
-    Job,
     Normalize,
     captured,
     fixed_dimensions,
@@ -106,7 +106,7 @@ def transform(
     check_arguments(model, composite, unassigned, explain, "transform")
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     source = prepare(model, needed_in_graphs(composite.canonizers))
-    job = Job(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
     after_normalize = (
         *(Stage.CANONIZE, Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE),
         *(Stage.REWRITE, Stage.FOLD, Stage.FUSE),
@@ -120,7 +120,7 @@ def transform(
             hold_sizes(program, verification, dynamic_shapes)
         return program
 
-    program = captured(job, finish)
+    program = captured(asked, finish)
     for note in program.notes:
         warnings.warn(note, stacklevel=4)
     return ExplainModule(
@@ -154,8 +154,8 @@ def normal_form(
 ) -> tuple[Program, Verification | None]:
     """The normalized graph of a model, and its output on the example inputs, with which later stages are verified."""
     source = model if isinstance(model, Prepared) else prepare(model, needs_values=False)
-    job = Job(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
-    return captured(job, lambda *found: found)
+    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+    return captured(asked, lambda *found: found)
 
 
 def settings_of(

@@ -21,9 +21,9 @@ from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.files import as_path, checked_path, whole_file
-from lrpfx.deploy.lowering import argument_examples
 from lrpfx.deploy.manifest import MOST_TOLERATED, UNDETERMINED, checked_facts, describe
 from lrpfx.deploy.photographs import photographs_part
+from lrpfx.deploy.program_facts import argument_examples
 from lrpfx.deploy.runner import Function, Runner
 from lrpfx.deploy.self_test import SelfTest
 from lrpfx.deploy.signatures import Key, check_signature, write_signature

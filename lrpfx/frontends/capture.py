@@ -83,7 +83,7 @@ Normalize = Callable[[Program, Verification | None], None]
 
 
 @dataclass(frozen=True)
-class Job:
+class CaptureSettings:
     """What is to be captured, and how.
 
     `capture`: "symbolic" for a symbolic trace; "export" for torch.export, which needs example inputs; "auto" tries the trace,
@@ -99,18 +99,18 @@ class Job:
     normalize: Normalize
 
 
-def captured(job: Job, finish: Callable[[Program, Verification | None], Result]) -> Result:
+def captured(asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
     """What `finish` makes of the normalized graph and of what verifies later stages.
 
     If it fails on one front end's graph, the next one is tried.
     """
-    model = job.source.model
-    check_front_end(job.capture)
-    if isinstance(job.dynamic_shapes, Mapping) and (job.example_inputs is None or isinstance(model, ExportedProgram)):
+    model = asked.source.model
+    check_front_end(asked.capture)
+    if isinstance(asked.dynamic_shapes, Mapping) and (asked.example_inputs is None or isinstance(model, ExportedProgram)):
         raise InputError("dynamic_shapes is for modules with example_inputs; an exported program has sizes of its own")
     if isinstance(model, ExportedProgram):
-        return finish(*_of_exported(model, job))
-    return _of_module(model, job, finish)
+        return finish(*_of_exported(model, asked))
+    return _of_module(model, asked, finish)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Request:
     names: list[str]  # the arguments that they are for
     opaque: set[str]  # paths of modules that the composite maps as a whole
     wishes: dict[Dimension, Wish]  # which sizes may vary
-    job: Job
+    asked: CaptureSettings
 
     @property
     def named(self) -> Named:
@@ -169,10 +169,10 @@ class SymbolicTrace(FrontEnd):
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
         if args is None:
-            return _normalized(program, self.name, None, request.job), None
+            return _normalized(program, self.name, None, request.asked), None
         run = _runner(model)
         verification = Verification(args, run(given), again=lambda: _runner(model)(given))
-        program = _normalized(program, self.name, verification, request.job)
+        program = _normalized(program, self.name, verification, request.asked)
         if request.wishes:
             guards, verification.another = settle(program, _asked_sizes(request), given, run, request.wishes, given)
             program.guards = [*guards, *program.guards]
@@ -296,7 +296,7 @@ class TorchExport(FrontEnd):
         began = log_begin("capture", self.name)
         program, sizes = capture_export(model, example, dimensions, tied)
         log_end("capture", self.name, len(program.graph.nodes), began)
-        program = _normalized(program, self.name, verification, request.job)
+        program = _normalized(program, self.name, verification, request.asked)
         guards, another = settle(program, sizes, example, run, request.wishes, named)
         program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
         # The graph is verified at the sizes of the example, where the model may take another way to the same result.
@@ -311,12 +311,12 @@ class TorchExport(FrontEnd):
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 
 
-def _of_module(model: nn.Module, job: Job, finish: Callable[[Program, Verification | None], Result]) -> Result:
+def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
     """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
-    args, names = positional(model, job.example_inputs)
-    wishes = wishes_of(job.dynamic_shapes, dict(zip(names, args or (), strict=True)))
-    request = Request(model, args, names, _opaque_paths(model, job.settings.composite), wishes, job)
-    chosen = [one for one in FRONT_ENDS if job.capture in (AUTO, one.name)]
+    args, names = positional(model, asked.example_inputs)
+    wishes = wishes_of(asked.dynamic_shapes, dict(zip(names, args or (), strict=True)))
+    request = Request(model, args, names, _opaque_paths(model, asked.settings.composite), wishes, asked)
+    chosen = [one for one in FRONT_ENDS if asked.capture in (AUTO, one.name)]
     failures: list[_Failure] = []
     kept: tuple[FrontEnd, Program, Verification | None] | None = None  # a graph with unknown calls
     unknown: list[str] = []
@@ -350,7 +350,7 @@ def _of_module(model: nn.Module, job: Job, finish: Callable[[Program, Verificati
             stage = _Stage.VERIFICATION if isinstance(error, VerificationError) else _Stage.CAPTURE
             failures.append(_Failure(front_end, error, stage))
             continue
-        unknown = _unknown_calls(program, job.settings.composite)
+        unknown = _unknown_calls(program, asked.settings.composite)
         if unknown:
             kept = front_end, program, verification
             continue
@@ -481,8 +481,8 @@ def fixed_dimensions(program: Program, verification: Verification) -> list[Guard
     return guards
 
 
-def _of_exported(model: ExportedProgram, job: Job) -> tuple[Program, Verification | None]:
-    example_inputs = job.example_inputs
+def _of_exported(model: ExportedProgram, asked: CaptureSettings) -> tuple[Program, Verification | None]:
+    example_inputs = asked.example_inputs
     began = log_begin("capture", TorchExport.name)
     program = capture_program(model)
     log_end("capture", TorchExport.name, len(program.graph.nodes), began)
@@ -500,18 +500,18 @@ def _of_exported(model: ExportedProgram, job: Job) -> tuple[Program, Verificatio
                 f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}",
                 topic="example-inputs",
             )
-        return _normalized(program, TorchExport.name, None, job), None
+        return _normalized(program, TorchExport.name, None, asked), None
     with torch.no_grad(), RecordChoices() as record_of_choices:
         values = Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
     verification.choices = record_of_choices.made
-    return _normalized(program, TorchExport.name, verification, job), verification
+    return _normalized(program, TorchExport.name, verification, asked), verification
 
 
-def _normalized(program: Program, front_end: str, verification: Verification | None, job: Job) -> Program:
+def _normalized(program: Program, front_end: str, verification: Verification | None, asked: CaptureSettings) -> Program:
     """A captured program after NORMALIZE, if it computes what the model computes, with all that was found out on the way."""
     inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
-    constants = job.settings.constants
+    constants = asked.settings.constants
     if isinstance(constants, str) or any(name not in inputs for name in constants):
         raise InputError(f"constants must be names of inputs ({', '.join(inputs)}), not {constants!r}", topic="example-inputs")
     if front_end == TorchExport.name:
@@ -523,11 +523,11 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    job.normalize(program, verification)
+    asked.normalize(program, verification)
     if front_end == TorchExport.name and program.title != ExportedProgram.__name__:
         program.notes.clear()  # of parts of layers: if anything decomposed them, it was lrpfx
-    if job.source.dequantized.matches:
-        record(program, Stage.NORMALIZE.value, DEQUANTIZED, job.source.dequantized)
+    if asked.source.dequantized.matches:
+        record(program, Stage.NORMALIZE.value, DEQUANTIZED, asked.source.dequantized)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "

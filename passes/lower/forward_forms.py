@@ -361,7 +361,7 @@ def _as_strided_scatter(
 
 
 def _unfold_backward(gradient: torch.Tensor, sizes: Sequence[int], dimension: int, size: int, step: int) -> torch.Tensor:
-    """torch's own form has places of 32 bits, which ONNX does not take."""
+    """Torch's own form has places of 32 bits, which ONNX does not take."""
     dimension %= len(sizes)
     places = torch.arange(sizes[dimension], device=gradient.device).unfold(0, size, step).flatten()
     windows = gradient.movedim(-1, dimension + 1).flatten(dimension, dimension + 1)
