@@ -391,8 +391,8 @@ ROWS: tuple[Operator, ...] = (
     ),
     _of_torch("log2", sample=call(input=POSITIVE)),
     _of_torch("log10", sample=call(input=POSITIVE)),
-    _of_torch("sqrt", signs.never_negative, call(input=POSITIVE)),
-    _of_torch("rsqrt", signs.never_negative, call(input=POSITIVE), scales=2),
+    _of_torch("sqrt", signs.never_negative, call(input=POSITIVE), power=0.5),
+    _of_torch("rsqrt", signs.never_negative, call(input=POSITIVE), scales=2, power=-0.5),
     _of_torch(
         "abs",
         signs.never_negative,
@@ -402,7 +402,7 @@ ROWS: tuple[Operator, ...] = (
         returns_complex=False,
         ratio=lambda input, bound: input.sign(),
     ),
-    _of_torch("square", signs.never_negative, ratio=lambda input, bound: input),
+    _of_torch("square", signs.never_negative, power=2, ratio=lambda input, bound: input),
     _of_torch(
         "erf",
         signs.of_input,
@@ -446,7 +446,7 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=MATRIX, other=POSITIVE),
     ),
     _of_torch("asinh", signs.of_input, also="arcsinh", ratio=_quotient(torch.asinh)),
-    _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2),
+    _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2, power=-1),
     _of_torch("frac", signs.of_input),
     _of_torch(
         "logit",
@@ -474,6 +474,7 @@ ROWS: tuple[Operator, ...] = (
         reflected="exponential",
         sign=signs.of_power,
         decomposition=_root,
+        power="exponent",
         sample=call(input=POSITIVE, exponent=3.0),
     ),
     _activation(

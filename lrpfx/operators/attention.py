@@ -87,6 +87,7 @@ ROWS: tuple[Operator, ...] = (
         probability=Probability.OF_ALL_LOGITS,
         total=_total,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -103,6 +104,7 @@ ROWS: tuple[Operator, ...] = (
         total=_total,
         decomposition=_of_the_negative,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -185,10 +187,13 @@ ROWS: tuple[Operator, ...] = (
         spelled="",
         functions=[attention_bias],
         mixes=mixing.no_dimension,
+        keeps_infinity=True,
         without_sample="only the compiler inserts it",
     ),
-    neutral("padding_bias", spelled="", functions=[padding_bias], without_sample="only the compiler inserts it"),
-    neutral("head_bias", spelled="", functions=[head_bias], without_sample="only the compiler inserts it"),
+    neutral(
+        "padding_bias", spelled="", functions=[padding_bias], keeps_infinity=True, without_sample="only the compiler inserts it"
+    ),
+    neutral("head_bias", spelled="", functions=[head_bias], keeps_infinity=True, without_sample="only the compiler inserts it"),
     row(
         "log_softmax",
         types.Activation,

@@ -103,6 +103,7 @@ ROWS: tuple[Operator, ...] = (
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
         scales_features=True,
         mixes=mixing.normalized,
+        keeps_dimensions=True,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -116,6 +117,7 @@ ROWS: tuple[Operator, ...] = (
         order="input num_groups weight bias eps cudnn_enabled",
         detached=_detached_group_norm,
         mixes=mixing.sample,
+        channels_second=True,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -130,6 +132,7 @@ ROWS: tuple[Operator, ...] = (
         order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
         detached=_detached_instance_norm,
         mixes=mixing.positions,
+        channels_second=True,
         sample=call(
             loses="bias",
             input=IMAGE,
@@ -151,6 +154,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.RMSNorm],
         spelled="rms_norm",
         mixes=mixing.normalized,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),
     row(
@@ -161,6 +165,7 @@ ROWS: tuple[Operator, ...] = (
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
     ),
     row(
@@ -175,6 +180,7 @@ ROWS: tuple[Operator, ...] = (
             )
         },
         mixes=mixing.channels,
+        keeps_dimensions=True,
         sample=call(input=IMAGE, size=3, alpha=0.3, beta=0.6, k=2.0),
     ),
 )

@@ -121,6 +121,7 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
         _maximum_pool(
             f"{name}_with_indices",
             spelled=f"{name}_with_indices",
+            results="values indices",
             spatial=dimensions,
             keeps_rank=True,
             broadcasts=False,
@@ -136,6 +137,7 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
         _maximum_pool(
             f"{adaptive}_with_indices",
             spelled=f"{adaptive}_with_indices",
+            results="values indices",
             aten=f"{adaptive}.default",
             sample=of(lambda x: adaptive_function(x, 2, return_indices=True)[0], (2, 3, *[4] * dimensions)),
         ),

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Builder, Operator
+from lrpfx.ir.operator import Builder, Form, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
     divided_by,
@@ -165,6 +165,7 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
         data="input tensor1 tensor2",
         spelled=name,
         decomposition=_sum_and(combined),
+        keeps_dimensions=True,
         sample=call(input=MATRIX, tensor1=signal(2, 4), **sample, value=3),
     )
 
@@ -303,6 +304,7 @@ ROWS: tuple[Operator, ...] = (
         weighted="weighted_values",
         weighted_last="values_weighted",
         contraction=contractions.of_matmul,
+        form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
@@ -312,6 +314,7 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         data="input other",
         sign=signs.of_matrix_product,
+        form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
@@ -321,6 +324,8 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         data="input other",
         sign=signs.of_matrix_product,
+        form=Form.MATRICES,
+        reversed=True,
         sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
     ),
     row(
@@ -330,6 +335,7 @@ ROWS: tuple[Operator, ...] = (
         "input other dim keepdim=False",
         data="input other",
         sign=signs.of_product,
+        form=Form.SUM,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
     ),
     row(
@@ -351,18 +357,22 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_in_steps,
         weighted="weighted_einsum",
         weighted_last="values_weighted_einsum",
+        form=Form.EINSUM,
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "weighted_einsum",
         types.WeightedValues,
         functions=[weighted_einsum],
+        form=Form.EINSUM,
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "values_weighted_einsum",
         types.WeightedValues,
         functions=[values_weighted_einsum],
+        form=Form.EINSUM,
+        reversed=True,
         sample=of(lambda x, y: values_weighted_einsum("bjk,bij->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
@@ -482,6 +492,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.GLU],
         spelled="glu",
         decomposition=_gated_linear_unit,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, dim=1),
     ),
     _sum_with("addcmul", "mul", tensor2=signal(2, 4)),

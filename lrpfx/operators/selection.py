@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Channels, NotAffineError, Operator, Sample
+from lrpfx.ir.operator import Bound, Builder, Channels, Fill, NotAffineError, Operator, Sample
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
@@ -121,11 +121,14 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_padding,
         moves=True,
         channels=_padded,
+        keeps_dimensions=True,
+        fills=Fill.NUMBER,
         sample=call(loses="constants", input=IMAGE, pad=(1, 2), mode="constant", value=0.5),
     ),
     _combining(
         "cat",
         spelled="cat concat concatenate",
+        keeps_dimensions=True,
         sample=of(lambda x, y: torch.cat([x, y], axis=1), (2, 3), (2, 4)),  # type: ignore[call-arg]  # numpy's name
     ),
     _combining(
@@ -177,6 +180,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_both,
         selects=True,
         mixes=mixing.no_dimension,
+        chooses=("condition", "input", "other"),
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -189,11 +193,19 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_masked_fill,
         selects=True,
         mixes=mixing.no_dimension,
+        chooses=("mask", "value", "input"),
         sample=call(loses="constants", input=MATRIX, mask=_MASK, value=0.5),
     ),
-    neutral("slice_scatter", selects=True, sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2))),
-    neutral("select_scatter", selects=True, sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,))),
-    neutral("diagonal_scatter", selects=True, sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False)),
+    neutral(
+        "slice_scatter", selects=True, overwrites=True, sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2))
+    ),
+    neutral("select_scatter", selects=True, overwrites=True, sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,))),
+    neutral(
+        "diagonal_scatter",
+        selects=True,
+        overwrites=True,
+        sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
+    ),
     row(
         "index_put",
         types.Neutral,
@@ -332,6 +344,7 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         spelled="logaddexp",
         decomposition=_logarithm_of_sum(None),
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -342,6 +355,7 @@ ROWS: tuple[Operator, ...] = (
         data="input other",
         spelled="logaddexp2",
         decomposition=_logarithm_of_sum(2.0),
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
 )

@@ -132,6 +132,7 @@ ROWS: tuple[Operator, ...] = (
             _LP_POOL.format(dimensions="[2]"): (functional.lp_pool2d,),
             _LP_POOL.format(dimensions="[3]"): (functional.lp_pool3d,),
         },
+        channels_second=True,
         sample=of(lambda x: functional.lp_pool2d(x, 2.0, 2), (2, 3, 4, 4)),
     ),
     row(

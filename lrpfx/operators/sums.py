@@ -13,7 +13,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
+from lrpfx.operators.functions import index_added, index_put_accumulated, is_excluding, scatter_added, slope
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
@@ -74,6 +74,8 @@ ROWS: tuple[Operator, ...] = (
         elementwise=True,
         affine_in="input other",
         coefficients=lambda alpha: (1, alpha),
+        absorbs=is_excluding,
+        keeps_infinity=True,
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
     row(
@@ -206,6 +208,7 @@ ROWS: tuple[Operator, ...] = (
         data="input end weight",
         spelled="lerp",
         decomposition=_interpolated,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, end=signal(2, 4), weight=0.3),
     ),
     row(
