@@ -251,7 +251,6 @@ ROWS: tuple[Operator, ...] = (
         "input weight bias=None",
         parameters="weight bias",
         modules=[nn.Linear],
-        spelled="linear",
         adjoint=_linear_adjoint,
         constant_response=_linear_response,
         weight_layout=WeightLayout.DENSE,

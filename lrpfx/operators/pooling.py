@@ -132,6 +132,7 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
             adaptive_function,
             "input output_size return_indices=False",
             modules=[adaptive_module],
+            spelled="",
             sample=call(input=x, output_size=3, return_indices=False),
         ),
         _maximum_pool(
@@ -156,7 +157,6 @@ ROWS: tuple[Operator, ...] = (
         types.AvgPool,
         torch.mean,
         "input dim=None keepdim=False dtype=None",
-        spelled="mean",
         sign=signs.of_input,
         adds_up=True,
         channels=_averaged,

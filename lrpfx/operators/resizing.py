@@ -33,6 +33,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "upsample",
         types.Interpolation,
+        spelled="",
         aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
         "upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec "
         "_upsample_bicubic2d_aa.vec _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec "
@@ -50,12 +51,6 @@ ROWS: tuple[Operator, ...] = (
         aliases="interpolation_mode=mode",
         controls="grid",
         channels_second=True,
-        sample=call(
-            input=IMAGE,
-            grid=signal(2, 3, 3, 2),
-            mode="bilinear",
-            padding_mode="border",
-            align_corners=True,
-        ),
+        sample=call(input=IMAGE, grid=signal(2, 3, 3, 2), mode="bilinear", padding_mode="border", align_corners=True),
     ),
 )
