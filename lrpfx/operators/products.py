@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Builder, Form, Operator
+from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
     divided_by,
@@ -25,7 +25,7 @@ from lrpfx.operators.functions import (
     weighted_values,
 )
 from lrpfx.operators.row import row
-from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, weight
+from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, Signal, call, of, signal, weight
 
 # --- decompositions ---------------------------------------------------------------------------------------------------------
 
@@ -170,6 +170,12 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
     )
 
 
+def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
+    """A row for an element-wise operator of two operands, which only the compiler calls."""
+    sample = call(input=MATRIX, other=other)
+    return row(name, kind, function, "input other", data="input other", elementwise=True, sample=sample, **facts)
+
+
 ROWS: tuple[Operator, ...] = (
     row(
         "mul",
@@ -255,39 +261,11 @@ ROWS: tuple[Operator, ...] = (
         accumulates=mixing.given(),
         sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
     ),
-    row(
-        "gate",
-        types.Gate,
-        gate,
-        "input other",
-        data="input other",
-        sign=signs.of_product,
-        elementwise=True,
-        proportional_to="input other",
-        sample=call(input=MATRIX, other=signal(2, 4)),
+    _of_two("gate", types.Gate, gate, signal(2, 4), sign=signs.of_product, proportional_to="input other"),
+    _of_two(
+        "gated_product", types.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
-    row(
-        "gated_product",
-        types.GatedProduct,
-        gated_product,
-        "input other",
-        data="input other",
-        sign=signs.of_product,
-        elementwise=True,
-        proportional_to="input other",
-        sample=call(input=MATRIX, other=signal(2, 4)),
-    ),
-    row(
-        "quotient",
-        types.Gate,
-        quotient,
-        "input other",
-        data="input other",
-        sign=signs.of_quotient,
-        elementwise=True,
-        proportional_to="input",
-        sample=call(input=MATRIX, other=POSITIVE),
-    ),
+    _of_two("quotient", types.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
     row(
         "matmul",
         types.MatMul,

@@ -88,8 +88,7 @@ class FindActivations(GraphPass):
             for node in reversed(list(calls(program.graph))):
                 new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
                 if new is not None:
-                    result.matches += 1
-                    result.details.append((node_info(node).name, f"now {node_info(new).name}"))
+                    result.match(node_info(node).name, f"now {node_info(new).name}")
                     replace_call(node, new)
             if result.matches > before:
                 remove_unread(program.graph)

@@ -43,8 +43,7 @@ class FindAttention(GraphPass):
             weighted = operator_named(name)
             node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.spellings.functions)), arguments, {}
             update_info(node, operator=weighted)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
+            result.match(node_info(node).name, f"values, weighted by {node_info(weights).name}")
         if result.matches:
             remove_unread(program.graph)
             mark_constants(program.graph)

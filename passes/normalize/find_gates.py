@@ -54,14 +54,12 @@ class FindGates(GraphPass):
                     if activations[0]:
                         signal, scale = scale, signal
                     _change(node, operator.product.activated, signal, scale)
-                    result.matches += 1
-                    result.details.append((node_info(node).name, f"activated: {node_info(scale).name}"))
+                    result.match(node_info(node).name, f"activated: {node_info(scale).name}")
                     continue
                 if certainties[0] > certainties[1]:
                     signal, scale = scale, signal
             _change(node, operator.product.scaled, signal, scale)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}"))
+            result.match(node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}")
         return result
 
 

@@ -51,8 +51,7 @@ class FindLinear(GraphPass):
             if is_call_of(node, "linear") and info.module_path is None:
                 convolution = _as_convolution(CallBuilder(program, node, row_of(node)), node)
                 if convolution is not None:
-                    result.matches += 1
-                    result.details.append((info.name, f"linear: now {node_info(convolution).name}"))
+                    result.match(info.name, f"linear: now {node_info(convolution).name}")
             if row is None or row.product.contraction is None or info.role is not Role.DATA or not _has_weight(node):
                 continue
             found, fixed = _Weights(program), program.fixed_dimensions
@@ -66,8 +65,7 @@ class FindLinear(GraphPass):
                 program.fixed_dimensions = fixed
                 other = _with_selected_matrices(program, node, row) or _as_scale(program, node, row, found)
                 if other is not None:
-                    result.matches += 1
-                    result.details.append((info.name, f"{row}: now {row_of(other)}"))
+                    result.match(info.name, f"{row}: now {row_of(other)}")
                     replace_call(node, other)
                 elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
@@ -76,8 +74,7 @@ class FindLinear(GraphPass):
             product = node.args[0]
             replace_call(node, new)
             layer = _as_convolution(CallBuilder(program, dense.layer, row), dense.layer) or dense.layer
-            result.matches += 1
-            result.details.append((info.name, f"{row}: now {node_info(layer).name}"))
+            result.match(info.name, f"{row}: now {node_info(layer).name}")
             if row.entries.adds_up and isinstance(product, fx.Node):
                 program.graph.erase_node(product)
         return result

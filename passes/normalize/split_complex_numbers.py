@@ -136,8 +136,7 @@ class _Splitting:
                 except _NoPartsError as reason:
                     problems.append(_complaint(node, str(reason)))
                     replacement = (node, node)  # an error follows
-                result.matches += 1
-                result.details.append((node_info(node).name, "computes with real and imaginary parts"))
+                result.match(node_info(node).name, "computes with real and imaginary parts")
                 if isinstance(replacement, tuple):
                     self.parts[node] = replacement
                 else:
