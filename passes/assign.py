@@ -49,8 +49,7 @@ class Assign(GraphPass):
             if not isinstance(rule, Hook):
                 raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule", topic="composites")
             update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
-            result.matches += 1
-            result.details.append((layer.name, f"{rule}, by {node_info(node).chosen_by}"))
+            result.match(layer.name, f"{rule}, by {node_info(node).chosen_by}")
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.notes.append(_warning(program, self.composite, unmatched))

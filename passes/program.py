@@ -84,6 +84,11 @@ class PassResult:
     reasons: list[tuple[str, str]] = field(default_factory=list)
     notes: list[LrpfxWarning] = field(default_factory=list)
 
+    def match(self, name: str, detail: str) -> None:
+        """Count a match, and note what was done at the call of this name."""
+        self.matches += 1
+        self.details.append((name, detail))
+
 
 class GraphPass(ABC):
     """A pass over the graph: one step of the compilation."""

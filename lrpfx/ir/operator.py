@@ -39,6 +39,36 @@ class Probability(enum.Enum):
     OF_ALL_LOGITS = "softmax"
 
 
+class Repeats(enum.Enum):
+    """How a call repeats the entries of its argument."""
+
+    BROADCAST = "along new dimensions and those of size 1, as often as the given sizes say"
+    TILES = "the whole, as often along each dimension as the given numbers say"
+    EACH = "each entry, one after another"
+
+
+class Fill(enum.Enum):
+    """The entries of a result that no entry of an argument is."""
+
+    ZERO = "0"
+    NUMBER = "a number that an argument says"
+
+
+class Form(enum.Enum):
+    """The form of a product of two factors."""
+
+    MATRICES = "a product of matrices, or of stacks of them"
+    EINSUM = "the sum of products that the first argument, an equation, says"
+    SUM = "a sum of products of entries over the argument `dim`"
+
+
+class Matrices(enum.Enum):
+    """The entries of the data that share one of several weight matrices."""
+
+    OF_ENTRIES = "each entry of the first dimensions has one"
+    OF_GROUPS = "groups of rows have one each; an argument says where they end"
+
+
 @dataclass(frozen=True)
 class Channels:
     """The position of a value's channels: dimension 1 of `dimensions`, which is None if unknown.
@@ -198,6 +228,12 @@ class Entries:
     adds_up: bool = False  # an entry of the result is a sum of entries of the only input, with nonnegative weights
     multiplies_up: bool = False  # an entry of the result is a product of entries of the only input
     keeps_order: bool = False  # the entries of the result are those of the first argument, in the same order
+    chooses: tuple[str, ...] = ()  # arguments: a condition, what is taken where it is true, and where it is not
+    overwrites: bool = False  # entries of the second argument replace those at fixed places of the first
+    repeats: Repeats | None = None
+    fills: Fill | None = None
+    indexes: bool = False  # the second argument is an index, as in x[index]
+    gathers: bool = False  # entries of the first argument at an index along a dimension
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,6 +253,10 @@ class Values:
     ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
     discrete: bool = False  # the result is integer, boolean or piecewise constant
     discrete_with: str = ""  # the argument that makes the result piecewise constant
+    steps: bool = False  # it is 0 or 1: on which side of a bound an entry is
+    power: float | str | None = None  # it is this power of the input, or that which an argument says
+    absorbs: Callable[[torch.Tensor], torch.Tensor] | None = None  # where an operand alone decides about the result
+    keeps_infinity: bool = False  # where an operand is -inf, so is the result
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,6 +283,8 @@ class Memory:
 class Product:
     """A product of two operands."""
 
+    form: Form | None = None
+    reversed: bool = False  # the first of its data arguments is the second factor
     contraction: Contract | None = None  # set if it sums over some dimensions, or is a sum of products
     scaled: str = ""  # the row for a call in which one of two operands scales the other
     activated: str = ""  # the row for a call in which one of two operands is an activation
@@ -259,6 +301,7 @@ class Linear:
     constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
     transforms: bool = False  # it is a Fourier transform
     weight_layout: WeightLayout | None = None  # set if a map of its channels can be merged into its weight and bias
+    matrices: Matrices | None = None  # set if it has several weights
     with_bias_map: str = ""  # the row of the convolution whose bias depends on the position
     with_amounts: str = ""  # the row of the convolution that adds other numbers of zeros on each side
 
@@ -293,6 +336,9 @@ class Dimensions:
     squeezes: bool = False  # the number of dimensions of the result may depend on sizes
     keeps_last_dimension: Callable[[Sequence[Any], int], bool] | None = None  # from other arguments, input's rank
     dimension_before: DimensionBefore | None = None
+    added: int = 0  # how many dimensions more the result has than the first argument, for rows with `dimension_before`
+    keeps_dimensions: bool = False  # a dimension of the result is the same one of each operand with as many dimensions
+    channels_second: bool = False  # the channels of its data and result are their second dimension
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -349,7 +395,7 @@ class Operator:
     @property
     def returns_several(self) -> bool:
         """Whether a call returns several tensors."""
-        return self.outputs.parts or bool(self.outputs.results) or self.name.endswith("_with_indices")
+        return self.outputs.parts or bool(self.outputs.results)
 
     @property
     def shares_with_constants(self) -> bool:
@@ -365,6 +411,10 @@ class Operator:
     def weighs_channels(self) -> bool:
         """Whether it is a dense layer or convolution whose weight has the shape (out, in, ...)."""
         return self.linear.weight_layout in (WeightLayout.DENSE, WeightLayout.CONVOLUTION)
+
+    def exponent(self, bound: Bound) -> Any:
+        """The exponent of the power of the input that a call is, or None."""
+        return bound.get(self.values.power) if isinstance(self.values.power, str) else self.values.power
 
     @property
     def rank_of_batch(self) -> int:

@@ -18,12 +18,19 @@ from lrpfx.operators.functions import exponential, straight_through, thresholded
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
 
+_MATRIX = call(input=MATRIX)
+
 
 def _activation(
-    name: str, function: Function, arguments: str = "input", modules: Sequence[type] = (), **facts: Any
+    name: str,
+    function: Function,
+    arguments: str = "input",
+    modules: Sequence[type] = (),
+    sample: Sample | None = _MATRIX,
+    **facts: Any,
 ) -> Operator:
     options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
-    return row(name, types.Activation, function, arguments, modules=modules, **options, **facts)
+    return row(name, types.Activation, function, arguments, modules=modules, sample=sample, **options, **facts)
 
 
 def _bounded(bound: Bound) -> int:
@@ -102,13 +109,7 @@ def _remainder(name: str, **facts: Any) -> Operator:
     return _activation(name, function, "input other", spelled=name, sample=sample, **facts)
 
 
-def _of_torch(
-    name: str,
-    sign: SignOf | None = None,
-    sample: Sample = call(input=MATRIX),  # noqa: B008  # it is not changed
-    also: str = "",
-    **facts: Any,
-) -> Operator:
+def _of_torch(name: str, sign: SignOf | None = None, sample: Sample = _MATRIX, also: str = "", **facts: Any) -> Operator:
     """A row for a function without options that torch offers under one name, or two, in all its forms."""
     return _activation(name, getattr(torch, name), spelled=f"{name} {also}", sign=sign, sample=sample, **facts)
 
@@ -118,30 +119,25 @@ ROWS: tuple[Operator, ...] = (
         "relu",
         functional.relu,
         modules=[nn.ReLU],
-        spelled="relu",
         sign=signs.never_negative,
         positive_part=True,
         keeps_nonpositive=True,
         ratio=_step,
-        sample=call(input=MATRIX),
     ),
     _activation(
         "relu6",
         functional.relu6,
         modules=[nn.ReLU6],
-        spelled="relu6",
         sign=signs.never_negative,
         scales=1,
         keeps_nonpositive=True,
         ratio=_quotient(functional.relu6, 0.0),
-        sample=call(input=MATRIX),
     ),
     _activation(
         "hardtanh",
         functional.hardtanh,
         "input min_val=-1.0 max_val=1.0",
         modules=[nn.Hardtanh, nn.ReLU6],
-        spelled="hardtanh",
         sign=signs.of_hardtanh,
         scales=1,
         sample=call(input=MATRIX, min_val=-0.3, max_val=0.4),
@@ -160,7 +156,6 @@ ROWS: tuple[Operator, ...] = (
         "clamp_min",
         torch.clamp_min,
         "input min",
-        spelled="clamp_min",
         sign=signs.of_clamp,
         decomposition=_bounded_by_data,
         sample=call(input=MATRIX, min=-0.3),
@@ -169,7 +164,6 @@ ROWS: tuple[Operator, ...] = (
         "clamp_max",
         torch.clamp_max,
         "input max",
-        spelled="clamp_max",
         sign=signs.of_clamp,
         decomposition=_bounded_by_data,
         sample=call(input=MATRIX, max=0.3),
@@ -179,7 +173,6 @@ ROWS: tuple[Operator, ...] = (
         functional.elu,
         "input alpha=1.0",
         modules=[nn.ELU],
-        spelled="elu",
         aten="elu.default",
         inplace_aten="elu_.default",
         sign=signs.of_elu,
@@ -187,20 +180,13 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=MATRIX, alpha=0.7),
     ),
     _activation(
-        "selu",
-        functional.selu,
-        modules=[nn.SELU],
-        spelled="selu",
-        sign=signs.of_input,
-        ratio=_quotient(functional.selu, 1.0507009873554805),
-        sample=call(input=MATRIX),
+        "selu", functional.selu, modules=[nn.SELU], sign=signs.of_input, ratio=_quotient(functional.selu, 1.0507009873554805)
     ),
     _activation(
         "celu",
         functional.celu,
         "input alpha=1.0",
         modules=[nn.CELU],
-        spelled="celu",
         sign=signs.of_elu,
         ratio=_quotient(functional.celu),
         sample=call(input=MATRIX, alpha=0.7),
@@ -210,7 +196,6 @@ ROWS: tuple[Operator, ...] = (
         functional.gelu,
         "input approximate='none'",
         modules=[nn.GELU],
-        spelled="gelu",
         sign=signs.of_input,
         ratio=_ratio_of_gelu,
         sample=call(input=MATRIX, approximate="tanh"),
@@ -223,54 +208,20 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.never_negative,
         scales=2,
         probability=Probability.OF_ONE_LOGIT,
-        sample=call(input=MATRIX),
     ),
+    _activation("hardsigmoid", functional.hardsigmoid, modules=[nn.Hardsigmoid], sign=signs.never_negative, scales=2),
     _activation(
-        "hardsigmoid",
-        functional.hardsigmoid,
-        modules=[nn.Hardsigmoid],
-        spelled="hardsigmoid",
-        sign=signs.never_negative,
-        scales=2,
-        sample=call(input=MATRIX),
+        "silu", functional.silu, modules=[nn.SiLU], sign=signs.of_input, ratio=lambda input, bound: torch.sigmoid(input)
     ),
-    _activation(
-        "silu",
-        functional.silu,
-        modules=[nn.SiLU],
-        spelled="silu",
-        sign=signs.of_input,
-        ratio=lambda input, bound: torch.sigmoid(input),
-        sample=call(input=MATRIX),
-    ),
-    _activation(
-        "hardswish",
-        functional.hardswish,
-        modules=[nn.Hardswish],
-        spelled="hardswish",
-        sign=signs.of_input,
-        ratio=_ratio_of_hardswish,
-        sample=call(input=MATRIX),
-    ),
+    _activation("hardswish", functional.hardswish, modules=[nn.Hardswish], sign=signs.of_input, ratio=_ratio_of_hardswish),
     _activation(
         "mish",
         functional.mish,
         modules=[nn.Mish],
-        spelled="mish",
         sign=signs.of_input,
         ratio=lambda input, bound: torch.tanh(functional.softplus(input)),
-        sample=call(input=MATRIX),
     ),
-    _activation(
-        "tanh",
-        torch.tanh,
-        modules=[nn.Tanh],
-        spelled="tanh",
-        sign=signs.of_input,
-        scales=1,
-        ratio=_quotient(torch.tanh),
-        sample=call(input=MATRIX),
-    ),
+    _activation("tanh", torch.tanh, modules=[nn.Tanh], sign=signs.of_input, scales=1, ratio=_quotient(torch.tanh)),
     _activation(
         "tanhshrink",
         functional.tanhshrink,
@@ -278,7 +229,6 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_input,
         whole={"(Tensor input) -> Tensor": (functional.tanhshrink,)},
         ratio=_quotient(functional.tanhshrink, 0.0),
-        sample=call(input=MATRIX),
     ),
     _activation(
         "softsign",
@@ -287,14 +237,12 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_input,
         whole={"(Tensor input) -> Tensor": (functional.softsign,)},
         ratio=lambda input, bound: 1 / (1 + input.abs()),
-        sample=call(input=MATRIX),
     ),
     _activation(
         "softplus",
         functional.softplus,
         "input beta=1.0 threshold=20.0",
         modules=[nn.Softplus],
-        spelled="softplus",
         sign=signs.of_softplus,
         sample=call(input=MATRIX, beta=2.0, threshold=0.5),
     ),
@@ -303,7 +251,6 @@ ROWS: tuple[Operator, ...] = (
         functional.softshrink,
         "input lambd=0.5",
         modules=[nn.Softshrink],
-        spelled="softshrink",
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (functional.softshrink,)},
         ratio=_ratio_of_softshrink,
@@ -314,7 +261,6 @@ ROWS: tuple[Operator, ...] = (
         torch.hardshrink,
         "input lambd=0.5",
         modules=[nn.Hardshrink],
-        spelled="hardshrink",
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink)},
         ratio=_ratio_of_hardshrink,
@@ -327,14 +273,12 @@ ROWS: tuple[Operator, ...] = (
         spelled="log_sigmoid",
         sign=signs.never_positive,
         probability=Probability.OF_ONE_LOGIT,
-        sample=call(input=MATRIX),
     ),
     _activation(
         "leaky_relu",
         functional.leaky_relu,
         "input negative_slope=0.01",
         modules=[nn.LeakyReLU],
-        spelled="leaky_relu",
         sign=signs.of_leaky_relu,
         ratio=_ratio_of_leaky_relu,
         sample=call(input=MATRIX, negative_slope=0.3),
@@ -344,7 +288,6 @@ ROWS: tuple[Operator, ...] = (
         functional.rrelu,
         "input lower=0.125 upper=0.3333333333333333 training=False",
         modules=[nn.RReLU],
-        spelled="rrelu",
         aten="rrelu.default",
         inplace_aten="rrelu_.default",
         sample=call(input=MATRIX, lower=0.2, upper=0.3, training=False),
@@ -354,7 +297,6 @@ ROWS: tuple[Operator, ...] = (
         functional.threshold,
         "input threshold value",
         modules=[nn.Threshold],
-        spelled="threshold",
         sign=signs.of_threshold,
         sample=call(input=MATRIX, threshold=0.1, value=0.3),
     ),
@@ -363,7 +305,6 @@ ROWS: tuple[Operator, ...] = (
         torch.prelu,
         "input weight",
         modules=[nn.PReLU],
-        spelled="prelu",
         parameters="weight",
         sign=signs.of_prelu,
         broadcasts=False,
@@ -372,27 +313,14 @@ ROWS: tuple[Operator, ...] = (
     _remainder("remainder", functions=[operator.mod], methods="__mod__"),
     _remainder("fmod"),
     _of_torch("exp", signs.never_negative, of_softmax=True),
-    _of_torch(
-        "exp2",
-        signs.never_negative,
-        of_softmax=True,
-    ),
-    _of_torch(
-        "expm1",
-        signs.of_input,
-        ratio=_quotient(torch.expm1),
-    ),
+    _of_torch("exp2", signs.never_negative, of_softmax=True),
+    _of_torch("expm1", signs.of_input, ratio=_quotient(torch.expm1)),
     _of_torch("log", sample=call(input=POSITIVE), logarithm=True, of_softmax=True),
-    _of_torch(
-        "log1p",
-        signs.of_input,
-        call(input=POSITIVE),
-        ratio=_quotient(torch.log1p),
-    ),
+    _of_torch("log1p", signs.of_input, call(input=POSITIVE), ratio=_quotient(torch.log1p)),
     _of_torch("log2", sample=call(input=POSITIVE)),
     _of_torch("log10", sample=call(input=POSITIVE)),
-    _of_torch("sqrt", signs.never_negative, call(input=POSITIVE)),
-    _of_torch("rsqrt", signs.never_negative, call(input=POSITIVE), scales=2),
+    _of_torch("sqrt", signs.never_negative, call(input=POSITIVE), power=0.5),
+    _of_torch("rsqrt", signs.never_negative, call(input=POSITIVE), scales=2, power=-0.5),
     _of_torch(
         "abs",
         signs.never_negative,
@@ -402,26 +330,17 @@ ROWS: tuple[Operator, ...] = (
         returns_complex=False,
         ratio=lambda input, bound: input.sign(),
     ),
-    _of_torch("square", signs.never_negative, ratio=lambda input, bound: input),
-    _of_torch(
-        "erf",
-        signs.of_input,
-        scales=1,
-        ratio=_quotient(torch.erf, 2 / math.sqrt(math.pi)),
-    ),
-    _of_torch(
-        "erfc",
-        signs.never_negative,
-        scales=2,
-    ),
+    _of_torch("square", signs.never_negative, power=2, ratio=lambda input, bound: input),
+    _of_torch("erf", signs.of_input, scales=1, ratio=_quotient(torch.erf, 2 / math.sqrt(math.pi))),
+    _of_torch("erfc", signs.never_negative, scales=2),
     _of_torch(
         "erfinv",
         signs.of_input,
         call(input=signal(2, 4, low=-0.9, high=0.9)),
         ratio=_quotient(torch.erfinv, math.sqrt(math.pi) / 2),
     ),
-    _activation("ndtr", torch.special.ndtr, spelled="ndtr", sign=signs.never_negative, scales=2, sample=call(input=MATRIX)),
-    _activation("log_ndtr", torch.special.log_ndtr, spelled="log_ndtr", sign=signs.never_positive, sample=call(input=MATRIX)),
+    _activation("ndtr", torch.special.ndtr, sign=signs.never_negative, scales=2),
+    _activation("log_ndtr", torch.special.log_ndtr, sign=signs.never_positive),
     _of_torch("sin", ratio=_quotient(torch.sin)),
     _of_torch("cos"),
     _of_torch("tan", ratio=_quotient(torch.tan)),
@@ -446,13 +365,9 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=MATRIX, other=POSITIVE),
     ),
     _of_torch("asinh", signs.of_input, also="arcsinh", ratio=_quotient(torch.asinh)),
-    _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2),
+    _of_torch("reciprocal", signs.of_input, call(input=POSITIVE), scales=2, power=-1),
     _of_torch("frac", signs.of_input),
-    _of_torch(
-        "logit",
-        sample=call(input=signal(2, 4, low=0.1, high=0.9), eps=0.2),
-        arguments="input eps=None",
-    ),
+    _of_torch("logit", sample=call(input=signal(2, 4, low=0.1, high=0.9), eps=0.2), arguments="input eps=None"),
     _of_torch("deg2rad", signs.of_input),
     _of_torch("rad2deg", signs.of_input),
     _of_torch("sinc"),
@@ -466,7 +381,6 @@ ROWS: tuple[Operator, ...] = (
         "pow",
         torch.pow,
         "input exponent",
-        spelled="pow",
         functions=[operator.pow],
         inplace=[operator.ipow],
         methods="__pow__",
@@ -474,12 +388,14 @@ ROWS: tuple[Operator, ...] = (
         reflected="exponential",
         sign=signs.of_power,
         decomposition=_root,
+        power="exponent",
         sample=call(input=POSITIVE, exponent=3.0),
     ),
     _activation(
         "exponential",
         exponential,
         "input other",
+        spelled="",
         methods="__rpow__",
         reordered=[(torch.ops.aten.pow.Scalar, "other input")],
         sign=signs.of_exponential,
@@ -492,6 +408,7 @@ ROWS: tuple[Operator, ...] = (
         "input value",
         controls="value",
         broadcasts=False,
+        sample=None,
         without_sample="only the compiler inserts it",
     ),
     _activation(
@@ -501,6 +418,7 @@ ROWS: tuple[Operator, ...] = (
         modules=[nn.ReLU],
         buffers="scale shift",
         broadcasts=False,
+        sample=None,
         without_sample="only the compiler inserts it",
     ),
 )

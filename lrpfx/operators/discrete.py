@@ -20,14 +20,14 @@ def _constant(name: str, sample: Sample, also: str = "", **facts: Any) -> Operat
     return neutral(name, spelled=f"{name} {also}", discrete=True, sample=sample, **facts)
 
 
-def _comparison(name: str) -> Operator:
+def _comparison(name: str, steps: bool = False) -> Operator:
     function, spelled = getattr(torch, name), [getattr(operator, name)]
     return _constant(
-        name, mask(lambda x: function(x, 0.1)), functions=spelled, methods=f"__{name}__", mixes=mixing.no_dimension
+        name, mask(lambda x: function(x, 0.1)), functions=spelled, methods=f"__{name}__", mixes=mixing.no_dimension, steps=steps
     )
 
 
-def _of_bits(name: str, function: Function, inplace: Function, sample: Sample) -> Operator:
+def _of_bits(name: str, function: Function, inplace: Function, sample: Sample, **facts: Any) -> Operator:
     """A row for a bitwise operator, which has a Python symbol."""
     return _constant(
         f"bitwise_{name}",
@@ -40,6 +40,7 @@ def _of_bits(name: str, function: Function, inplace: Function, sample: Sample) -
         aten=f"bitwise_{name}.Scalar_Tensor",
         indices="0 1 input other",
         mixes=mixing.no_dimension,
+        **facts,
     )
 
 
@@ -48,13 +49,19 @@ def _by_itself(name: str, also: str = "", **facts: Any) -> Operator:
     return _constant(name, mask(lambda x: function(x)), also, mixes=mixing.no_dimension, **facts)
 
 
-def _of_truth_values(name: str) -> Operator:
+def _of_truth_values(name: str, **facts: Any) -> Operator:
     function = getattr(torch, name)
-    return _constant(name, mask(lambda x: function(x > 0, x > 0.5)), mixes=mixing.no_dimension)
+    return _constant(name, mask(lambda x: function(x > 0, x > 0.5)), mixes=mixing.no_dimension, **facts)
+
+
+def _is_true(value: torch.Tensor) -> torch.Tensor:
+    """Where a boolean is true; nowhere for integers, whose bits decide one by one."""
+    return value if value.dtype == torch.bool else torch.zeros_like(value, dtype=torch.bool)
 
 
 ROWS: tuple[Operator, ...] = (
-    *map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge")),
+    *map(_comparison, ("eq", "ne")),
+    *(_comparison(name, steps=True) for name in ("lt", "le", "gt", "ge")),
     _constant("isclose", mask(lambda x: torch.isclose(x, x.roll(1))), mixes=mixing.no_dimension),
     _constant(
         "isin",
@@ -62,9 +69,11 @@ ROWS: tuple[Operator, ...] = (
         aten="isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor",
     ),
     *map(_by_itself, ("isnan", "isinf", "isfinite", "signbit", "logical_not")),
-    *map(_of_truth_values, ("logical_and", "logical_or", "logical_xor")),
-    _of_bits("and", operator.and_, operator.iand, mask(lambda x: (x > 0) & (x < 0.5))),
-    _of_bits("or", operator.or_, operator.ior, mask(lambda x: (x < 0).__or__(x > 0.5))),
+    _of_truth_values("logical_and", absorbs=torch.logical_not),
+    _of_truth_values("logical_or", absorbs=lambda value: value != 0),
+    _of_truth_values("logical_xor"),
+    _of_bits("and", operator.and_, operator.iand, mask(lambda x: (x > 0) & (x < 0.5)), absorbs=torch.logical_not),
+    _of_bits("or", operator.or_, operator.ior, mask(lambda x: (x < 0).__or__(x > 0.5)), absorbs=_is_true),
     _of_bits("xor", operator.xor, operator.ixor, mask(lambda x: (x > 0) ^ (x < 0.5))),
     _constant(
         "bitwise_not",
@@ -99,7 +108,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         floor_divided,
         "input other",
-        spelled="floor_divide",
         functions=[operator.floordiv],
         inplace=[operator.ifloordiv],
         methods="__floordiv__",
@@ -124,9 +132,9 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         heaviside,
         "input values",
-        spelled="heaviside",
         discrete=True,
         mixes=mixing.no_dimension,
+        steps=True,
         sample=mask(lambda x: torch.heaviside(x, torch.tensor(0.5))),
     ),
     row(
@@ -134,7 +142,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         histogram,
         "input bins=100 min=0 max=0",
-        spelled="histc",
         discrete=True,
         sample=mask(lambda x: torch.histc(x, 4, -1, 1), batch=False),
     ),

@@ -19,7 +19,6 @@ ROWS: tuple[Operator, ...] = (
         indices="input",
         aliases="indices=input",
         modules=[nn.Embedding],
-        spelled="embedding",
         order="weight input padding_idx scale_grad_by_freq sparse",
         sample=call(
             input=Fixed([[1, 2], [3, 0]]),
@@ -39,6 +38,7 @@ ROWS: tuple[Operator, ...] = (
         "per_sample_weights=None include_last_offset=False padding_idx=None",
         parameters="weight",
         modules=[nn.EmbeddingBag],
+        spelled="",
         functions=[functional.embedding_bag],
         indices="input offsets",
         aliases="indices=input",

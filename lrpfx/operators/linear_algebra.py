@@ -47,7 +47,7 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, types.Sum, function, arguments, reordered=[(spelled, order), (overload, order)], **facts)
+    return row(name, types.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
 
 
 def _some_sparse() -> torch.Tensor:
@@ -87,7 +87,6 @@ ROWS: tuple[Operator, ...] = (
         torch.kron,
         "input other",
         data="input other",
-        spelled="kron",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
     ),
@@ -137,7 +136,6 @@ ROWS: tuple[Operator, ...] = (
         types.Sum,
         torch.cholesky_solve,
         "input input2 upper=False",
-        spelled="cholesky_solve",
         aliases="B=input L=input2",
         sample=call(input=signal(2, 3, 2), input2=weight(3, 3, low=0.5)),
     ),

@@ -73,7 +73,6 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight bias",
         buffers="running_mean running_var",
         modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
-        spelled="batch_norm",
         order="input weight bias running_mean running_var training momentum eps cudnn_enabled",
         rank_of={nn.BatchNorm2d: 4, nn.BatchNorm3d: 5},
         keeps_rank=True,
@@ -97,12 +96,12 @@ ROWS: tuple[Operator, ...] = (
         "input normalized_shape weight=None bias=None eps=1e-05",
         parameters="weight bias",
         modules=[nn.LayerNorm],
-        spelled="layer_norm",
         order="input normalized_shape weight bias eps cudnn_enable",
         detached=_detached_layer_norm,
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
         scales_features=True,
         mixes=mixing.normalized,
+        keeps_dimensions=True,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -112,10 +111,10 @@ ROWS: tuple[Operator, ...] = (
         "input num_groups weight=None bias=None eps=1e-05",
         parameters="weight bias",
         modules=[nn.GroupNorm],
-        spelled="group_norm",
         order="input num_groups weight bias eps cudnn_enabled",
         detached=_detached_group_norm,
         mixes=mixing.sample,
+        channels_second=True,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -126,10 +125,10 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight bias",
         buffers="running_mean running_var",
         modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
-        spelled="instance_norm",
         order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
         detached=_detached_instance_norm,
         mixes=mixing.positions,
+        channels_second=True,
         sample=call(
             loses="bias",
             input=IMAGE,
@@ -149,8 +148,8 @@ ROWS: tuple[Operator, ...] = (
         "input normalized_shape weight=None eps=None",
         parameters="weight",
         modules=[nn.RMSNorm],
-        spelled="rms_norm",
         mixes=mixing.normalized,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),
     row(
@@ -161,6 +160,7 @@ ROWS: tuple[Operator, ...] = (
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
     ),
     row(
@@ -175,6 +175,7 @@ ROWS: tuple[Operator, ...] = (
             )
         },
         mixes=mixing.channels,
+        keeps_dimensions=True,
         sample=call(input=IMAGE, size=3, alpha=0.3, beta=0.6, k=2.0),
     ),
 )

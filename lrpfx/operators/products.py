@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Builder, Operator
+from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
     divided_by,
@@ -25,7 +25,7 @@ from lrpfx.operators.functions import (
     weighted_values,
 )
 from lrpfx.operators.row import row
-from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, call, of, signal, weight
+from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, Signal, call, of, signal, weight
 
 # --- decompositions ---------------------------------------------------------------------------------------------------------
 
@@ -165,8 +165,15 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
         data="input tensor1 tensor2",
         spelled=name,
         decomposition=_sum_and(combined),
+        keeps_dimensions=True,
         sample=call(input=MATRIX, tensor1=signal(2, 4), **sample, value=3),
     )
+
+
+def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
+    """A row for an element-wise operator of two operands, which only the compiler calls."""
+    sample = call(input=MATRIX, other=other)
+    return row(name, kind, function, "input other", data="input other", elementwise=True, sample=sample, **facts)
 
 
 ROWS: tuple[Operator, ...] = (
@@ -241,7 +248,6 @@ ROWS: tuple[Operator, ...] = (
         types.Product,
         torch.prod,
         "input dim=None keepdim=False dtype=None",
-        spelled="prod",
         multiplies_up=True,
         mixes=mixing.given(),
         sample=call(input=POSITIVE, dim=1, keepdim=True, dtype=torch.float64),
@@ -251,44 +257,15 @@ ROWS: tuple[Operator, ...] = (
         types.Product,
         torch.cumprod,
         "input dim dtype=None",
-        spelled="cumprod",
         multiplies_up=True,
         accumulates=mixing.given(),
         sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
     ),
-    row(
-        "gate",
-        types.Gate,
-        gate,
-        "input other",
-        data="input other",
-        sign=signs.of_product,
-        elementwise=True,
-        proportional_to="input other",
-        sample=call(input=MATRIX, other=signal(2, 4)),
+    _of_two("gate", types.Gate, gate, signal(2, 4), sign=signs.of_product, proportional_to="input other"),
+    _of_two(
+        "gated_product", types.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
-    row(
-        "gated_product",
-        types.GatedProduct,
-        gated_product,
-        "input other",
-        data="input other",
-        sign=signs.of_product,
-        elementwise=True,
-        proportional_to="input other",
-        sample=call(input=MATRIX, other=signal(2, 4)),
-    ),
-    row(
-        "quotient",
-        types.Gate,
-        quotient,
-        "input other",
-        data="input other",
-        sign=signs.of_quotient,
-        elementwise=True,
-        proportional_to="input",
-        sample=call(input=MATRIX, other=POSITIVE),
-    ),
+    _of_two("quotient", types.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
     row(
         "matmul",
         types.MatMul,
@@ -303,6 +280,7 @@ ROWS: tuple[Operator, ...] = (
         weighted="weighted_values",
         weighted_last="values_weighted",
         contraction=contractions.of_matmul,
+        form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
@@ -312,6 +290,7 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         data="input other",
         sign=signs.of_matrix_product,
+        form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     row(
@@ -321,6 +300,8 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         data="input other",
         sign=signs.of_matrix_product,
+        form=Form.MATRICES,
+        reversed=True,
         sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
     ),
     row(
@@ -330,6 +311,7 @@ ROWS: tuple[Operator, ...] = (
         "input other dim keepdim=False",
         data="input other",
         sign=signs.of_product,
+        form=Form.SUM,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
     ),
     row(
@@ -345,30 +327,32 @@ ROWS: tuple[Operator, ...] = (
     row(
         "einsum",
         types.MatMul,
-        spelled="einsum",
         aten="einsum.default",
         contraction=contractions.of_einsum,
         decomposition=_in_steps,
         weighted="weighted_einsum",
         weighted_last="values_weighted_einsum",
+        form=Form.EINSUM,
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "weighted_einsum",
         types.WeightedValues,
         functions=[weighted_einsum],
+        form=Form.EINSUM,
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "values_weighted_einsum",
         types.WeightedValues,
         functions=[values_weighted_einsum],
+        form=Form.EINSUM,
+        reversed=True,
         sample=of(lambda x, y: values_weighted_einsum("bjk,bij->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "tensordot",
         types.MatMul,
-        spelled="tensordot",
         contraction=contractions.of_tensordot,
         sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
     ),
@@ -385,7 +369,6 @@ ROWS: tuple[Operator, ...] = (
         torch.inner,
         "input other",
         data="input other",
-        spelled="inner",
         contraction=contractions.of_inner,
         sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
     ),
@@ -418,7 +401,6 @@ ROWS: tuple[Operator, ...] = (
         torch.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
-        spelled="addmm",
         decomposition=sum_and_product("mat1", "mat2"),
         sample=call(batch=False, input=signal(2, 5), mat1=MATRIX, mat2=signal(4, 5), beta=2, alpha=3),
     ),
@@ -428,7 +410,6 @@ ROWS: tuple[Operator, ...] = (
         torch.baddbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
-        spelled="baddbmm",
         decomposition=sum_and_product("batch1", "batch2"),
         sample=call(input=signal(2, 3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
     ),
@@ -438,7 +419,6 @@ ROWS: tuple[Operator, ...] = (
         torch.addmv,
         "input mat vec beta=1 alpha=1",
         data="input mat vec",
-        spelled="addmv",
         decomposition=sum_and_product("mat", "vec"),
         sample=call(batch=False, input=signal(2), mat=MATRIX, vec=signal(4), beta=2, alpha=3),
     ),
@@ -448,7 +428,6 @@ ROWS: tuple[Operator, ...] = (
         torch.addbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
-        spelled="addbmm",
         decomposition=_sum_of_batch_and_product,
         sample=call(batch=False, input=signal(3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
     ),
@@ -480,8 +459,8 @@ ROWS: tuple[Operator, ...] = (
         functional.glu,
         "input dim=-1",
         modules=[nn.GLU],
-        spelled="glu",
         decomposition=_gated_linear_unit,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, dim=1),
     ),
     _sum_with("addcmul", "mul", tensor2=signal(2, 4)),

@@ -23,7 +23,7 @@ def row(
     data: str = "input",
     parameters: str = "",
     buffers: str = "",
-    spelled: str = "",
+    spelled: str | None = None,
     order: str = "",
     functions: Iterable[Function] = (),
     inplace: Iterable[Function] = (),
@@ -45,18 +45,19 @@ def row(
 ) -> Operator:
     """A row, with names as strings: "input bias=None" declares two arguments, the second with a default.
 
-    `spelled`: names of operations. All their forms are spellings: functions of torch, torch.special and torch.nn.functional,
-    tensor methods and ATen operators, in place or not. They take positional arguments in `order`, by default that of the row.
-    The other arguments list further spellings, each in its form, and `reordered` ones, which take positional arguments in an
-    order of their own; None among these is an operator that the installed torch lacks. `facts` are fields of
-    `Operator` and of its facets.
+    `spelled`: names of operations, by default that of the row. All their forms are spellings: functions of torch, torch.special
+    and torch.nn.functional, tensor methods and ATen operators, in place or not. They take positional arguments in `order`, by
+    default that of the row. The other arguments list further spellings, each in its form, and `reordered` ones, which take
+    positional arguments in an order of their own; None among these is an operator that the installed torch lacks. `facts` are
+    fields of `Operator` and of its facets.
     """
     parsed = _parse_arguments(arguments)
     renamed = {"self": "input", "src": "source", **dict(pair.split("=") for pair in aliases.split())}
     places = tuple(order.split()) or tuple(parsed)
     own, in_place = Order(tuple(parsed)), Order(tuple(parsed), inplace=True)
     called: dict[Function | str, Order] = {
-        form: Order(places, inplace) for form, inplace in _all_forms(spelled, parsed, places, renamed, bool(facts.get("view")))
+        form: Order(places, inplace)
+        for form, inplace in _all_forms(name if spelled is None else spelled, parsed, places, renamed, bool(facts.get("view")))
     }
     called.update(dict.fromkeys([*([function] if function else []), *functions, *_overloads(aten), *methods.split()], own))
     called.update(dict.fromkeys([*inplace, *_overloads(inplace_aten), *inplace_methods.split()], in_place))
@@ -86,9 +87,9 @@ def with_facts(operator: Operator, **facts: Any) -> Operator:
     return replace(operator, **others, **{facet: replace(getattr(operator, facet), **some) for facet, some in stated.items()})
 
 
-def neutral(name: str, *, spelled: str | None = None, **facts: Any) -> Operator:
-    """A row for an operator that needs no rule. By default, all forms of the operation of the same name are spellings."""
-    return row(name, types.Neutral, spelled=name if spelled is None else spelled, **facts)
+def neutral(name: str, **facts: Any) -> Operator:
+    """A row for an operator that needs no rule."""
+    return row(name, types.Neutral, **facts)
 
 
 _ROOMS = (torch, torch.special, functional)

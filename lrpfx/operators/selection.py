@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Channels, NotAffineError, Operator, Sample
+from lrpfx.ir.operator import Bound, Builder, Channels, Fill, NotAffineError, Operator, Sample
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
@@ -116,26 +116,23 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         functional.pad,
         "input pad mode='constant' value=None",
-        spelled="pad",
         reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
         sign=signs.of_padding,
         moves=True,
         channels=_padded,
+        keeps_dimensions=True,
+        fills=Fill.NUMBER,
         sample=call(loses="constants", input=IMAGE, pad=(1, 2), mode="constant", value=0.5),
     ),
     _combining(
         "cat",
         spelled="cat concat concatenate",
+        keeps_dimensions=True,
         sample=of(lambda x, y: torch.cat([x, y], axis=1), (2, 3), (2, 4)),  # type: ignore[call-arg]  # numpy's name
     ),
+    _combining("stack", sample=of(lambda x, y: torch.stack([x, y], 1), (2, 4), (2, 4))),
     _combining(
-        "stack",
-        sample=of(lambda x, y: torch.stack([x, y], 1), (2, 4), (2, 4)),
-    ),
-    _combining(
-        "hstack",
-        decomposition=_joined_along(1, 2, stacks=False),
-        sample=of(lambda x, y: torch.hstack([x, y]), (2, 3), (2, 4)),
+        "hstack", decomposition=_joined_along(1, 2, stacks=False), sample=of(lambda x, y: torch.hstack([x, y]), (2, 3), (2, 4))
     ),
     _combining(
         "vstack",
@@ -143,15 +140,9 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_joined_along(0, 2),
         sample=of(lambda x, y: torch.vstack([x, y]), (1, 4), (2, 4), batch=False),
     ),
+    _combining("dstack", decomposition=_joined_along(2, 3), sample=of(lambda x, y: torch.dstack([x, y]), (2, 4), (2, 4))),
     _combining(
-        "dstack",
-        decomposition=_joined_along(2, 3),
-        sample=of(lambda x, y: torch.dstack([x, y]), (2, 4), (2, 4)),
-    ),
-    _combining(
-        "column_stack",
-        decomposition=_joined_along(1, 2),
-        sample=of(lambda x, y: torch.column_stack([x, y]), (2, 3), (2, 4)),
+        "column_stack", decomposition=_joined_along(1, 2), sample=of(lambda x, y: torch.column_stack([x, y]), (2, 3), (2, 4))
     ),
     neutral(
         "broadcast_tensors",
@@ -177,6 +168,7 @@ ROWS: tuple[Operator, ...] = (
         sign=signs.of_both,
         selects=True,
         mixes=mixing.no_dimension,
+        chooses=("condition", "input", "other"),
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -184,22 +176,28 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         torch.masked_fill,
         "input mask value",
-        spelled="masked_fill",
         indices="mask",
         sign=signs.of_masked_fill,
         selects=True,
         mixes=mixing.no_dimension,
+        chooses=("mask", "value", "input"),
         sample=call(loses="constants", input=MATRIX, mask=_MASK, value=0.5),
     ),
-    neutral("slice_scatter", selects=True, sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2))),
-    neutral("select_scatter", selects=True, sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,))),
-    neutral("diagonal_scatter", selects=True, sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False)),
+    neutral(
+        "slice_scatter", selects=True, overwrites=True, sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2))
+    ),
+    neutral("select_scatter", selects=True, overwrites=True, sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,))),
+    neutral(
+        "diagonal_scatter",
+        selects=True,
+        overwrites=True,
+        sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
+    ),
     row(
         "index_put",
         types.Neutral,
         overwritten_at,
         "input indices values accumulate=False",
-        spelled="index_put",
         decomposition=_accumulated,
         selects=True,
         sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
@@ -209,7 +207,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         scattered,
         "input dim index source",
-        spelled="scatter",
         aliases="value=source",
         indices="index",
         selects=True,
@@ -221,7 +218,6 @@ ROWS: tuple[Operator, ...] = (
         index_copied,
         "input source dim index",
         data="input source",
-        spelled="index_copy",
         order="input dim index source",
         indices="index",
         selects=True,
@@ -233,7 +229,6 @@ ROWS: tuple[Operator, ...] = (
         index_filled,
         "input value dim index",
         data="input value",
-        spelled="index_fill",
         order="input dim index value",
         indices="index",
         selects=True,
@@ -245,7 +240,6 @@ ROWS: tuple[Operator, ...] = (
         mask_scattered,
         "input source mask",
         data="input source",
-        spelled="masked_scatter",
         order="input mask source",
         indices="mask",
         sample=call(batch=False, input=MATRIX, source=signal(5), mask=_MASK),
@@ -255,29 +249,13 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         copied,
         "input source non_blocking=False",
-        spelled="copy",
         aten="copy.default",
         inplace_aten="copy_.default",
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    row(
-        "fill",
-        types.Neutral,
-        torch.fill,
-        "input value",
-        spelled="fill",
-        sample=call(loses="constants", input=MATRIX, value=0.5),
-    ),
-    row(
-        "zero",
-        types.Neutral,
-        torch.zeros_like,
-        "input",
-        spelled="zero",
-        discrete=True,
-        sample=of(lambda x: x + x.clone().zero_()),
-    ),
+    row("fill", types.Neutral, torch.fill, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    row("zero", types.Neutral, torch.zeros_like, "input", discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
         spelled="max_unpool1d max_unpool2d max_unpool3d",
@@ -330,8 +308,8 @@ ROWS: tuple[Operator, ...] = (
         torch.logaddexp,
         "input other",
         data="input other",
-        spelled="logaddexp",
         decomposition=_logarithm_of_sum(None),
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -340,8 +318,8 @@ ROWS: tuple[Operator, ...] = (
         torch.logaddexp2,
         "input other",
         data="input other",
-        spelled="logaddexp2",
         decomposition=_logarithm_of_sum(2.0),
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
 )

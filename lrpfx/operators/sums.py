@@ -13,7 +13,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
+from lrpfx.operators.functions import index_added, index_put_accumulated, is_excluding, scatter_added, slope
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
@@ -63,7 +63,6 @@ ROWS: tuple[Operator, ...] = (
         "input other alpha=1",
         data="input other",
         modules=[layers.Sum],
-        spelled="add",
         functions=[operator.add],
         inplace=[operator.iadd],
         methods="__add__ __radd__",
@@ -74,6 +73,8 @@ ROWS: tuple[Operator, ...] = (
         elementwise=True,
         affine_in="input other",
         coefficients=lambda alpha: (1, alpha),
+        absorbs=is_excluding,
+        keeps_infinity=True,
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
     row(
@@ -100,7 +101,6 @@ ROWS: tuple[Operator, ...] = (
         torch.rsub,
         "input other alpha=1",
         data="input other",
-        spelled="rsub",
         methods="__rsub__",
         sign=signs.of_reversed_difference,
         elementwise=True,
@@ -114,7 +114,6 @@ ROWS: tuple[Operator, ...] = (
         torch.sum,
         "input dim=None keepdim=False dtype=None",
         modules=[layers.Sum],
-        spelled="sum",
         contraction=contractions.of_sum,
         sign=signs.of_input,
         adds_up=True,
@@ -126,13 +125,12 @@ ROWS: tuple[Operator, ...] = (
         types.Sum,
         torch.cumsum,
         "input dim dtype=None",
-        spelled="cumsum",
         sign=signs.of_input,
         adds_up=True,
         accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row("diff", types.Sum, spelled="diff", mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
+    row("diff", types.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
     _integral("trapezoid", torch.trapezoid, "trapz"),
     _integral("cumulative_trapezoid", torch.cumulative_trapezoid),
     row(
@@ -157,15 +155,14 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
     ),
-    row("nansum", types.Sum, spelled="nansum", mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
-    row("trace", types.Sum, spelled="trace", adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
+    row("nansum", types.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
+    row("trace", types.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
     row(
         "scatter_add",
         types.Sum,
         scatter_added,
         "input source dim index",
         data="input source",
-        spelled="scatter_add",
         order="input dim index source",
         indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 0], [1, 3]]), source=signal(2, 2)),
@@ -176,7 +173,6 @@ ROWS: tuple[Operator, ...] = (
         index_added,
         "input source dim index alpha=1",
         data="input source",
-        spelled="index_add",
         order="input dim index source alpha",
         indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 0, 2]), source=signal(2, 3), alpha=2),
@@ -204,8 +200,8 @@ ROWS: tuple[Operator, ...] = (
         torch.lerp,
         "input end weight",
         data="input end weight",
-        spelled="lerp",
         decomposition=_interpolated,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, end=signal(2, 4), weight=0.3),
     ),
     row(
@@ -221,7 +217,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "col2im",
         types.Sum,
-        spelled="col2im",
         sign=signs.of_input,
         adds_up=True,
         sample=of(lambda x: torch.ops.aten.col2im.default(x, [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), (2, 8, 9)),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.operator import Bound, Channels, NotAffineError, Operator
+from lrpfx.ir.operator import Bound, Channels, Fill, NotAffineError, Operator, Repeats
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import require_batch, require_dimensions, require_matrix
 from lrpfx.operators.row import neutral, row
@@ -56,7 +56,7 @@ def _before_transpose(place: int, given: Sequence[Any], rank: int) -> int | None
 
 
 def _before_permute(place: int, given: Sequence[Any], rank: int) -> int | None:
-    return int(given[place] % rank)
+    return int(given[place] % rank) if len(given) == rank else None
 
 
 def _before_movedim(place: int, given: Sequence[Any], rank: int) -> int | None:
@@ -104,7 +104,6 @@ ROWS: tuple[Operator, ...] = (
         torch.flatten,
         "input start_dim=0 end_dim=-1",
         modules=[nn.Flatten],
-        spelled="flatten",
         view=True,
         sign=signs.of_input,
         moves=True,
@@ -169,16 +168,23 @@ ROWS: tuple[Operator, ...] = (
         dimension_before=_before_squeeze,
         always_view=True,
         keeps_order=True,
+        added=-1,
         sample=of(lambda x: x.squeeze(1), (2, 1, 4)),
     ),
     _moving(
-        "unsqueeze", dimension_before=_before_unsqueeze, always_view=True, keeps_order=True, sample=of(lambda x: x.unsqueeze(1))
+        "unsqueeze",
+        dimension_before=_before_unsqueeze,
+        always_view=True,
+        keeps_order=True,
+        added=1,
+        sample=of(lambda x: x.unsqueeze(1)),
     ),
     _moving(
         "expand",
         spelled="expand expand_as",
         like={"expand_as": ("shape",)},
         always_view=True,
+        repeats=Repeats.BROADCAST,
         sample=of(lambda x: x.expand(-1, 3, -1), (2, 1, 4)),
     ),
     _moving(
@@ -188,28 +194,33 @@ ROWS: tuple[Operator, ...] = (
         methods="__getitem__",
         picks=True,
         keeps_last_dimension=_index_keeps_last,
+        indexes=True,
         sample=of(lambda x: x[:, 1:, None]),
     ),
     _moving("select", keeps_last_dimension=_select_keeps_last, always_view=True, sample=of(lambda x: x.select(1, 2))),
-    _moving("narrow", always_view=True, sample=of(lambda x: x.narrow(1, 1, 2))),
+    _moving("narrow", always_view=True, keeps_dimensions=True, sample=of(lambda x: x.narrow(1, 1, 2))),
     _moving(
         "slice",
         keeps_last_dimension=_slice_keeps_last,
         always_view=True,
+        keeps_dimensions=True,
         sample=of(lambda x: torch.ops.aten.slice.Tensor(x, 1, 1, 3)),
     ),
-    _moving("chunk", always_view=True, parts=True, sample=of(lambda x: x.chunk(2, dim=1)[1])),
+    _moving("chunk", always_view=True, parts=True, keeps_dimensions=True, sample=of(lambda x: x.chunk(2, dim=1)[1])),
     _moving(
         "split",
         spelled="split split_with_sizes",
         always_view=True,
         parts=True,
+        keeps_dimensions=True,
         sample=of(lambda x: torch.split(x, [1, 3], dim=1)[1]),
     ),
-    _moving("tensor_split", always_view=True, parts=True, sample=of(lambda x: x.tensor_split(3, dim=1)[1])),
+    _moving(
+        "tensor_split", always_view=True, parts=True, keeps_dimensions=True, sample=of(lambda x: x.tensor_split(3, dim=1)[1])
+    ),
     _moving("unbind", always_view=True, parts=True, sample=of(lambda x: x.unbind(1)[1])),
     _moving("diagonal", always_view=True, sample=of(lambda x: x.diagonal(dim1=1, dim2=2), (2, 3, 4))),
-    _moving("diag_embed", view=False, sample=of(lambda x: torch.diag_embed(x), loses="constants")),
+    _moving("diag_embed", view=False, fills=Fill.ZERO, sample=of(lambda x: torch.diag_embed(x), loses="constants")),
     _moving(
         "contiguous",
         elementwise=True,
@@ -236,7 +247,12 @@ ROWS: tuple[Operator, ...] = (
         keeps_order=True,
         sample=of(lambda x: torch.ops.aten.alias.default(x)),
     ),
-    _moving("broadcast_to", always_view=True, sample=of(lambda x: x.broadcast_to((x.shape[0], 3, 4)), (2, 1, 4))),
+    _moving(
+        "broadcast_to",
+        always_view=True,
+        repeats=Repeats.BROADCAST,
+        sample=of(lambda x: x.broadcast_to((x.shape[0], 3, 4)), (2, 1, 4)),
+    ),
     _moving("unfold", modules=[nn.Unfold], spelled="unfold im2col", sample=of(lambda x: functional.unfold(x, 2), (2, 3, 4, 4))),
     _moving(
         "clone",
@@ -246,43 +262,62 @@ ROWS: tuple[Operator, ...] = (
         keeps_order=True,
         sample=of(lambda x: x.clone()),
     ),
-    _moving("repeat", view=False, sample=of(lambda x: x.repeat(1, 3))),
-    _moving("tile", view=False, sample=of(lambda x: x.tile(2))),
-    _moving("repeat_interleave", view=False, sample=of(lambda x: x.repeat_interleave(2, dim=1))),
-    _moving("flip", spelled="flip fliplr flipud", view=False, sample=of(lambda x: x.flip(1))),
-    _moving("roll", view=False, sample=of(lambda x: x.roll(1, dims=1))),
+    _moving("repeat", view=False, repeats=Repeats.TILES, sample=of(lambda x: x.repeat(1, 3))),
+    _moving("tile", view=False, repeats=Repeats.TILES, sample=of(lambda x: x.tile(2))),
+    _moving("repeat_interleave", view=False, repeats=Repeats.EACH, sample=of(lambda x: x.repeat_interleave(2, dim=1))),
+    _moving("flip", spelled="flip fliplr flipud", view=False, keeps_dimensions=True, sample=of(lambda x: x.flip(1))),
+    _moving("roll", view=False, keeps_dimensions=True, sample=of(lambda x: x.roll(1, dims=1))),
     _moving("rot90", view=False, sample=of(lambda x: torch.rot90(x, 1, (1, 2)), (2, 3, 4))),
     _moving("take", view=False, indices="1", sample=of(lambda x: torch.take(x, torch.tensor([[0, 5], [5, 2]])), batch=False)),
-    _moving("gather", view=False, indices="2 index", sample=of(lambda x: x.gather(1, (x > 0).long()))),
+    _moving("gather", view=False, indices="2 index", gathers=True, sample=of(lambda x: x.gather(1, (x > 0).long()))),
     _moving(
-        "take_along_dim", view=False, indices="1 indices", sample=of(lambda x: torch.take_along_dim(x, x.argsort(1), dim=1))
+        "take_along_dim",
+        view=False,
+        indices="1 indices",
+        gathers=True,
+        sample=of(lambda x: torch.take_along_dim(x, x.argsort(1), dim=1)),
     ),
-    _moving("index_select", view=False, indices="2 index", sample=of(lambda x: x.index_select(1, torch.tensor([0, 2])))),
-    _moving("index", spelled="", aten="index.Tensor", view=False, sample=of(lambda x: x[:, torch.tensor([0, 2])])),
+    _moving(
+        "index_select",
+        view=False,
+        indices="2 index",
+        gathers=True,
+        sample=of(lambda x: x.index_select(1, torch.tensor([0, 2]))),
+    ),
+    _moving(
+        "index", spelled="", aten="index.Tensor", view=False, indexes=True, sample=of(lambda x: x[:, torch.tensor([0, 2])])
+    ),
     _moving(
         "masked_select",
         view=False,
         indices="1 mask",
         sample=of(lambda x: x.masked_select(torch.tensor([True, False, True, True])).view(-1, 3)),
     ),
-    _moving("tril", view=False, sample=of(lambda x: x.tril(), (2, 3, 4), loses="constants")),
-    _moving("triu", view=False, sample=of(lambda x: x.triu(1), (2, 3, 4), loses="constants")),
+    _moving(
+        "tril", view=False, fills=Fill.ZERO, keeps_dimensions=True, sample=of(lambda x: x.tril(), (2, 3, 4), loses="constants")
+    ),
+    _moving(
+        "triu", view=False, fills=Fill.ZERO, keeps_dimensions=True, sample=of(lambda x: x.triu(1), (2, 3, 4), loses="constants")
+    ),
     _moving(
         "channel_shuffle",
         modules=[nn.ChannelShuffle],
         view=False,
+        channels_second=True,
         sample=of(lambda x: functional.channel_shuffle(x, 2), (2, 4, 3, 3)),
     ),
     _moving(
         "pixel_shuffle",
         modules=[nn.PixelShuffle],
         view=False,
+        channels_second=True,
         sample=of(lambda x: functional.pixel_shuffle(x, 2), (2, 4, 3, 3)),
     ),
     _moving(
         "pixel_unshuffle",
         modules=[nn.PixelUnshuffle],
         view=False,
+        channels_second=True,
         sample=of(lambda x: functional.pixel_unshuffle(x, 2), (2, 3, 4, 4)),
     ),
     _moving(
@@ -309,7 +344,6 @@ ROWS: tuple[Operator, ...] = (
         "detach",
         types.Detach,
         mixes=mixing.no_dimension,
-        spelled="detach",
         inplace_methods="detach_",
         inplace_aten="detach_.default",
         view=True,

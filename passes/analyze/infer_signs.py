@@ -52,8 +52,7 @@ class AnalyzeSigns(GraphPass):
             if sign is not Sign.UNKNOWN:
                 update_info(node, sign=sign)
                 if info.role is Role.DATA:
-                    result.matches += 1
-                    result.details.append((info.name, sign.value))
+                    result.match(info.name, sign.value)
         return result
 
 

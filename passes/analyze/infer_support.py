@@ -35,8 +35,7 @@ class AnalyzeSupport(GraphPass):
                 continue
             if all(_gives_nothing_where_not_positive(user, node) for user in node.users):
                 update_info(node, relevant_where_positive=True)
-                result.matches += 1
-                result.details.append((node_info(node).name, "relevance only where the value is > 0"))
+                result.match(node_info(node).name, "relevance only where the value is > 0")
         result.details.reverse()
         return result
 

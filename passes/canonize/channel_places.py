@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import node_info, row_of
+from lrpfx.ir.node import node_info, row_of, sources_of_dimensions
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.passes.program import Program
 
@@ -28,9 +28,7 @@ def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place
     if row.entries.keeps_order or _drops_ones(view, row, before, after):
         moved = _side_by_side(before, after, own) if own and own == list(range(own[0], own[-1] + 1)) else None
     elif row.dimensions.dimension_before is not None and rank == len(before):
-        given: list[Any] = [*view.args[1:], *view.kwargs.values()]
-        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        sources = [row.dimensions.dimension_before(number, dims, rank) for number in range(rank)] if _are_numbers(dims) else []
+        sources = sources_of_dimensions(view, rank) or []
         places = [number for number, source in enumerate(sources) if source in own]
         moved = places if [sources[number] for number in places] == own and own else None
     if moved is None:
@@ -60,7 +58,3 @@ def _drops_ones(view: fx.Node, row: Operator, before: Sequence[int], after: Sequ
 def _is_plain(part: Any) -> bool:
     """Whether a part of an index is a number, a slice or a new dimension."""
     return part is None or part is Ellipsis or isinstance(part, slice) or (isinstance(part, int) and not isinstance(part, bool))
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, (tuple, list)) and all(map(_are_numbers, value)))

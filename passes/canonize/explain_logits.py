@@ -42,8 +42,7 @@ class ExplainLogits(GraphPass):
                         value = copies[node] = _copy_that_reads(value, node, path)
             replaced[leaf] = value
             left.update(path)
-            result.matches += 1
-            result.details.append((node_info(probabilities).name, "removed: its input is the output"))
+            result.match(node_info(probabilities).name, "removed: its input is the output")
         if not replaced:
             ends = [f"{node_info(leaf).name} ({node_info(leaf).operator})" for leaf in nodes_in(output.args)]
             raise InputError(

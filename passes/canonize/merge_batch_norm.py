@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, only_reader, readers, row_of, update_info
+from lrpfx.ir.node import (
+    NodeInfo,
+    Role,
+    calls,
+    data_calls,
+    node_info,
+    only_reader,
+    readers,
+    row_of,
+    sources_of_dimensions,
+    update_info,
+)
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
@@ -194,12 +205,11 @@ def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
     node: Any = squeeze.args[0]
     place: Any = squeeze.kwargs.get("dim", squeeze.args[-1])
     while isinstance(node, fx.Node) and isinstance(place, int):
-        operator, shape = node_info(node).operator, node_info(node).shape
-        given: list[Any] = [*node.args[1:], *node.kwargs.values()]
-        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        if shape is None or operator is None or operator.dimensions.dimension_before is None or not dims:
+        shape = node_info(node).shape
+        places = None if shape is None else sources_of_dimensions(node, len(shape))
+        if places is None:
             return False
-        place = operator.dimensions.dimension_before(place % len(shape), dims, len(shape))
+        place = places[place % len(places)]
         if place is None:
             return True
         node = node.args[0]

@@ -21,7 +21,7 @@ from lrpfx.ir.node import (
     row_of,
     update_info,
 )
-from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.ir.operator import Operator, Repeats, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
@@ -112,9 +112,6 @@ def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone
     return None
 
 
-_EXPANDING = ("expand", "broadcast_to", "repeat", "tile", "repeat_interleave")
-
-
 def _fits(alone: Sequence[int], shape: Sequence[int] | None) -> bool:
     """Whether broadcasting brings a shape to another one."""
     pairs = zip(reversed(alone), reversed(shape or ()), strict=False)
@@ -124,13 +121,13 @@ def _fits(alone: Sequence[int], shape: Sequence[int] | None) -> bool:
 def _repeated(value: fx.Node) -> fx.Node | None:
     """What a call repeats, in dimensions that are the last of its result, if it does nothing else."""
     spelling = spelling_of(value)
-    name = "" if spelling is None else spelling.operator.name
+    name, repeats = ("", None) if spelling is None else (spelling.operator.name, spelling.operator.entries.repeats)
     source, given = next(iter(value.args), None), [*value.args[1:], *value.kwargs.values()]
-    if name == "repeat_interleave" and any(isinstance(one, fx.Node) and node_info(one).shape is not None for one in given):
+    if repeats is Repeats.EACH and any(isinstance(one, fx.Node) and node_info(one).shape is not None for one in given):
         return None  # each entry as often as a tensor says
     if name in ("stack", "cat") and isinstance(source, (tuple, list)):
         source = source[0] if len(set(source)) == 1 and (name == "cat" or given in ([], [0])) else None
-    elif name not in _EXPANDING:
+    elif repeats is None:
         source = None
     return source if isinstance(source, fx.Node) else None
 

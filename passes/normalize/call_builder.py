@@ -133,8 +133,7 @@ def with_replaced_calls(
             result.reasons.append((info.name, str(reason)))
             continue
         if new is not None and new is not node:
-            result.matches += 1
-            result.details.append((info.name, described(node, new)))
+            result.match(info.name, described(node, new))
             replace_call(node, new)
     if result.matches:
         remove_unread(program.graph)

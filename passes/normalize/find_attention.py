@@ -43,8 +43,7 @@ class FindAttention(GraphPass):
             weighted = operator_named(name)
             node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.spellings.functions)), arguments, {}
             update_info(node, operator=weighted)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
+            result.match(node_info(node).name, f"values, weighted by {node_info(weights).name}")
         if result.matches:
             remove_unread(program.graph)
             mark_constants(program.graph)
@@ -102,7 +101,10 @@ def _as_sum(program: Program, node: fx.Node) -> fx.Node:
 def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The weights and the values of an element-wise product with a softmax that one call reads; None for others."""
     multiplied = node_info(product).operator
-    if multiplied is None or multiplied.name not in _PRODUCTS or only_reader(product) is None or product.kwargs:
+    gates = (
+        multiplied is not None and issubclass(multiplied.kind, Gate) and multiplied.product.proportional_to == multiplied.data
+    )
+    if not gates or only_reader(product) is None or product.kwargs:
         return None
     factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
     if len(factors) != 2:
@@ -178,9 +180,6 @@ def _softmax_of(weights: fx.Node) -> fx.Node:
         weights = weights.all_input_nodes[0]
     return weights
 
-
-#: Element-wise products of two values: a softmax is the scale of a gate, which is its last factor.
-_PRODUCTS = ("product", "gate", "gated_product")
 
 #: Arguments that say where entries are read; others, such as a mask, hide entries at their place. A router makes them from
 #: signals, and the edges of a graph are given.

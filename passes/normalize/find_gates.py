@@ -54,14 +54,12 @@ class FindGates(GraphPass):
                     if activations[0]:
                         signal, scale = scale, signal
                     _change(node, operator.product.activated, signal, scale)
-                    result.matches += 1
-                    result.details.append((node_info(node).name, f"activated: {node_info(scale).name}"))
+                    result.match(node_info(node).name, f"activated: {node_info(scale).name}")
                     continue
                 if certainties[0] > certainties[1]:
                     signal, scale = scale, signal
             _change(node, operator.product.scaled, signal, scale)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}"))
+            result.match(node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}")
         return result
 
 
@@ -137,9 +135,9 @@ def _inputs_of(value: fx.Node) -> set[fx.Node]:
 
 # --- normalized vectors ------------------------------------------------------------------------------------------------------
 
-#: Element-wise steps from the entries of a vector to its norm: some make entries positive, others come before or after.
+#: Element-wise steps from the entries of a vector to its norm, beside powers: some make entries positive.
 _POSITIVE = ("abs", "square", "pow")
-_STEPS = (*_POSITIVE, "sqrt", "rsqrt", "reciprocal", "divided_by", "clamp", "clamp_min", "maximum")
+_STEPS = ("abs", "divided_by", "clamp", "clamp_min", "maximum")
 
 
 def _is_normalized(call: fx.Node) -> bool:
@@ -170,7 +168,7 @@ def _statistics_in(scale: fx.Node) -> list[fx.Node]:
         is_square = issubclass(row.kind, Product) and len(data) == 1 and sum(is_data(one) for one in node.args) > 1
         if row.kind is Statistic or row.name in _POSITIVE or is_square:
             found.append(node)
-        if row.neutral or row.name in _STEPS or issubclass(row.kind, (Sum, AvgPool, Product)):
+        if row.neutral or row.values.power is not None or row.name in _STEPS or issubclass(row.kind, (Sum, AvgPool, Product)):
             pending += [one for one in data if one not in seen]
             seen.update(data)
     return found

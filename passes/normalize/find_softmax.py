@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
-from lrpfx.ir.operator import Operator, Probability
+from lrpfx.ir.operator import Fill, Operator, Probability, Repeats
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
@@ -18,7 +18,7 @@ from lrpfx.passes.constants import mark_constants, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, LeftAloneError, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Softmax
+from lrpfx.types import Detach, Softmax
 
 Dims = tuple[int, ...] | None  # the dimensions that a softmax normalizes over; None: all
 
@@ -188,11 +188,12 @@ class _Exponentials:
                 return cls(bound["input"], math.e, plain, bound["dim"], exponent) if bound.get("dtype") is None else None
             if row.name == "mul" and sum(map(is_data, _arguments(value))) == 1:
                 value, plain = next(filter(is_data, _arguments(value))), False
-            elif row.name == "masked_fill" and _is_zero(bound["value"]):
-                value, plain = bound["input"], False
-            elif row.name == "where" and (_is_zero(bound["input"]) or _is_zero(bound["other"])):
-                value, plain = bound["other"] if _is_zero(bound["input"]) else bound["input"], False
-            elif row.name in ("tril", "triu"):
+            elif row.entries.chooses:
+                left = [bound[name] for name in row.entries.chooses[1:] if not _is_zero(bound[name])]
+                if len(left) != 1:
+                    return None
+                value, plain = left[0], False
+            elif row.entries.fills is Fill.ZERO and row.dimensions.keeps_dimensions:
                 value, plain = _arguments(value)[0], False
             elif row.entries.keeps_order and row.entries.elementwise:
                 value = _arguments(value)[0]
@@ -210,7 +211,7 @@ class _Exponentials:
 
 def _power(value: fx.Node, row: Operator, bound: dict[str, Any]) -> float | None:
     """The exponent of a power of one value; None for other calls."""
-    exponent = {"square": 2, "sqrt": 0.5, "pow": bound.get("exponent")}.get(row.name)
+    exponent = row.exponent(bound)
     if row.name == "mul" and _arguments(value)[0] is _arguments(value)[1]:
         exponent = 2
     return float(exponent) if isinstance(exponent, (int, float)) and exponent > 0 else None
@@ -294,7 +295,7 @@ def grouped_sum(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[An
 
 def _gather(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[Any, int, Any] | None:
     """The source, the dimension and the index of a call that picks entries along a dimension."""
-    if row.name in ("index_select", "gather", "take_along_dim") and len(_arguments(node)) + len(node.kwargs) == 3:
+    if row.entries.gathers and len(_arguments(node)) + len(node.kwargs) == 3:
         given = [*_arguments(node), *node.kwargs.values()]
         dim, index = (given[1], given[2]) if isinstance(given[1], int) else (given[2], given[1])
         return (given[0], dim, index) if isinstance(dim, int) else None
@@ -496,8 +497,7 @@ def _dividends(node: fx.Node) -> Iterator[tuple[Any, Any]]:
         if row is None:
             continue
         bound = bound_arguments(factor, row)
-        inverse = row.name == "reciprocal" or (row.name == "pow" and bound["exponent"] == -1)
-        if inverse or (row.name == "divided_by" and bound["other"] == 1):
+        if row.exponent(bound) == -1 or (row.name == "divided_by" and bound["other"] == 1):
             yield dividend, _arguments(factor)[0]
 
 
@@ -578,8 +578,10 @@ def _fixed(value: Any, dims: Sequence[int], like: fx.Node) -> bool:
         return added is not None and _alike(dims, added, rank)
     if row.name == "unsqueeze":
         return isinstance(_arguments(value)[1], int) and _alike(dims, (_arguments(value)[1],), rank)
-    if row.name in ("detach", "expand", "expand_as", "broadcast_to") or (
-        row.entries.elementwise and len(value.all_input_nodes) == 1
+    if (
+        row.kind is Detach
+        or row.entries.repeats is Repeats.BROADCAST
+        or (row.entries.elementwise and len(value.all_input_nodes) == 1)
     ):
         inner = next((one for one in _arguments(value) if isinstance(one, fx.Node)), None)
         return inner is not None and _fixed(inner, dims, like)
@@ -597,7 +599,7 @@ def _is_reduction_of(shift: fx.Node, scores: fx.Node) -> bool:
     """Whether a shift is computed from scores alone by choosing entries, such as their maximum."""
     while shift.op == "call_function":
         row = node_info(shift).operator
-        if row is None or not (row.entries.selects or row.entries.moves or row.outputs.picks or row.name == "detach"):
+        if row is None or not (row.entries.selects or row.entries.moves or row.outputs.picks or row.kind is Detach):
             return False
         source = _arguments(shift)[0]
         if source is scores:
@@ -629,7 +631,7 @@ def _unshifted_in_groups(scores: fx.Node, dim: int, index: fx.Node) -> fx.Node:
 def _of_all_entries(value: fx.Node) -> bool:
     """Whether a value is one number: a reduction over all dimensions."""
     row = node_info(value).operator
-    if row is not None and (row.name == "detach" or row.entries.elementwise) and isinstance(_arguments(value)[0], fx.Node):
+    if row is not None and (row.kind is Detach or row.entries.elementwise) and isinstance(_arguments(value)[0], fx.Node):
         return _of_all_entries(_arguments(value)[0])
     return (
         row is not None
@@ -693,7 +695,7 @@ def _same(one: Any, other: Any, depth: int = 8) -> bool:
 def _is_view(value: fx.Node, row: Operator) -> bool:
     """Whether a call keeps the entries in their order, and repeats them at most."""
     adds = row.outputs.picks and isinstance(_arguments(value)[1], tuple) and added_by_index(_arguments(value)[1]) is not None
-    return row.entries.keeps_order or adds or keeps_all(value) or row.name in ("expand", "expand_as", "broadcast_to")
+    return row.entries.keeps_order or adds or keeps_all(value) or row.entries.repeats is Repeats.BROADCAST
 
 
 def _views(value: Any) -> list[fx.Node]:

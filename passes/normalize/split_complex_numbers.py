@@ -34,16 +34,11 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from lrpfx.support.dotted_paths import dotted_path
 from lrpfx.support.torch_internals import OpOverload
-from lrpfx.types import AvgPool, Interpolation, Sum
+from lrpfx.types import AvgPool, Convolution, Interpolation, Linear, MatMul, Sum
 
 #: A real value, or the real and imaginary parts of a complex one; a part may be a number.
 Parts = tuple[Any, Any]
 
-#: Products of two operands, each of which may be complex.
-_BILINEAR = frozenset(
-    {"matmul", "einsum", "inner", "tensordot", "dot", "kron", "linear", "selected_linear", "selected_linear_of_columns"}
-    | {f"{name}{dimensions}d" for name in ("conv", "conv_transpose") for dimensions in (1, 2, 3)}
-)
 #: Names of arguments that hold values, other than the first: a number there has an imaginary part of zero.
 _VALUES = frozenset({"value", "values", "source", "other", "input"})
 
@@ -141,8 +136,7 @@ class _Splitting:
                 except _NoPartsError as reason:
                     problems.append(_complaint(node, str(reason)))
                     replacement = (node, node)  # an error follows
-                result.matches += 1
-                result.details.append((node_info(node).name, "computes with real and imaginary parts"))
+                result.match(node_info(node).name, "computes with real and imaginary parts")
                 if isinstance(replacement, tuple):
                     self.parts[node] = replacement
                 else:
@@ -278,7 +272,7 @@ class _Splitting:
             return self._added(row, given)
         if row.linear.transforms:
             return self._transformed(node)
-        if row.name in _BILINEAR:
+        if issubclass(row.kind, (MatMul, Linear, Convolution)):
             return self._bilinear(node, given.get("bias"))
         sums = issubclass(row.kind, (Sum, AvgPool, Interpolation))
         if sums or (row.neutral and (row.entries.moves or row.entries.selects or row.entries.converts or row.memory.view)):
@@ -476,9 +470,8 @@ def _squared(node: fx.Node) -> Any:
     row, first = node_info(node).operator, next(iter(node.args), None)
     if row is None:
         return None
-    by_power = row.name == "pow" and bound_arguments(node, row).get("exponent") == 2
     by_itself = row.name == "mul" and len(node.args) == 2 and node.args[1] is first
-    return first if row.name == "square" or by_power or by_itself else None
+    return first if by_itself or row.exponent(bound_arguments(node, row)) == 2 else None
 
 
 def _is_zero(part: Any) -> bool:

@@ -44,8 +44,7 @@ class CarryMultipliers(GraphPass):
                 update_info(node, carries_multiplier=True)
                 if node in layers:
                     update_info(node, form=layers[node][0])
-                    result.matches += 1
-                    result.details.append((node_info(node).name, "carries multipliers"))
+                    result.match(node_info(node).name, "carries multipliers")
             elif node in regions.irrelevant and node_info(node).rule is not None and not node_info(node).rule.has_code:
                 update_info(node, form=WithoutRelevance())
                 result.details.append((node_info(node).name, "gets no relevance"))

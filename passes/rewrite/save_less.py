@@ -33,11 +33,9 @@ class SaveLess(GraphPass):
             if module.rule.recomputes_inputs:
                 for place in range(module.ruled.operation.inputs):
                     if _recompute_input(node, place, module, program.root):
-                        result.matches += 1
-                        result.details.append((name, f"input {place} is recomputed"))
+                        result.match(name, f"input {place} is recomputed")
             elif module.rule.saves_output and module.rule.reads_positive_output and _hand_off(node, module, program):
-                result.matches += 1
-                result.details.append((name, "saves the output of the ReLU after it"))
+                result.match(name, "saves the output of the ReLU after it")
         return result
 
 
