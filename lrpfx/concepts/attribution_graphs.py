@@ -58,10 +58,7 @@ class AttributionGraph:
     def concepts(self, layer: str) -> list[int]:
         """The channels of a layer that are in the graph, the largest magnitude of relevance first.
 
-        Parameters
-        ----------
-        layer
-            The name of the layer.
+        `layer`: the name of the layer.
         """
         return [channel for name, channel in self.graph if name == layer]
 
@@ -71,14 +68,8 @@ class AttributionGraph:
         Without relevance of images, concepts are boxes. The colours of edges and frames are those of positive and negative
         relevance.
 
-        Parameters
-        ----------
-        photograph
-            What heatmaps are drawn over, see `lrpfx.pictures.overlay`.
-        width
-            Of the image, in pixels.
-        cmap
-            The colours, as for `lrpfx.pictures.heatmap`.
+        `photograph`: what heatmaps are drawn over, see `lrpfx.pictures.overlay`. `width`: of the image, in pixels. `cmap`: the
+        colours, as for `lrpfx.pictures.heatmap`.
         """
         width = checked_whole(width, "width is a number of pixels", 300)
         return _Drawing(self, photograph, width, cmap).image()

@@ -26,9 +26,7 @@ def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[st
 
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
+    explain_model, inputs
         As for `lrpfx.attribute`.
     names
         Names or patterns, as for `record=` of `lrpfx.attribute`.
@@ -64,9 +62,7 @@ def patching_effects(
 
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
+    explain_model, inputs
         As for `lrpfx.attribute`.
     others
         The other inputs, of the same shapes.

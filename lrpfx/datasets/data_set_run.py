@@ -77,10 +77,10 @@ def attribute(
     ----------
     explainer
         An explainable module, from `lrpfx.transform` and perhaps compiled by torch.compile, or an `lrpfx.Explainer` of a
-        module, which also preprocesses photographs.
+        module, which also preprocesses images.
     data
         A dataset or a DataLoader of torch, a sequence or another iterable of samples, or, for an `Explainer` with a
-        preprocessing, a folder of photographs. A sample is a tensor without a dimension for batches, a pair of it and a label,
+        preprocessing, a folder of images. A sample is a tensor without a dimension for batches, a pair of it and a label,
         or a dict of the model's arguments, with or without a label ("label", "labels" or "cls") and a name ("__key__", "key",
         "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path. An iterable gives the same
         samples in the same order each time. A DataLoader lends its dataset, workers, batch size and `collate_fn`, which is
@@ -353,7 +353,7 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _preprocessing(explainer: Any) -> Preprocessing | None:
-    """The preprocessing of an explainer. `InputTypeError` for what is no explainer."""
+    """The preprocessing of an explainer. `InputTypeError` for anything else."""
     if not isinstance(explainer, Explainer):
         if not isinstance(explainer, nn.Module):
             raise InputTypeError(

@@ -99,7 +99,7 @@ def layouts_of(
 def default_block(layouts: Sequence[ArrayLayout], batch_size: int, input_bytes: int) -> int:
     """How many samples are written together: some 16 MiB of them, at most 4096, in whole batches.
 
-    Their inputs, each of so many bytes, go from one machine to another together: at most some 64 MiB.
+    `input_bytes`: of one sample, whose inputs go from one machine to another with those of its block: at most some 64 MiB.
     """
     size = sum(one.row_bytes for one in layouts if one.dimensions[0] == SAMPLE)
     rows = max(1, min(4096, (16 << 20) // max(1, size), (64 << 20) // max(1, input_bytes)))

@@ -14,13 +14,13 @@ from lrpfx.datasets.block_explainer import BlockExplainer
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
 from lrpfx.datasets.locations import Location
 from lrpfx.datasets.ray_cluster import (
+    ActorNumbers,
     Pool,
     Row,
-    Wanted,
     count_attempt,
     dataset_of,
     mapped,
-    open_desk,
+    new_coordinator,
     packages,
     packed,
     packed_problem,
@@ -46,15 +46,9 @@ class RayEngine(Engine):
     data set and the model are sent to them; what these import must be installed there. A block whose process or machine is lost
     is tried again, three times. Needs `pip install 'lrpfx[ray]'`.
 
-    Attributes
-    ----------
-    explainers
-        How many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the free CPUs, of
-        which one is left for loading.
-    cpus
-        CPUs, and threads, of each.
-    gpus
-        GPUs of each; by default one if the cluster has any.
+    `explainers`: how many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the
+    free CPUs, of which one is left for loading. `cpus`: CPUs, and threads, of each. `gpus`: GPUs of each; by default one if the
+    cluster has any.
     """
 
     explainers: int | None = None
@@ -62,13 +56,10 @@ class RayEngine(Engine):
     gpus: float | None = None
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ActorNumbers:
         """The actors to have.
 
-        Raises
-        ------
-        InputError
-            `explainers` or `cpus` is not a positive number, or `gpus` is negative.
+        Errors: `InputError`: `explainers` or `cpus` is not a positive number, or `gpus` is negative.
         """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -77,21 +68,13 @@ class RayEngine(Engine):
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):
             raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}", topic="ray")
         packages()
-        return Wanted(self.explainers, self.cpus, gpus)
+        return ActorNumbers(self.explainers, self.cpus, gpus)
 
     def check(self, source: SampleSource) -> None:
         """Check the numbers of actors, and the source of samples.
 
-        Parameters
-        ----------
-        source
-            Where samples come from.
-
-        Raises
-        ------
-        InputError
-            A number is wrong, the source is an iterator, which can be read only once, or its samples are loaded by processes
-            that a function of a DataLoader prepares.
+        `source`: where samples come from. Errors: `InputError`: a number is wrong, the source is an iterator, which can be read
+        only once, or its samples are loaded by processes that a function of a DataLoader prepares.
         """
         _ = self.wanted
         if isinstance(source, StreamSource) and source.is_read_once:
@@ -110,15 +93,7 @@ class RayEngine(Engine):
     def steps(self, work: Work) -> Generator[Step]:
         """The steps of the work, as of any engine. An error of a block is raised here.
 
-        Parameters
-        ----------
-        work
-            What to explain, and where to.
-
-        Raises
-        ------
-        InputError
-            Ray gave a block up, or cannot have what is asked.
+        `work`: what to explain, and where to. Errors: `InputError`: Ray gave a block up, or cannot have what is asked.
         """
         pending = _blocks_of(work)
         if pending is not None and not pending:
@@ -126,18 +101,15 @@ class RayEngine(Engine):
         with running(self.wanted) as pool:
             plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
             store = _Store(work.writer.location, work.writer.manifest)
-            desk = open_desk((work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
-            yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
+            coordinator = new_coordinator(
+                (work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source))
+            )
+            yield from _steps_in(rows_in(_explained(coordinator, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
 
-        Parameters
-        ----------
-        function
-            What each actor computes.
-        items
-            What it takes.
+        `function`: what each actor computes. `items`: what it takes.
         """
         if items:
             yield from mapped(self.wanted, function, items)
@@ -188,7 +160,7 @@ def _probe_of(source: SampleSource) -> tuple[int, int] | None:
 
 #: Samples among which one that can be loaded is looked for.
 _PROBES = 32
-#: What the desk has: for those that explain, and for those that load.
+#: What the coordinator has: for those that explain, and for those that load.
 _FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 
 
@@ -224,24 +196,24 @@ def _blocks_of(work: Work) -> list[int] | None:
     return work.plan.pending(work.source.length)
 
 
-def _explained(desk: Any, pending: list[int] | None, pool: Pool, workers: int) -> Any:
+def _explained(coordinator: Any, pending: list[int] | None, pool: Pool, workers: int) -> Any:
     """The dataset of Ray whose rows are the blocks that were explained and written."""
     _, data = packages()
     most = pool.explainers
     if pending is None:
-        loaded = dataset_of(lambda: _rows_of_stream(desk), 1)
+        loaded = dataset_of(lambda: _rows_of_stream(coordinator), 1)
     else:
         most = min(most, len(pending))
         loaded = dataset_of(lambda: ({"block": block} for block in pending), 0).map_batches(
             _Loader,
-            fn_constructor_args=(desk,),
+            fn_constructor_args=(coordinator,),
             batch_size=1,
             compute=data.ActorPoolStrategy(min_size=1, max_size=min(workers or pool.loaders, pool.loaders, len(pending))),
             num_cpus=1,
         )
     return loaded.map_batches(
         _Explainer,
-        fn_constructor_args=(desk, pool.cpus),
+        fn_constructor_args=(coordinator, pool.cpus),
         batch_size=1,
         # two calls at once for each, of which one writes while the other explains
         compute=data.ActorPoolStrategy(size=most, max_concurrent_calls_per_actor=2, enable_true_multi_threading=True),
@@ -273,17 +245,17 @@ def _loaded_row(block: int, batches: list[SampleBatch], problem: BaseException |
 class _Loader:
     """An actor that loads blocks of samples."""
 
-    def __init__(self, desk: Any) -> None:
-        self.desk = desk
+    def __init__(self, coordinator: Any) -> None:
+        self.coordinator = coordinator
         self._found: _ForLoaders | None = None
 
     def __call__(self, rows: Mapping[str, Any]) -> Row:
         block = int(rows["block"][0])
         try:
             if self._found is None:
-                self._found = received(self.desk, _FOR_LOADERS, 1)
+                self._found = received(self.coordinator, _FOR_LOADERS, 1)
                 self._found.check()
-            count_attempt(self.desk, "load block", block)
+            count_attempt(self.coordinator, "load block", block)
             source = self._found.source
             assert isinstance(source, IndexedSource)
             found = _loaded_row(block, source.block(self._found.plan, block))
@@ -292,14 +264,14 @@ class _Loader:
         return {name: [value] for name, value in found.items()}
 
 
-def _rows_of_stream(desk: Any) -> Iterator[Row]:
+def _rows_of_stream(coordinator: Any) -> Iterator[Row]:
     """The blocks of a stream that are not done, and at the end its problem, if it has one, as that of block -1.
 
     A process that takes the place of another gives the same rows, whatever is done by then: Ray counts them.
     """
-    count_attempt(desk, "read the data set, in turn", 0)
+    count_attempt(coordinator, "read the data set, in turn", 0)
     try:
-        found: _ForLoaders = received(desk, _FOR_LOADERS, 1)
+        found: _ForLoaders = received(coordinator, _FOR_LOADERS, 1)
         found.check()
         writer = found.store.writer()
         now = done_of(found.store.location, found.store.manifest, writer.arrays)
@@ -315,8 +287,8 @@ def _rows_of_stream(desk: Any) -> Iterator[Row]:
 class _Explainer:
     """An actor that explains blocks, and writes them."""
 
-    def __init__(self, desk: Any, threads: int) -> None:
-        self.desk = desk
+    def __init__(self, coordinator: Any, threads: int) -> None:
+        self.coordinator = coordinator
         self.threads = threads
         self._alone = threading.Lock()
         self._found: BlockExplainer | None = None
@@ -326,7 +298,7 @@ class _Explainer:
         try:
             if not problem:
                 batches = unpacked(rows["batches"][0])
-                count_attempt(self.desk, "explain block", block)
+                count_attempt(self.coordinator, "explain block", block)
                 with self._alone:
                     explainer = self._ready()
                     written = [filled for _, filled in explainer.blocks(batches) if filled is not None]
@@ -341,6 +313,6 @@ class _Explainer:
 
     def _ready(self) -> BlockExplainer:
         if self._found is None:
-            explainer, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
+            explainer, store = received(self.coordinator, _FOR_EXPLAINERS, self.threads)
             self._found = BlockExplainer(explainer, store.writer())
         return self._found

@@ -13,9 +13,6 @@ from lrpfx.pictures.maps import Floats, array_of
 
 Numbers = NDArray[np.int64]
 
-_BLOCK_BYTES = 8 << 20  # that are read together
-_SKIPPED_BYTES = 256 << 10  # that are read and not used, at most, between two samples: less than the cost of another read
-
 
 class Rows(Protocol):
     """An array with a row for each sample. Row i belongs to sample i; only slices of rows are read, some MiB at a time.
@@ -54,6 +51,8 @@ class Column:
     what: str
     source: Any
     shape: tuple[int, ...] | None  # of a sample; None if shapes may differ
+    block_bytes: int = 8 << 20  # that are read together
+    skipped_bytes: int = 256 << 10  # read and not used, at most, between two samples: less than the cost of another read
 
     def __len__(self) -> int:
         return len(self.source) if self.shape is None else int(self.source.shape[0])  # Zarr's arrays have no length
@@ -116,8 +115,10 @@ class Column:
             return 1, 1
         row = max(1, int(np.prod(self.shape, dtype=np.int64))) * getattr(getattr(self.source, "dtype", None), "itemsize", 8)
         chunk = (getattr(self.source, "chunks", None) or (1,))[0]
-        size = max(1, _BLOCK_BYTES // row)
-        return max(chunk, size // chunk * chunk) if chunk * row <= 4 * _BLOCK_BYTES else size, max(1, _SKIPPED_BYTES // row)
+        size = max(1, self.block_bytes // row)
+        return max(chunk, size // chunk * chunk) if chunk * row <= 4 * self.block_bytes else size, max(
+            1, self.skipped_bytes // row
+        )
 
 
 def column(source: Any, what: str, count: int | None = None) -> Column:

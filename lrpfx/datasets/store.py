@@ -72,7 +72,7 @@ class Manifest:
 
 
 def is_begun(location: Location) -> bool:
-    """Whether there is a store at a location, or what is none. What a run left that was killed at once counts as nothing."""
+    """Whether anything is stored at a location. What a run left that was killed at once does not count."""
     return bool(location.sizes()) and not _is_beginning(location)
 
 

@@ -44,18 +44,8 @@ class StoredArray:
 
     Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
 
-    Parameters
-    ----------
-    location
-        Of the store.
-    manifest
-        What the store says of itself.
-    layout
-        What the array is.
-    arrays
-        The arrays of Zarr that it consists of, by name.
-    length
-        How many samples there are.
+    `location`: of the store. `manifest`: what the store says of itself. `layout`: what the array is. `arrays`: the arrays of
+    Zarr that it consists of, by name. `length`: how many samples there are.
     """
 
     def __init__(
@@ -83,20 +73,9 @@ class StoredArray:
     def __getitem__(self, key: Any) -> Any:
         """Values at indices, slices, and arrays of indices or truth values, as in NumPy.
 
-        Parameters
-        ----------
-        key
-            The index. What it has for the first dimension chooses the samples that are read; an array for them has one
-            dimension. A new axis (None) cannot come first.
-
-        Raises
-        ------
-        InputError
-            It is out of range.
-        InputTypeError
-            It is not an index.
-        ArtefactError
-            A chunk is damaged or lost, or the store is gone.
+        `key`: the index. What it has for the first dimension chooses the samples that are read; an array for them has one
+        dimension. A new axis (None) cannot come first. Errors: `InputError`: it is out of range; `InputTypeError`: it is not an
+        index; `ArtefactError`: a chunk is damaged or lost, or the store is gone.
         """
         first, *rest = (key if isinstance(key, tuple) else (key,)) or (slice(None),)
         if first is Ellipsis:
@@ -196,15 +175,7 @@ class Attributions:
     Samples that are not there or failed have NaN in them. The attribute `path` is that of the store, a str if it has a scheme
     such as "s3://".
 
-    Parameters
-    ----------
-    location
-        Of the store.
-
-    Raises
-    ------
-    ArtefactError
-        There is no store, or it is damaged.
+    `location`: of the store. Errors: `ArtefactError`: there is no store, or it is damaged.
     """
 
     def __init__(self, location: Location) -> None:
@@ -263,10 +234,7 @@ class Attributions:
     def relevance(self) -> StoredArray:
         """The relevance of the input.
 
-        Raises
-        ------
-        InputError
-            The model has several inputs: they have names.
+        Errors: `InputError`: the model has several inputs: they have names.
         """
         return self[RELEVANCE]
 
@@ -282,7 +250,7 @@ class Attributions:
 
     @property
     def keys(self) -> list[str]:
-        """The name of each sample, such as the path of a photograph in its folder; an empty text without one."""
+        """The name of each sample, such as the path of an image in its folder; an empty text without one."""
         return [str(one) for one in self[KEY][:]]
 
     @property

@@ -21,7 +21,7 @@ PROJECT = "project.yaml"
 SUFFIX = ".h5"
 _FILES = "lrpfx-files-"
 
-#: Raises an error if the file that is written is none any more.
+#: Raises the error of a write before, if there was one.
 Check = Callable[[], None]
 
 

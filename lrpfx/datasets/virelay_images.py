@@ -20,7 +20,7 @@ from lrpfx.samples.preparation import Preparation, Sample, as_tensor, is_data
 from lrpfx.samples.sources import IndexedSource, source_of
 
 PerChannel = float | Sequence[float]
-_PREPROCESS = "photographs in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"
+_PREPROCESS = "images in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"
 _MEANING = "mean and std are numbers, or one for each channel, and std is positive"
 
 
@@ -40,7 +40,7 @@ def images_of(
     value_range: ValueRange | None,
     channels: Channels,
 ) -> Images:
-    """The images of a data set. `preprocess`: from a photograph to the model's input, which is shown."""
+    """The images of a data set. `preprocess`: from an image to the model's input, which is shown."""
     if hasattr(data, "shape") and hasattr(data, "dtype") and preprocess is None:
         _check_length(len(column(data, "data")), view)
         found = first = data
@@ -61,7 +61,7 @@ def images_of(
 
 
 def range_before(mean: PerChannel | None, std: PerChannel | None) -> ValueRange | None:
-    """The values of black and of white after normalization: (x - mean) / std of x from 0 to 1. None if there is none."""
+    """The values of black and of white after normalization: (x - mean) / std of x from 0 to 1. None without normalization."""
     if mean is None and std is None:
         return None
     if mean is None or std is None:

@@ -47,5 +47,5 @@ class BlockPlan:
 
 
 def samples_in(block: int, size: int, samples: int | None) -> int:
-    """How many of so many samples a block has, `size` if it is full. At most `size`, if the number of all is not known."""
+    """How many of all `samples` a block has: `size` if it is full, and also if the number of all is not known."""
     return size if samples is None else max(0, min(size, samples - block * size))

@@ -86,10 +86,10 @@ class Preparation:
         """The inputs for the model."""
         if self.preprocess is None:
             return _arguments_in(inputs, self.arguments)
-        photograph = _photograph(inputs)
+        image = _image(inputs)
         if not self.preprocess.is_measured:  # the rules of the first layer may be those for the range of its values
-            self.preprocess.measured(photograph.size)
-        return self.preprocess(photograph)
+            self.preprocess.measured(image.size)
+        return self.preprocess(image)
 
 
 def _single(value: Any) -> Any:
@@ -97,23 +97,23 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim and len(value) == 1 else value
 
 
-def _may_be_photograph(value: Any) -> bool:
+def _may_be_image(value: Any) -> bool:
     return isinstance(value, (Image.Image, torch.Tensor, np.ndarray)) or (isinstance(value, Mapping) and set(value) == _ENCODED)
 
 
-def _photograph(inputs: Any) -> Image.Image:
-    """The photograph that a sample is."""
+def _image(inputs: Any) -> Image.Image:
+    """The image that a sample is."""
     if isinstance(inputs, Mapping) and set(inputs) != _ENCODED:
-        found = [value for value in inputs.values() if _may_be_photograph(value)]
+        found = [value for value in inputs.values() if _may_be_image(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
             raise InputError(
-                f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
+                f"a sample is one image, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
             )
         inputs = found[0]
     opened = list(islice(photographs(inputs), 2))
     if len(opened) != 1:
-        raise InputError("a sample is one photograph, not several", topic="samples")
+        raise InputError("a sample is one image, not several", topic="samples")
     return opened[0].image
 
 
@@ -130,7 +130,7 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         return inputs
     if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):
         raise InputTypeError(
-            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for photographs, pass "
+            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for images, pass "
             "lrpfx.Explainer(model, preprocess=...)",
             topic="samples",
         )

@@ -179,7 +179,7 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
 
 
 class ImageFolder(Sequence[dict[str, Any]]):
-    """The photographs in a folder, and in folders in it."""
+    """The images in a folder, and in folders in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -368,7 +368,7 @@ def _of_path(path: Any, preparation: Preparation, workers: Workers) -> SampleSou
         raise InputError(f"{path}: {error}", topic="samples") from error
     if preparation.preprocess is None:
         raise InputError(
-            "a folder of photographs needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
+            "a folder of images needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
             topic="samples",
         )
     if place.is_dir():

@@ -66,30 +66,6 @@ def test_a_run_goes_on(data, explain_model, remote, tmp_path):
         lrpfx.datasets.attribute(explain_model, data, path, **{**SETTINGS, "dtype": "float64"})
 
 
-def test_a_store_that_was_just_begun_counts_as_nothing(explain_model, tmp_path, monkeypatch):
-    """Killed while it makes the arrays, a run leaves a group that no one takes for a store, and that the next one replaces."""
-    import lrpfx.datasets.store as store
-
-    create_array, made = store._create_array, []
-
-    def fail(group, layout, manifest):
-        made.append(layout)
-        if len(made) > 3:
-            raise OSError("no space")
-        create_array(group, layout, manifest)
-
-    monkeypatch.setattr(store, "_create_array", fail)
-    path = tmp_path / "store"
-    with pytest.raises(lrpfx.ArtefactError, match="no space"):
-        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
-    with pytest.raises(lrpfx.ArtefactError, match="not a store yet"):
-        lrpfx.datasets.open(path)
-    monkeypatch.undo()
-    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
-    lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "other", **SETTINGS)
-    assert tree(path) == tree(tmp_path / "other")
-
-
 @pytest.mark.parametrize("kind", ["objects", "group", "partial"])
 def test_what_is_there_already_is_kept(kind, explain_model, remote):
     path, system, root = remote
@@ -149,6 +125,9 @@ def test_errors_of_an_object_store(allowed, explain_model, tmp_path):
     path, Failing.allowed = f"failing:/{tmp_path}/store", allowed
     with pytest.raises(lrpfx.ArtefactError, match="SlowDown"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    if 0 < allowed < 15:  # there are descriptions of arrays alone, which the next run replaces
+        with pytest.raises(lrpfx.ArtefactError, match="not a store yet"):
+            lrpfx.datasets.open(path)
     Failing.allowed = 10_000
     assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
     lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "folder", **SETTINGS)

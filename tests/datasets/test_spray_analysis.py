@@ -16,7 +16,6 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import lrpfx
-from lrpfx.datasets import spectral
 from lrpfx.datasets.reduced_maps import pooled
 from lrpfx.datasets.spectral import Spectrum, affinity_of, spectrum_of
 from lrpfx.datasets.spray_analysis import spray
@@ -55,11 +54,10 @@ def signed_like(values, others):
 
 @pytest.mark.parametrize("dense", [1000, 10])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_spectrum_is_that_of_its_definition(dense, seed, monkeypatch):
-    monkeypatch.setattr(spectral, "_DENSE", dense)
+def test_the_spectrum_is_that_of_its_definition(dense, seed):
     points, _ = blobs([30, 20, 14], spread=2.5, seed=seed)
     affinity, values, coordinates = slow_spectrum(points, 6)
-    found = spectrum_of(affinity_of(points, 6), 8, seed)
+    found = spectrum_of(affinity_of(points, 6), 8, seed, dense)
     assert found.parts == 1 and values[1] > 1e-3
     np.testing.assert_array_equal(affinity_of(points, 6).toarray(), affinity)
     np.testing.assert_allclose(found.eigenvalues, values[:8], atol=1e-12)
@@ -84,17 +82,16 @@ def test_clusters_are_those_of_scikit_learn(seed):
 
 
 @pytest.mark.parametrize("dense", [1000, 10])
-def test_parts_of_the_graph(dense, monkeypatch):
+def test_parts_of_the_graph(dense):
     """Their indicators span the eigenvalue 0, of which all are used: no order is defined among them."""
-    monkeypatch.setattr(spectral, "_DENSE", dense)
     points, truth = blobs([20, 30, 25, 15], apart=50.0)
-    found = spectrum_of(affinity_of(points, 5), 3, 0)
+    found = spectrum_of(affinity_of(points, 5), 3, 0, dense)
     assert found.parts == 4 and len(found.eigenvalues) == 4 and (found.eigenvalues == 0).all()
     assert found.first(1).shape == found.first(3).shape == (90, 4)
     for part in range(4):
         assert (np.ptp(found.coordinates[truth == part], axis=0) < 1e-12).all()
     _, values, coordinates = slow_spectrum(points, 5)
-    ours = spectrum_of(affinity_of(points, 5), 7, 0)
+    ours = spectrum_of(affinity_of(points, 5), 7, 0, dense)
     np.testing.assert_allclose(ours.eigenvalues, values[:7], atol=1e-12)
     roots = np.sqrt(np.asarray(affinity_of(points, 5).sum(0)).ravel())[:, None]
     a, b = ours.coordinates * roots, coordinates[:, :7] * roots

@@ -288,32 +288,6 @@ def test_a_damaged_store_leaves_the_table_before(name, explain_model, tmp_path):
     assert path.read_bytes() == before and {one.name for one in tmp_path.iterdir()} == {"store", "a.parquet"}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda manifest: manifest["settings"].update(targets="predicted"),
-        lambda manifest: manifest["settings"].update(targets=["true"]),
-        lambda manifest: manifest["arrays"]["relevance"].update(shape=[3, 1, 6, 6]),
-        lambda manifest: manifest["arrays"]["seed"].update(shape=[3]),
-    ],
-)
-def test_a_manifest_that_does_not_fit(change, explain_model, tmp_path):
-    view = lrpfx.datasets.attribute(explain_model, Noise(5), tmp_path / "store", targets=["predicted", 1], block_size=1)
-    file = view.path / "zarr.json"
-    data = json.loads(file.read_text())
-    manifest = data["attributes"]["lrpfx"]
-    change(manifest)
-    file.write_text(json.dumps(data))
-    for name, array in manifest["arrays"].items():
-        description = view.path / name / "zarr.json"
-        found = json.loads(description.read_text())
-        found["shape"][1:] = array["shape"]
-        found["chunk_grid"]["configuration"]["chunk_shape"][1:] = [max(1, size) for size in array["shape"]]
-        description.write_text(json.dumps(found))
-    with pytest.raises(ArtefactError, match=r"manifest does not say which|does not have the dimensions"):
-        lrpfx.datasets.write_table(lrpfx.datasets.open(view.path), tmp_path / "a.parquet")
-
-
 def test_a_full_disk(view, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -206,7 +206,7 @@ def test_other_photographs(photographs, tmp_path):
     view = lrpfx.datasets.attribute(explainer, photographs, tmp_path / "store")
     given = {"labels": [0] * 5, "preprocess": preprocess}
     for data in (photographs, sorted(photographs.iterdir())):
-        with pytest.raises(InputError, match="photographs in files need preprocess="):
+        with pytest.raises(InputError, match="images in files need preprocess="):
             export(view, tmp_path / "a", data, labels=[0] * 5)
     with pytest.raises(InputError, match=r"sample 0 is not what it was when the store was begun, or its preprocessing is"):
         export(view, tmp_path / "a", photographs, labels=[0] * 5, preprocess=lambda image: preprocess(image.rotate(90)))
