@@ -183,7 +183,7 @@ class _Work:
             yield batch
 
     def _write(self, image: ImageFile, explanation: Explanation) -> None:
-        explanation.name = image.shown
+        explanation = explanation.renamed(image.shown)
         drawn = [explanation.overlay(), explanation.sheet()]
         if len(self.targets) > 1:
             drawn.append(explanation.compare(self.targets))

@@ -27,7 +27,6 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import Explanations
 from lrpfx.pages.report import SUFFIXES
 from lrpfx.pages.report import report as report_on
 
@@ -85,8 +84,8 @@ def report(
             targets = [class_of(text, explainer.categories) for text in target or []]
             if len(set(targets)) < len(targets):
                 raise InputError(f"--target names a class twice: {', '.join(target or [])}", topic="options-of-commands")
-            found[name] = explainer([photograph for _, photograph in images], targets=targets or None)
-            _name(found[name], [text for text, _ in images])
+            explained = explainer([photograph for _, photograph in images], targets=targets or None)
+            found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]
         shown.begin("writing")
         path = report_on(found, output, title=title)
     say(f"{path}: {counted(len(images), 'photograph')}, {path.stat().st_size / 1e6:.1f} MB")
@@ -101,8 +100,3 @@ def _explainer(
         preprocess=preprocess,
         categories=given.names_of_classes(categories),
     )
-
-
-def _name(explanations: Explanations, names: list[str]) -> None:
-    for explanation, name in zip(explanations, names, strict=True):
-        explanation.name = name

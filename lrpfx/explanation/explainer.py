@@ -14,9 +14,18 @@ from lrpfx.composites import Composite
 from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.answers import Scores
+from lrpfx.explanation.compiled import (
+    Compiled,
+    CompiledModel,
+    CompiledProgram,
+    Origin,
+    keep_origin,
+    placed_for,
+    scores_of_logits,
+)
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.explanation.explanation import Explanation, Explanations, Scores
-from lrpfx.explanation.running import Compiled, CompiledModel, CompiledProgram, placed_for, scores_of_logits
+from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
 from lrpfx.identity.structure import Snapshot
@@ -214,19 +223,11 @@ class Explainer:
             inputs = torch.stack([one.input for one in batch])
             compiled = self.compiled_for(inputs)
             run = compiled.run(inputs, asked)
-            for one, output, answers in zip(batch, run.outputs, run.answers, strict=True):
-                yield Explanation(
-                    one.photograph.name,
-                    output,
-                    self.categories,
-                    answers,
-                    run.rules,
-                    run.scores,
-                    one.photograph.image,
-                    one.geometry,
-                    one.input,
-                    compiled,
-                )
+            for one, output, answers, targets in zip(batch, run.outputs, run.answers, run.targets, strict=True):
+                shared = (output, self.categories, answers, run.rules, run.scores)
+                found = Explanation(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
+                keep_origin(found, Origin(compiled, one.input[None], targets, output))
+                yield found
         wanted.check_number(number)
 
     def _batches(self, images: Any) -> Iterator[list["_Prepared"]]:

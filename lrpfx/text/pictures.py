@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from lrpfx.cmap import ColorMap
 from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError
+from lrpfx.identity.plain_data import PlainData
 from lrpfx.image import get_cmap
 from lrpfx.text.scores import Scores
 
@@ -28,7 +29,7 @@ _NAMED = {"\n": "↵", "\r": "␍", "\t": "⇥", "\u200c": "\u200c", "\u200d": "
 
 
 @dataclass(frozen=True, eq=False)
-class TextHeatmap:
+class TextHeatmap(PlainData):
     """The relevance of the words of a text, for one or several targets.
 
     Colours are those of a signed colour map with zero in the middle.
