@@ -47,15 +47,7 @@ class Explained(PlainData, ABC):
     def top(self, count: int = 5) -> list[Category]:
         """The classes, or next tokens, with the largest outputs, the largest first.
 
-        Parameters
-        ----------
-        count
-            How many.
-
-        Raises
-        ------
-        InputError
-            The count is not a positive number.
+        `count`: how many. Raises `InputError`: the count is not a positive number.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"top takes a positive number of classes, not {count!r}", topic="classes-and-their-names")
@@ -89,10 +81,7 @@ class Explained(PlainData, ABC):
     def renamed(self, name: str) -> Self:
         """The explanation under another name.
 
-        Parameters
-        ----------
-        name
-            The name.
+        `name`: the name.
         """
         found, origin = replace(self, name=name), origin_of(self)
         if origin is not None:
@@ -221,16 +210,8 @@ class Explanation(Explained):
     ) -> Image.Image:
         """Overlays for several classes side by side, with one scale.
 
-        Classes that are not explained yet need the compiled model, each time.
-
-        Parameters
-        ----------
-        classes
-            Indices or names, or how many of the top ones.
-        style
-            As for `overlay`.
-        **settings
-            As for `overlay`.
+        Classes that are not explained yet need the compiled model, each time. `classes`: indices or names, or how many of the
+        top ones. `style`, `settings`: as for `overlay`.
         """
         style = styled(style, settings)
         if isinstance(classes, (int, np.integer)):
@@ -248,24 +229,14 @@ class Explanation(Explained):
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The photograph, the map and the overlay side by side, with titles.
 
-        Parameters
-        ----------
-        style
-            As for `overlay`.
-        **settings
-            As for `overlay`.
+        `style`, `settings`: as for `overlay`.
         """
         return pictures.sheet(self.row(style, **settings), caption=self.rules)
 
     def row(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> list[tuple[str, Image.Image]]:
         """The pictures of `sheet` with their titles, in the size in which it shows them.
 
-        Parameters
-        ----------
-        style
-            As for `overlay`.
-        **settings
-            As for `overlay`.
+        `style`, `settings`: as for `overlay`.
         """
         style = styled(style, settings)
         canvas = self._canvas(self._size_in_row(3))
@@ -299,26 +270,9 @@ class Explanation(Explained):
     ) -> Image.Image:
         """Relevance through the network: maps of layers in a row, after that of the input.
 
-        Parameters
-        ----------
-        names
-            Nodes with an output (channels, height, width); by default the recorded ones, or else the last of each resolution.
-            Layers that were not recorded need the compiled model.
-        columns
-            As for `lrpfx.pictures.strip`, like all other arguments.
-        title
-            Text above.
-        caption
-            Text below.
-        style
-            How they are drawn.
-        **settings
-            Fields of `lrpfx.pictures.Style`, which replace those of `style`.
-
-        Raises
-        ------
-        InputError
-            The relevance of a node has another shape, or the compiled model is missing.
+        `names`: nodes with an output (channels, height, width), by default the recorded ones, or else the last of each
+        resolution. Layers that were not recorded need the compiled model. Other arguments: as for `lrpfx.pictures.strip`, with
+        `settings`. Raises `InputError` for relevance of another shape.
         """
         known = {name: value for name, value in self.recorded.items() if value.ndim == 3}
         chosen, remedy = [] if names is None else as_list("layers", names), "pass record= when you explain"
@@ -359,15 +313,7 @@ class Explanation(Explained):
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz.
 
-        Parameters
-        ----------
-        path
-            The file. Its ending names the form.
-
-        Returns
-        -------
-        Path
-            The path.
+        `path`: the file. Its ending names the form. Returns the path.
         """
         target = as_path(path)
         if target.suffix == ".npz":
@@ -442,12 +388,7 @@ class Explanations(Several[Explanation]):
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The pictures of all photographs, one row for each.
 
-        Parameters
-        ----------
-        style
-            As for `Explanation.overlay`.
-        **settings
-            As for `Explanation.overlay`.
+        `style`, `settings`: as for `Explanation.overlay`.
         """
         style = styled(style, settings)
         return pictures.sheet([one.row(style) for one in self._some()], caption=self.items[0].rules)
@@ -455,15 +396,7 @@ class Explanations(Several[Explanation]):
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of each photograph into a folder.
 
-        Parameters
-        ----------
-        folder
-            The folder, which is made if need be.
-
-        Returns
-        -------
-        list[Path]
-            The paths.
+        `folder`: the folder, which is made if need be. Returns the paths.
         """
         directory = as_path(folder)
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])

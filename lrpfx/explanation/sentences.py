@@ -77,15 +77,7 @@ class TextExplanation(Explained):
     def save(self, path: str | Path) -> Path:
         """Write the heatmap.
 
-        Parameters
-        ----------
-        path
-            Ends in .html, .png or .txt.
-
-        Returns
-        -------
-        Path
-            The path.
+        `path`: ends in .html, .png or .txt. Returns the path.
         """
         return self.picture.save(path)
 

@@ -89,12 +89,7 @@ def sheet(
 def height_of_row(aspects: Sequence[float], width: int = Style.width) -> int:
     """The height of pictures in a row of a sheet.
 
-    Parameters
-    ----------
-    aspects
-        The ratio of width to height of each.
-    width
-        Of the sheet in pixels.
+    `aspects`: the ratio of width to height of each. `width`: of the sheet in pixels.
     """
     return min(max(1, int((width - _gap(width) * (len(aspects) + 1)) / sum(aspects))), 2 * width)
 
@@ -123,14 +118,8 @@ def strip(
         as `attribute(..., record=[...])` returns it.
     columns
         How many stand in a row.
-    title
-        As for `sheet`.
-    caption
-        As for `sheet`.
-    style
-        How they are drawn; maps are not smoothed.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+    title, caption, style, **settings
+        As for `sheet` and `heatmap`. Maps are not smoothed.
 
     Raises
     ------
