@@ -139,6 +139,14 @@ def opened(path: Path) -> Image.Image:
         return upright.convert("RGB")
 
 
+def opened_in_rgb(path: Path) -> Image.Image:
+    """The image in a file, upright. `InputError` if it cannot be opened, which says why."""
+    try:
+        return opened(path).convert("RGB")
+    except Exception as error:  # decoders raise errors of all kinds
+        raise InputError(f"{path}: {reason(error)}", topic="image-files") from error
+
+
 @contextmanager
 def whole_picture(path: Path) -> Iterator[Path]:
     """The temporary path of a picture that appears at `path` whole or not at all.

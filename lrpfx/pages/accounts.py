@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.explanation.running import as_array, check_same
+from lrpfx.explanation.compiled import as_array, check_same
 from lrpfx.ir.node import data_calls, node_info
 from lrpfx.pages.encoding import Array, Packed, figure, packed, reduced
 from lrpfx.pages.graphs import GraphData

@@ -12,8 +12,9 @@ from torch import nn
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
-from lrpfx.explanation.explanation import Answer, Explanation, Several
-from lrpfx.explanation.running import CompiledModel, placed_for
+from lrpfx.explanation.answers import Answer
+from lrpfx.explanation.compiled import CompiledModel, origin_of
+from lrpfx.explanation.explanation import Explained, Explanation, Several
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.images.opening import as_photographs
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
@@ -122,33 +123,23 @@ class Questions:
         key = ("photograph", one.name, one.photograph.size, _digest(one.photograph.tobytes()))
         kind = {"kind": "photograph", "name": one.name, "width": width, "height": height}
         sample = self._sample(key, {**kind, "photograph": photograph_address(one.photograph)})
-        compiled = one.source if isinstance(one.source, CompiledModel) else None
-        for answer in one.answers:
-            data = {**_target(one, answer), **_map(answer.input_relevance.astype(np.float64).sum(0), one)}
-            asked = None
-            if compiled is not None:
-                placed = placed_for(compiled.module, one.input[None])
-                asked = Asked(compiled.explain_model, placed, answer.asked or one.asked, compiled.output)
-            self.views.append(View(composite, sample, one.rules, data, asked, answer.category.score))
+        for place, answer in enumerate(one.answers):
+            data = {**_target(one, answer), **_map(answer.summed, one)}
+            self.views.append(View(composite, sample, one.rules, data, _asked(one, place), answer.category.score))
 
     def _add_text(self, composite: str, one: TextExplanation) -> None:
         picture = one.picture
-        words = [
+        shown = [
             {"text": visible(text), "special": bool(special)}
             for text, special in zip(picture.words, picture.special, strict=True)
         ]
         key = ("text", one.name, one.tokens.tobytes())
-        sample = self._sample(key, {"kind": "text", "name": one.name, "words": words})
+        sample = self._sample(key, {"kind": "text", "name": one.name, "words": shown})
         for place, answer in enumerate(one.answers):
             others = [[name, figure(values[place])] for name, values in picture.others.items()]
             data = {**_target(one, answer), "words": list(map(figure, picture.scores[place])), "others": others}
-            asked = None
-            if one.source is not None:
-                compiled = one.source.compiled
-                asked = Asked(compiled.explain_model, one.source.inputs, one.source.targets[place], compiled.output)
-            self.views.append(
-                View(composite, sample, one.rules, data, asked, answer.category.score, len(one.tokens), picture.places)
-            )
+            words = (len(one.tokens), picture.places)
+            self.views.append(View(composite, sample, one.rules, data, _asked(one, place), answer.category.score, *words))
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -189,6 +180,15 @@ class Questions:
             sample = self._sample(key, {"kind": "values", "name": name})
             data["inputs"] = [_entries(*value) for value in values]
         self.views.append(View(composite, sample, str(asked.module.composite), data, asked))
+
+
+def _asked(one: Explained, place: int) -> Asked | None:
+    """What one answer of an explanation was computed from; None where there is no compiled model."""
+    origin = origin_of(one)
+    if origin is None or not isinstance(origin.compiled, CompiledModel):
+        return None
+    compiled = origin.compiled
+    return Asked(compiled.explain_model, compiled.placed(origin.inputs), origin.targets[place], compiled.output)
 
 
 def _digest(content: bytes) -> bytes:

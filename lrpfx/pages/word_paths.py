@@ -8,7 +8,7 @@ from torch import fx
 
 from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.compute import Attribution
-from lrpfx.explanation.running import as_array
+from lrpfx.explanation.compiled import as_array
 from lrpfx.ir.node import Role, bottlenecks, node_info
 from lrpfx.pages.encoding import Array, Packed, packed
 from lrpfx.pages.questions import Asked

@@ -103,10 +103,7 @@ class Report:
     def to_pandas(self) -> "DataFrame":
         """The operators as a DataFrame with the attributes of `OperatorUse` as columns.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Raises `InputError`: pandas is not installed.
         """
         rows = [{**vars(use), "rules": ", ".join(use.rules), "uncovered": ", ".join(use.uncovered)} for use in self.operators]
         return data_frame(rows, {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__})

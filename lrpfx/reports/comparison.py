@@ -111,21 +111,9 @@ class Comparison(Sequence[Compared]):
         Each map is divided by its own scale, since rules differ in how much relevance reaches the input. The difference
         of both is red where the first has more.
 
-        Parameters
-        ----------
-        sample
-            The place of the image in the batch.
-        place
-            Which of `maps`: that of an input of shape (batch, channels, height, width) or (batch, height, width).
-        sigma
-            As for `lrpfx.pictures.smoothed`; 0 draws the pixels as they are.
-
-        Raises
-        ------
-        InputError
-            There is no such input or sample.
-        InputTypeError
-            It is not an image.
+        `sample`: the place of the image in the batch. `place`: which of `maps`: that of an input of shape (batch, channels,
+        height, width) or (batch, height, width). `sigma`: as for `lrpfx.pictures.smoothed`; 0 draws the pixels as they are.
+        Raises `InputError`: there is no such input or sample. Raises `InputTypeError`: it is not an image.
         """
         maps = [pictures.smoothed(_chosen("sample", sample, _chosen("place", place, one)), sigma) for one in self.maps]
         shares = [one / (pictures.scale_of(one, sigma=0) or 1.0) for one in maps]
@@ -144,10 +132,7 @@ class Comparison(Sequence[Compared]):
     def to_pandas(self) -> "DataFrame":
         """The nodes as a DataFrame with `columns` as columns.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Raises `InputError`: pandas is not installed.
         """
         rows = [dict(zip(self.columns, _values(row), strict=True)) for row in self.rows]
         kinds = dict.fromkeys(self.columns, "float64") | dict.fromkeys(self.columns[:3], "str") | {"parts": "bool"}

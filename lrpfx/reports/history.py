@@ -58,15 +58,7 @@ def history(compiled: nn.Module | ExportedProgram) -> History:
 
     Each prints as Python code with the changes of its pass.
 
-    Parameters
-    ----------
-    compiled
-        The result of `lrpfx.transform` or `lrpfx.lower`.
-
-    Raises
-    ------
-    InputTypeError
-        It is anything else.
+    `compiled`: the result of `lrpfx.transform` or `lrpfx.lower`. Raises `InputTypeError`: it is anything else.
     """
     if not isinstance(compiled, ExportedProgram):
         return History(explainable(compiled, "history").compiled.history)

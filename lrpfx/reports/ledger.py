@@ -124,25 +124,14 @@ class Ledger(Sequence[Entry]):
     def entry(self, name: str) -> Entry:
         """The account of a node.
 
-        Parameters
-        ----------
-        name
-            Of the node.
-
-        Raises
-        ------
-        KeyError
-            There is none of this name.
+        `name`: of the node. Raises `KeyError`: there is none of this name.
         """
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
         """The sum of one column.
 
-        Parameters
-        ----------
-        part
-            One of `PARTS`, or "unexplained".
+        `part`: one of `PARTS`, or "unexplained".
         """
         return float(sum(getattr(entry, part) for entry in self.entries))
 
@@ -181,10 +170,7 @@ class Ledger(Sequence[Entry]):
     def to_pandas(self) -> "DataFrame":
         """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Raises `InputError`: pandas is not installed.
         """
         texts = ("name", "kind", "rule")
         rows = [{**asdict(entry), "leak": entry.leak} for entry in self.entries]

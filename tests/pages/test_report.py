@@ -19,6 +19,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.explanation.compiled import origin_of
 from lrpfx.pages.questions import NO_MODEL
 from lrpfx.pages.report import document, page, report
 from lrpfx.reports.ledger import PARTS
@@ -387,7 +388,7 @@ def test_a_text_has_the_path_of_its_words():
     data = document(found)
     assert [word["text"] for word in data["samples"][0]["words"]] == ["[CLS]", "the", "film", "was", "good", "[SEP]"]
     names = [node["name"] for node in data["graphs"][0]["nodes"]]
-    inputs = found.source.inputs
+    inputs = origin_of(found).inputs
     for place, view in enumerate(data["views"]):
         scores = found.picture.scores[place]
         assert view["words"] == pytest.approx(scores.tolist(), rel=1e-6)
