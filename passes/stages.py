@@ -14,6 +14,7 @@ from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_padding import MergePadding
 from lrpfx.passes.canonize.merge_pieces import MergePieces
 from lrpfx.passes.canonize.merge_scales import MergeScales
+from lrpfx.passes.canonize.separate_constants import SeparateConstants
 from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
@@ -109,6 +110,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
         MergePadding(),
         MergeScales(),
         FindBatchNorm(),
+        SeparateConstants(),
         MergeBatchNormLeft(),
         MergeScales(),
         MergeBatchNormRight(),

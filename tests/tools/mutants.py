@@ -94,6 +94,7 @@ COVERED_BY = {
     "passes/canonize/explain_logits.py": "request/test_explained_output test_canonizers",
     "passes/canonize/merge_batch_norm.py": "passes/canonize/test_merge_batch_norm passes/canonize/test_affine_maps",
     "passes/canonize/merge_batch_norm_right.py": "passes/canonize/test_affine_maps",
+    "passes/canonize/separate_constants.py": "passes/canonize/test_separate_constants",
     "passes/canonize/merge_input_normalization.py": "passes/canonize/test_affine_maps",
     "passes/canonize/merge_layer_norm.py": "passes/canonize/test_affine_maps",
     "passes/canonize/merge_padding.py": "passes/canonize/test_merge_padding",
