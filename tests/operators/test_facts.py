@@ -11,7 +11,7 @@ from torch import fx, nn
 from lrpfx.concepts.reach import Call as TrackedCall
 from lrpfx.concepts.reach import Tracked, with_own_positions
 from lrpfx.ir.node import NodeInfo, floating_tensors, set_info
-from lrpfx.ir.operator import Channels, NotAffineError, Probability, Sign
+from lrpfx.ir.operator import Channels, Fill, Form, NotAffineError, Probability, Repeats, Sign
 from lrpfx.operators import mixing, table
 from lrpfx.operators.row import with_facts
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, Signal, Weight, call, of, signal, weight
@@ -443,6 +443,8 @@ def check_dimension_before(row):
         given = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
         if not given or (row.dimensions.squeezes and result.ndim != args[0].ndim - len(given)):
             continue  # it has no effect on a dimension of another size than 1
+        if row.dimensions.added:
+            assert result.ndim - args[0].ndim == row.dimensions.added * len(given)
         for place in range(result.ndim):
             before = row.dimensions.dimension_before(place, given, result.ndim)
             if before is None:
@@ -741,6 +743,104 @@ def check_discrete(row):
                 assert torch.equal(before, after)
 
 
+def check_power(row):
+    """It is this power of its input."""
+    if row.values.power is not None:
+        for one, result, arguments in results_of_variants(row, between(0.1, 3.0)):
+            exponent = row.exponent(one.bound)
+            if isinstance(exponent, (int, float)):
+                assert is_close(result, first_of(arguments) ** exponent), one.bound
+
+
+def check_steps(row):
+    for _, result, _ in results_of_variants(row) if row.values.steps else ():
+        assert set(result.unique().tolist()) <= {0, 1}
+
+
+def check_absorbs(row):
+    """Where an operand absorbs, no entry of the other operand changes the result."""
+    if row.values.absorbs is None:
+        return
+    function, others = calls_of(row)[0].function, (torch.zeros(3), torch.ones(3), 7 * torch.rand(3))
+    own = torch.tensor([0.0, 1.0, -math.inf])
+    found = False
+    for operand, varied in ((own, others), (own[:2].bool(), [one[:2].bool() for one in others])):
+        results = [accepted_call(function, (operand, other), {}) for other in varied]
+        decided = row.values.absorbs(operand)
+        found |= bool(decided.any()) and results[0] is not None
+        assert results[0] is None or all(torch.equal(one[decided], results[0][decided]) for one in results)
+    assert found
+
+
+def check_keeps_infinity(row):
+    if row.values.keeps_infinity:
+        for one in calls_of(row):
+            made = drawn(one)
+            made[one.signals[0]][0] = -math.inf
+            assert (result_of(one, made)[0] == -math.inf).flatten()[: made[one.signals[0]][0].numel()].all()
+
+
+def check_chooses(row):
+    if row.entries.chooses:
+        for one in calls_of(row):
+            made = drawn(one)
+            condition, first, second = (made.get(value, value) for value in map(one.bound.get, row.entries.chooses))
+            assert torch.equal(result_of(one, made)[0], torch.where(condition, first, second))
+
+
+def check_fills(row):
+    """Entries that are not of the argument are 0, or the number that the call states."""
+    for one in calls_of(row) if row.entries.fills is not None else ():
+        made = drawn(one, between(2.0, 3.0))
+        filled = (
+            {0.0} if row.entries.fills is Fill.ZERO else {value for value in one.bound.values() if isinstance(value, float)}
+        )
+        result, arguments = result_of(one, made)
+        others = set(result.flatten().tolist()) - set(first_of(arguments).flatten().tolist())
+        assert others == filled or one.bound.get("mode") == "replicate"
+
+
+def check_repeats(row):
+    """Entries again along a dimension: without a copy, the whole after itself, or each after itself."""
+    for one in calls_of(row) if row.entries.repeats is not None else ():
+        result, arguments = result_of(one, drawn(one))
+        source = first_of(arguments)
+        count = result.shape[1] // source.shape[1]
+        assert count > 1
+        assert (result.data_ptr() == source.data_ptr()) == (row.entries.repeats is Repeats.BROADCAST)
+        inner = torch.repeat_interleave if row.entries.repeats is Repeats.EACH else torch.Tensor.repeat
+        given = (source, count, 1) if row.entries.repeats is Repeats.EACH else (source, 1, count, *[1] * (source.ndim - 2))
+        assert torch.equal(result, inner(*given).expand(result.shape))
+
+
+def check_form(row):
+    """The product of its factors, in their order."""
+    first, second = torch.rand(2, 3), torch.rand(3, 4)
+    given = (second, first) if row.product.reversed else (first, second)
+    function = row.function or next(iter(row.spellings.functions), None)
+    if row.product.form is Form.SUM:
+        assert is_close(function(first[..., None], second[None], 1), first @ second)
+    elif row.product.form is not None:
+        equation = ("ij,jk->ik",) if row.product.form is Form.EINSUM else ()
+        assert is_close(function(*equation, *given), first @ second)
+
+
+def check_keeps_dimensions(row):
+    """A dimension of another size in all operands is the only one that has another size in the result."""
+    if not row.dimensions.keeps_dimensions:
+        return
+    for one in calls_of(row):
+        result, arguments = result_of(one, drawn(one))
+        rank = tensors_in(arguments)[0].ndim
+        assert all(value.ndim == rank for value in tensors_in(result))
+        for place in range(rank):
+            made = drawn(one)
+            made.update({node: made[node].narrow(place, 0, 1) for node in one.signals if made[node].ndim > place})
+            for before, after in zip(tensors_in(result), tensors_in(accepted(one, made)[0]), strict=False):
+                same = [dim for dim in range(before.ndim) if before.shape[dim] == after.shape[dim]]
+                assert set(range(before.ndim)) - {place} <= set(same)
+
+
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_") and not name.endswith("_of_call")]
 
 
@@ -811,6 +911,18 @@ FALSE = [
     ("parts", True, check_parts, "flatten relu sort broadcast_tensors"),
     ("result_per_argument", True, check_result_per_argument, "chunk add sort stack"),
     ("scales", 2, check_scales, "conv2d relu linear add gelu"),
+    ("power", 2, check_power, "abs relu exp sqrt"),
+    ("steps", True, check_steps, "sign floor abs"),
+    ("absorbs", torch.logical_not, check_absorbs, "logical_or bitwise_xor add"),
+    ("keeps_infinity", True, check_keeps_infinity, "relu exp"),
+    ("chooses", ("mask", "input", "value"), check_chooses, "masked_fill"),
+    ("fills", Fill.ZERO, check_fills, "roll pad clone"),
+    ("repeats", Repeats.TILES, check_repeats, "expand repeat_interleave clone"),
+    ("repeats", Repeats.EACH, check_repeats, "tile broadcast_to"),
+    ("form", Form.MATRICES, check_form, "mul add"),
+    ("reversed", True, check_form, "matmul weighted_einsum"),
+    ("keeps_dimensions", True, check_keeps_dimensions, "transpose unsqueeze flatten"),
+    ("added", 1, check_dimension_before, "transpose squeeze"),
     ("discrete", True, check_discrete, "relu linear cdist softmax abs sort index embedding"),
 ]
 

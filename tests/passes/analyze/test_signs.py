@@ -106,7 +106,7 @@ def test_claims_are_made():
 
 def test_the_facts_are_shown():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus(), input_range={"x": (-1.0, 0.0)})
-    table = {row.name: row.values.sign for row in lrpfx.assignment(explain_model)}
+    table = {row.name: row.sign for row in lrpfx.assignment(explain_model)}
     assert table["x"] == "≤ 0" and table["relu"] == "≥ 0" and table["conv1"] == ""
     assert "≥ 0" in str(lrpfx.assignment(explain_model)) and "≥ 0" in lrpfx.draw(explain_model).source
     stage = next(stage for stage in lrpfx.history(explain_model) if stage.name == "analyze_signs")
