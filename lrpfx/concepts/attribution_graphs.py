@@ -93,22 +93,18 @@ def attribution_graph(
     Relevance flows from layer to layer through the concepts of the graph alone, so what flows into a concept is the sum of its
     edges. It takes one forward pass for each layer and one backward pass for each concept.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
     inputs
         One sample, as a batch of one.
-    target
-        As for `lrpfx.attribute`.
     layers
         Names as for `record=`, in any order; they are decomposed from the one nearest to the output downwards.
     channels
         Those to begin with in the first; by default those with the largest magnitude of relevance.
     width
         How many are kept of each layer, or how many of each of them, from the output downwards.
-    output
-        As for `lrpfx.attribute`.
 
     Raises
     ------

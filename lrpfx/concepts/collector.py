@@ -63,10 +63,10 @@ def collect(
     (ActMax and RelMax [1]_), among all samples, among those of its predicted and among those of its true class.
     `lrpfx.concepts.gallery` shows what they have in common. What was collected until an error is in the file.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
     dataset
         A dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples in the
         same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the model's
@@ -96,8 +96,6 @@ def collect(
         Processes that load samples.
     save_every
         Seconds between two writes of the file.
-    output
-        As for `lrpfx.attribute`.
     engine
         "embedded" for this process, "ray" or an `lrpfx.datasets.RayEngine` for those of Ray, each of which collects from other
         samples of a dataset with indices.

@@ -24,10 +24,10 @@ from lrpfx.runtime.explain_module import explainable
 def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[str]) -> dict[str, torch.Tensor]:
     """The values of nodes for an input, by name.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model, inputs
-        As for `lrpfx.attribute`.
     names
         Names or patterns, as for `record=` of `lrpfx.attribute`.
 
@@ -60,18 +60,14 @@ def patching_effects(
 
     The estimate is exact where all that follows is linear.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model, inputs
-        As for `lrpfx.attribute`.
     others
         The other inputs, of the same shapes.
-    target
-        As for `lrpfx.attribute`.
     names
         Nodes, as for `record=`.
-    output
-        As for `lrpfx.attribute`.
 
     Returns
     -------

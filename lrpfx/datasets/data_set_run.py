@@ -73,6 +73,8 @@ def attribute(
     A sample that cannot be loaded, does not fit or has values that are not finite is in the store with the reason, and the run
     goes on. What was written before an error is kept. Needs zarr.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
     explainer
@@ -96,8 +98,6 @@ def attribute(
         Several of them for each sample.
     record
         Layers whose relevance is stored, as for `lrpfx.attribute`; a dict has the reduction of each.
-    conditions
-        As for `lrpfx.attribute`.
     reduce
         The reduction of the relevance of inputs. A reduction is None, "sum" over channels, "absolute", the sum of
         magnitudes over channels, or "channels", the sum over positions for each channel.
@@ -115,8 +115,6 @@ def attribute(
         MiB of inputs, at most 4096.
     workers
         Processes that load samples.
-    chunk_size
-        As for `lrpfx.attribute`.
     engine
         "embedded" for this process, "ray" for the processes and machines of Ray, or a `RayEngine` that says how many; the store
         is the same.

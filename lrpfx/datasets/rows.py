@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lrpfx.errors import InputError, InputTypeError, os_errors
 from lrpfx.pictures.maps import Floats, array_of
+from lrpfx.samples.selection import checked_numbers
 
 Numbers = NDArray[np.int64]
 
@@ -149,22 +150,10 @@ def without_label(item: Any) -> Any:
 
 
 def chosen(samples: Any, count: int) -> Numbers:
-    """The numbers of samples in rising order: all, or those that are given. `InputError` for others and for repetitions."""
-    if samples is None:
-        found: Numbers = np.arange(count, dtype=np.int64)
-    else:
-        given = array_of(samples if hasattr(samples, "__len__") else list(samples), "samples")
-        if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
-            raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
-        found = np.sort(given.astype(np.int64))
+    """The numbers of samples in rising order: all, or those that are given. `InputError` for others and for none."""
+    found: Numbers = np.asarray(np.arange(count) if samples is None else checked_numbers(samples, count), dtype=np.int64)
     if not len(found):
         raise InputError("there are no samples", topic="samples")
-    if found[0] < 0 or found[-1] >= count:
-        raise InputError(
-            f"sample {found[0] if found[0] < 0 else found[-1]} is out of range: there are {count}", topic="reading-stores"
-        )
-    if (np.diff(found) == 0).any():
-        raise InputError("the number of a sample is given twice", topic="statistics")
     return found
 
 

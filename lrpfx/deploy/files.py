@@ -77,16 +77,22 @@ def temporary_file(path: Path, suffix: str) -> Iterator[Path]:
     own = f".lrpfx.{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}"  # of the same length for any file name
     for left in path.parent.glob(f"{own}.*"):
         with suppress(OSError), open(left, "rb") as file:
-            if lock_descriptor(file.fileno(), blocking=False):  # its writer is gone
+            if _is_locked_now(file.fileno()):  # its writer is gone
                 left.unlink()
     temporary = path.parent / f"{own}.{secrets.token_hex(8)}{suffix}"
     try:
         with open(temporary, "xb") as file:
-            with suppress(OSError):  # of a file system without locks
-                lock_descriptor(file.fileno(), blocking=False)
+            _is_locked_now(file.fileno())
             yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_locked_now(file: int) -> bool:
+    """Lock an open file until it is closed, if its system has locks that let its writer write by another name of it."""
+    with suppress(OSError):
+        return os.name == "posix" and lock_descriptor(file, blocking=False)
+    return False
 
 
 def put_in_place(temporary: Path, target: Path, like: Path | None = None) -> None:

@@ -47,8 +47,8 @@ class SampleSource(ABC):
 def changed(number: int) -> InputError:
     """The error for a sample that is not what it was."""
     return InputError(
-        f"the data set has changed: sample {number} is not what it was when the store was begun, or its preprocessing is "
-        "random; give another output, or the same data in the same order",
+        f"the data set has changed: sample {number} is not what it was when this was begun, or its preprocessing is random; "
+        "give another output, or the same data in the same order",
         topic="changed-data",
     )
 

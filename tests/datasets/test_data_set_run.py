@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from data_sets import CLASSES, LAYERS, Noise, Small, Stream, small_explain_model, small_model, tree
+from data_sets import CLASSES, LAYERS, Noise, Small, Stream, contrast, small_explain_model, small_model, tree
 from helpers import ROOT
 from PIL import Image
 from torch import nn
@@ -24,21 +24,10 @@ from lrpfx.request.question import Question
 COUNT = 23
 
 
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
-
-
 def together(count=COUNT):
     """All samples as one batch."""
     images, labels = zip(*(Noise(count)[number] for number in range(count)), strict=True)
     return torch.stack(images), torch.tensor(labels)
-
-
-def contrast(output):
-    relevance = torch.zeros_like(output)
-    relevance[:, 0], relevance[:, 1] = output[:, 0], -output[:, 1]
-    return relevance
 
 
 # --- what is stored ----------------------------------------------------------------------------------------------------------
@@ -381,7 +370,6 @@ def test_relevance_that_is_not_finite(factor, reason, tmp_path):
         (Noise(40, broken=range(40)), {}, "none of the first 32 samples can be loaded; sample 0: .*file 0 is broken"),
         (Noise(40), {"target": 7}, "target 7 is out of range"),
         (Noise(40), {"target": "cat"}, 'target is "predicted"'),
-        (Noise(40), {"target": 1.5}, "a target is an index"),
         (Noise(40), {"target": 1, "targets": [2]}, "pass one of them"),
         (Noise(40), {"targets": []}, "targets are several"),
         (Noise(40), {"record": "third"}, "third"),
@@ -390,16 +378,13 @@ def test_relevance_that_is_not_finite(factor, reason, tmp_path):
         (Noise(40), {"conditions": [{"third": [0]}]}, "third"),
         (Noise(40), {"dtype": "int8"}, "dtype is"),
         (Noise(40), {"scores": 0}, "scores is a positive number"),
-        (Noise(40), {"dtype": ["float16"]}, "dtype is"),
         (Noise(40), {"batch_size": -1}, "batch_size is a positive number"),
-        (Noise(40), {"batch_size": 0}, "batch_size is a positive number"),
         (Noise(40), {"block_size": 0}, "block_size is a positive number"),
         (Noise(40), {"workers": -1}, "workers is a number"),
         ([torch.rand(6)] * 40, {}, "."),
         ([torch.rand(1, 6, 6)] * 3, {"target": "true"}, "has no label"),
         ("photographs", {}, "needs an lrpfx.Explainer"),
         ({"a": torch.rand(1, 6, 6)}, {}, "data is a folder"),
-        (7, {}, "data is a folder"),
         (iter([torch.rand(1, 6, 6)]), {"workers": 2}, "workers= need a dataset with a length"),
         ([Image.new("RGB", (6, 6))], {}, "lrpfx.Explainer"),
         ([{"a": torch.rand(1, 6, 6), "b": torch.rand(2)}], {}, "the arguments of the model are 'x'"),

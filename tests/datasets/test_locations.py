@@ -4,7 +4,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from data_sets import LAYERS, Noise, Objects, Stream, small_explain_model, tree
+from data_sets import LAYERS, Noise, Objects, Stream, tree
 
 import lrpfx
 import lrpfx.datasets
@@ -14,11 +14,6 @@ from lrpfx.datasets.store import create
 
 COUNT = 100
 SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
-
-
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
 
 
 @pytest.fixture(params=["memory", "objects"])

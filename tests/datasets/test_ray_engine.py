@@ -60,11 +60,6 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
-
-
 def embedded(explain_model, data, path, **settings):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -81,7 +81,7 @@ def test_what_is_no_array_of_samples():
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([3, -1, 5], "sample -1 is out of range: there are 5"),
+        ([3, -1, 5], "numbers of samples, from 0"),
         ([3, 0, 5], "sample 5 is out of range: there are 5"),
         ([1, 2, 1], "given twice"),
         ([], "no samples"),

@@ -105,7 +105,7 @@ NAN[31, 2] = np.inf
         ({"seeds": np.ones((COUNT, 2))}, InputError, "seeds are one number for each sample"),
         ({"seeds": np.full(COUNT, np.nan)}, InputError, "seeds of sample 0 is not finite"),
         ({"labels": np.ones(COUNT)}, InputTypeError, "labels are integers"),
-        ({"samples": [-1]}, InputError, "sample -1 is out of range"),
+        ({"samples": [-1]}, InputError, "numbers of samples, from 0"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):

@@ -62,7 +62,7 @@ class OfLrpfx(numpydoc.Validator):
         listed = super().doc_all_parameters
         found = {name: described for names, described in listed.items() for name in names.split(", ")}
         if is_record(self.obj):
-            fields = [field for field in self.doc["Attributes"] if field.name in self.signature_parameters]
+            fields = [one for one in self.doc["Attributes"] if one.desc and one.name in self.signature_parameters]
             found |= {field.name: (field.type, field.desc) for field in fields if field.name not in found}
         text = inspect.getdoc(self.obj) or ""
         others = set(re.findall(r"`(\w+)`", text))
