@@ -112,8 +112,10 @@ class CompositeOptions:
 
     def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> Composite:
         """The composite that is named, or the one that `lrpfx explain` would choose for the model."""
-        default = ByContent() if preprocess is None else ByContent(*range_of(preprocess))
-        return self.chosen(preprocess) or default
+        chosen = self.chosen(preprocess)
+        if chosen is None:
+            chosen = ByContent() if preprocess is None else ByContent(*range_of(preprocess))
+        return chosen
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from PIL import Image
 
 import lrpfx
 from lrpfx.command_line import run as run_command
+from lrpfx.command_line.options import ImageOptions
 from lrpfx.composites import EpsilonGammaBox
 
 pytestmark = pytest.mark.programs
@@ -233,7 +234,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
 
     monkeypatch.setattr(run_command, "_explained", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run_command.run(folder / "model.pt2", folder / "images", folder / "results", batch_size=1)
+        run_command.run(folder / "model.pt2", folder / "images", folder / "results", options=ImageOptions(), batch_size=1)
     assert len(rows_of()) == 5
     with open("results/outputs.csv", "a") as file:
         file.write("7.png,0,0,0.5")  # what a kill may leave
