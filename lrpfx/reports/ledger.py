@@ -253,15 +253,15 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, 
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):
         raise InputError("a ledger accounts for one target, not for a list of them", topic="reports")
-    asked = as_target(target)
+    resolved = as_target(target)
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
         with module.with_rules():
-            accounts = _accounts(_Sweep(module), arguments, asked, output)
+            accounts = _accounts(_Sweep(module), arguments, resolved, output)
             if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
                 # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
-                accounts = _accounts(_Sweep(module, only_finite), arguments, asked, output)
+                accounts = _accounts(_Sweep(module, only_finite), arguments, resolved, output)
     message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
