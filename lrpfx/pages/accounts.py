@@ -33,7 +33,7 @@ def accounts(view: View, query: Query, graph: GraphData) -> dict[str, Any]:
     pictures: dict[str, Packed] = {}
     of_tokens: dict[str, Array] = {}
     steps = () if view.tokens is None else layers_of_words(query.module.unfused_graph)
-    for name, relevance in _recorded(query):
+    for name, relevance in recorded(query):
         picture = _picture(relevance)
         if picture is not None and name in places:
             pictures[str(places[name])] = picture
@@ -72,10 +72,13 @@ def _ledger_data(found: Ledger, graph: GraphData, places: dict[str, int]) -> dic
     }
 
 
-def _recorded(query: Query) -> Iterator[tuple[str, Array]]:
-    """The relevance of nodes that can be drawn, summed over channels and without the batch: (height, width) or (places,)."""
+def recorded(query: Query, most: int = _TOGETHER) -> Iterator[tuple[str, Array]]:
+    """The relevance of nodes that can be drawn, summed over channels and without the batch: (height, width) or (places,).
+
+    `most`: how many numbers are recorded in one run.
+    """
     graph = query.module.unfused_graph
-    for some in _runs([node for node in data_calls(graph) if _has_one_value(node)]):
+    for some in _runs([node for node in data_calls(graph) if _has_one_value(node)], most):
         found = attribute(query.module, query.inputs, query.target, record=list(some), output=query.output)
         for name, relevance in found.layers.items():
             summed = _without_channels(some[name], relevance)
@@ -83,14 +86,14 @@ def _recorded(query: Query) -> Iterator[tuple[str, Array]]:
                 yield name, summed
 
 
-def _runs(nodes: Sequence[fx.Node]) -> Iterator[dict[str, fx.Node]]:
+def _runs(nodes: Sequence[fx.Node], most: int) -> Iterator[dict[str, fx.Node]]:
     """The nodes by name, in parts that are recorded together."""
     some: dict[str, fx.Node] = {}
     numbers = 0
     for node in nodes:
         info = node_info(node)
         size = _UNKNOWN if info.shape is None else math.prod(info.shape)
-        if some and numbers + size > _TOGETHER:
+        if some and numbers + size > most:
             yield some
             some, numbers = {}, 0
         some[info.name] = node

@@ -224,15 +224,15 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     for number in range(3, 12):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
     run("run", "model.pt2", "images", "expected")
-    explained, calls = run_command._explained, []
+    opened, calls = run_command.opened, []
 
-    def stopped(runner, batch, *arguments):
-        calls.extend(batch)
+    def stopped(path):
+        calls.append(path.name)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return explained(runner, batch, *arguments)
+        return opened(path)
 
-    monkeypatch.setattr(run_command, "_explained", stopped)
+    monkeypatch.setattr(run_command, "opened", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run_command.run(folder / "model.pt2", folder / "images", folder / "results", options=ImageOptions(), batch_size=1)
     assert len(rows_of()) == 5
@@ -245,7 +245,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     }
     Image.new("RGB", (8, 8), (99, 0, 0)).save("images/5.png")
     run("run", "model.pt2", "images", "results")
-    assert [image.name for image in calls[13:]] == ["5.png"]
+    assert calls[13:] == ["5.png"]
     for change in (["--target", "1"], ["--mean", "0.5"]):
         with pytest.raises(lrpfx.InputError, match="of other settings"):
             run("run", "model.pt2", "images", "results", *change)
