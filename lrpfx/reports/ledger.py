@@ -185,7 +185,7 @@ class Ledger(Rows[Entry]):
         ordered = self.by_leak()
         first = [entry for entry in ordered[:LARGEST] if self._shown(entry.leak) != "0"]
         others = ordered[len(first) :]
-        seed = Table({"": "str", "relevance": "float64", " ": "str"}, sums).to_html()
+        seed = Table({"part": "str", "relevance": "float64", "": "str"}, sums).to_html()
         rest = folded(f"{len(others)} accounts with smaller leaks", self._html_accounts(others)) if others else ""
         summary = element("p", self._remainder())
         return "".join([seed, summary, self._html_accounts(first), rest])
