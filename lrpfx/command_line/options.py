@@ -76,7 +76,7 @@ IMAGES = Annotated[list[Path], typer.Argument(metavar="PHOTO...", help="Images, 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it: the fields of each dataclass among its parameters are options of their own."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:

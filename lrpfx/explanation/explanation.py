@@ -132,6 +132,7 @@ class Explanation(Explained):
         The model's input, (channels, height, width).
     """
 
+    categories: Sequence[str] | None
     photograph: Image.Image
     geometry: Geometry | None
     input: torch.Tensor
