@@ -17,8 +17,9 @@ from lrpfx.command_line.options import IMAGES, MODEL, CompositeOptions, ModelOpt
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_table, stages
 from lrpfx.errors import InputError
+from lrpfx.explanation.answers import Category
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import Category, Explanation
+from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"

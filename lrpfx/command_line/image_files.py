@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files, image_suffixes, readable_formats
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
-from lrpfx.pictures.photographs import of_16_bits
+from lrpfx.pictures.pixels import of_16_bits
 
 #: Errors of a file system that all other files would meet too.
 HOPELESS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)

@@ -76,7 +76,7 @@ IMAGES = Annotated[list[Path], typer.Argument(metavar="PHOTO...", help="Images, 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer reads it: the fields of each dataclass among its parameters are options of their own."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:
@@ -112,8 +112,10 @@ class CompositeOptions:
 
     def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> Composite:
         """The composite that is named, or the one that `lrpfx explain` would choose for the model."""
-        default = ByContent() if preprocess is None else ByContent(*range_of(preprocess))
-        return self.chosen(preprocess) or default
+        chosen = self.chosen(preprocess)
+        if chosen is None:
+            chosen = ByContent() if preprocess is None else ByContent(*range_of(preprocess))
+        return chosen
 
 
 @dataclass(frozen=True)

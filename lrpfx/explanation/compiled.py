@@ -130,8 +130,8 @@ class CompiledModel(Compiled):
         arrays = {name: as_array(value) for name, value in results.items()}
         outputs = checked_output(arrays.pop("output"))
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
-        answers, asked = _answers(outputs, columns, rows, self.categories, self.scores)
-        return Run(list(outputs), answers, asked, self.explain_model.composite, self.scores)
+        answers, resolved_targets = _answers(outputs, columns, rows, self.categories, self.scores)
+        return Run(list(outputs), answers, resolved_targets, self.explain_model.composite, self.scores)
 
     def ledger(self, inputs: Any, target: Target) -> Ledger:
         return ledger(self.explain_model, self.placed(inputs), target, output=self.output)
@@ -228,8 +228,8 @@ class CompiledProgram(Compiled):
             kept = {name: value for name, value in arrays.items() if name == "relevance" or name in wanted}
             for number in range(len(together)):
                 rows.append({name: value[:, number] if several else value for name, value in kept.items()})
-        answers, asked = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
-        return Run(list(outputs), answers, asked, str(manifest.get("composite", "")), Scores.UNKNOWN)
+        answers, resolved_targets = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
+        return Run(list(outputs), answers, resolved_targets, str(manifest.get("composite", "")), Scores.UNKNOWN)
 
     def _check(self, record: Sequence[str]) -> None:
         """Raise `InputError` unless the program returns relevance of images for classes, and that of the layers in `record`."""

@@ -212,11 +212,11 @@ class Explainer:
     def _explanations(self, images: Any, wanted: TargetsOfSamples) -> Iterator[Explanation]:
         number = 0
         for batch in self._batches(images):
-            asked = [wanted.of_sample(number + place) for place in range(len(batch))]
+            targets_of_batch = [wanted.of_sample(number + place) for place in range(len(batch))]
             number += len(batch)
             inputs = torch.stack([one.input for one in batch])
             compiled = self.compiled_for(inputs)
-            run = compiled.run(inputs, asked)
+            run = compiled.run(inputs, targets_of_batch)
             for one, output, answers, targets in zip(batch, run.outputs, run.answers, run.targets, strict=True):
                 shared = (output, self.categories, answers, run.rules, run.scores)
                 found = Explanation(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)

@@ -23,7 +23,8 @@ from lrpfx.images.geometry import Axis, Geometry
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class
-from lrpfx.support.html import element, html_table, image_html
+from lrpfx.support.html import element, image_html
+from lrpfx.support.table import Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +132,7 @@ class Explanation(Explained):
         The model's input, (channels, height, width).
     """
 
+    categories: Sequence[str] | None
     photograph: Image.Image
     geometry: Geometry | None
     input: torch.Tensor
@@ -328,10 +330,8 @@ class Explanation(Explained):
         rows = [
             (one.name, f"{one.score:.3g}", "" if one.probability is None else f"{one.probability:.1%}") for one in self.top()
         ]
-        columns = ("class", "output", "probability")
-        return "".join(
-            [image_html(self.sheet(), repr(self)), html_table(columns, rows, columns[1:]), element("p", self._account())]
-        )
+        table = Table({"class": "str", "output": "float64", "probability": "float64"}, rows)
+        return image_html(self.sheet(), repr(self)) + table.to_html() + element("p", self._account())
 
 
 Kind = TypeVar("Kind", bound=Explained)

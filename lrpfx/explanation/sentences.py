@@ -126,12 +126,12 @@ def _explained(
     model: Any,
     tokenizer: Any,
     text: ReadText,
-    asked: Sequence[Target],
+    given: Sequence[Target],
     join: bool,
 ) -> TextExplanation:
     inputs: dict[str, Any] = readable(model, text.encoding)
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
-    targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in asked)
+    targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in given)
     answers: list[Answer] = []
     found: list[_Shown] = []
     for target in targets:
@@ -174,14 +174,14 @@ class _OfText(Target):
     A token is that at the mask, or after the end of the text, unless the target is a position and a token.
     """
 
-    asked: Target
+    given: Target
     categories: Sequence[str] | None
     tokenizer: Any
     text: ReadText
 
     @property
     def is_of_classes(self) -> bool:
-        return self.asked.is_of_classes
+        return self.given.is_of_classes
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         self.of_output(output).target.check(output, chosen)
@@ -191,7 +191,7 @@ class _OfText(Target):
 
     def of_output(self, output: torch.Tensor) -> _Shown:
         """The target for an output of a batch of one."""
-        place, inner = None, self.asked
+        place, inner = None, self.given
         if isinstance(inner, Position):
             place, inner = int(inner.position), inner.target
         if output.ndim != 3:

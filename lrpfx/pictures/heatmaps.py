@@ -1,4 +1,4 @@
-"""Heatmaps, and relevance over photographs."""
+"""Heatmaps, and relevance over images."""
 
 from collections.abc import Iterator
 from typing import Any, Unpack
@@ -10,7 +10,7 @@ from PIL import Image
 from lrpfx.errors import InputError
 from lrpfx.pictures.contours import draw_contours
 from lrpfx.pictures.maps import Channels, Floats, checked_whole, relevance_map, resized, scale_of_smoothed, smoothed
-from lrpfx.pictures.photographs import grey_of, pixels_of
+from lrpfx.pictures.pixels import grey_of, pixels_of
 from lrpfx.pictures.style import Style, StyleSettings, styled
 
 _AT_ONCE = 1 << 19  # pixels that are drawn together
@@ -91,8 +91,8 @@ def overlay(
     height, width = behind.shape[:2]
     if not stretch and not _same_form(values.shape, (height, width)):
         raise InputError(
-            f"the photograph has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
-            "the photograph that the model was given, or stretch=True if all of it was squeezed to that shape",
+            f"the image has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
+            "the image that the model was given, or stretch=True if all of it was squeezed to that shape",
             topic="heatmaps",
         )
     pigments, opacities = style.colors.pigments()

@@ -13,7 +13,7 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.colors import Colors
 from lrpfx.pictures.heatmaps import heatmap
 from lrpfx.pictures.maps import Floats, array_of, checked_whole, relevance_map
-from lrpfx.pictures.photographs import on_white
+from lrpfx.pictures.pixels import on_white
 from lrpfx.pictures.style import Style, StyleSettings, styled
 
 Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]

@@ -36,14 +36,13 @@ from lrpfx.passes.stages import Settings, Stage, passes_of
 from lrpfx.passes.validate import complaint, misfit
 from lrpfx.pipeline import check_arguments, normal_form, settings_of
 from lrpfx.runtime.rule_table import NEUTRAL
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import bullets, element, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import bullets, element
+from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_COLUMNS = ("operator", "kind", "calls", "rules", "without a rule")
+_COLUMNS = {"operator": "str", "kind": "str", "calls": "int64", "rules": "str", "without a rule": "str"}
 MERGED = "merged into"  # how the passes report a merged batch norm
 
 
@@ -105,14 +104,15 @@ class Report:
 
         Raises `InputError`: pandas is not installed.
         """
-        rows = [{**vars(use), "rules": ", ".join(use.rules), "uncovered": ", ".join(use.uncovered)} for use in self.operators]
-        return data_frame(rows, {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__})
+        columns = {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__}
+        rows = [(use.operator, use.kind, use.count, ", ".join(use.rules), ", ".join(use.uncovered)) for use in self.operators]
+        return Table(columns, rows).to_pandas()
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {self._verdict()}", ""]
         lines += [f"front end {name}: {text}" for name, text in self.front_ends.items()]
         if self.operators:
-            lines += ["", format_table(_COLUMNS, self._operator_rows(), ("calls",))]
+            lines += ["", str(self._operator_table())]
         for title, texts in self._lists():
             lines += ["", f"{title}:", *(f"  {text}" for text in texts)]
         return "\n".join(lines)
@@ -120,8 +120,8 @@ class Report:
     def _repr_html_(self) -> str:
         parts = [
             element("p", element("b", self.model), f": {self._verdict()}"),
-            html_table(("front end", ""), list(self.front_ends.items())) if self.front_ends else "",
-            html_table(_COLUMNS, self._operator_rows(), ("calls",)) if self.operators else "",
+            Table({"front end": "str", "": "str"}, list(self.front_ends.items())).to_html() if self.front_ends else "",
+            self._operator_table().to_html() if self.operators else "",
         ]
         for title, texts in self._lists():
             parts += [element("p", element("b", title), style="margin:.5em 0 0"), bullets(texts)]
@@ -130,11 +130,11 @@ class Report:
     def _verdict(self) -> str:
         return f"{'ready' if self.ok else 'not ready'}, {self.coverage:.0%} of the operations covered"
 
-    def _operator_rows(self) -> list[tuple[str, ...]]:
-        return [
-            (use.operator, use.kind, str(use.count), _first(use.rules), ", ".join(use.uncovered) or "-")
-            for use in self.operators
+    def _operator_table(self) -> Table:
+        rows = [
+            (use.operator, use.kind, use.count, _first(use.rules), ", ".join(use.uncovered) or "-") for use in self.operators
         ]
+        return Table(_COLUMNS, rows)
 
     def _lists(self) -> list[tuple[str, Sequence[str]]]:
         """The lists below the table that are not empty."""
