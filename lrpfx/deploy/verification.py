@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -71,19 +71,28 @@ def measured_tolerance(job: Job, arguments: Sequence[torch.Tensor], changes: int
     if dtype != torch.float32:
         return tolerance_of(dtype)
     found = _in_double_precision(plain, arguments)
-    generator = torch.Generator().manual_seed(0)
-    can_change = any(value.is_floating_point() for value in arguments[: len(job.inputs)])
-    for _ in range(changes if can_change else 0):
-        shaken = list(arguments)
-        for place, value in enumerate(arguments[: len(job.inputs)]):
-            if value.is_floating_point():
-                signs = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
-                changed = value * (1 + 4 * torch.finfo(dtype).eps * signs)
-                shaken[place] = changed.clamp(value.min(), value.max())  # within the range of the example
-        found.append(plain.expected(shaken))
+    inputs, others = arguments[: len(job.inputs)], arguments[len(job.inputs) :]
+    found += [plain.expected([*changed, *others]) for changed in shaken(inputs, dtype, changes)]
     names = [name for name, value in reference.items() if value.is_floating_point() and value.any()]
     effects = [_norm(other[name] - reference[name]) / _norm(reference[name]) for other in found for name in names]
     return max(tolerance_of(dtype), 10 * max(effects, default=0.0))
+
+
+def shaken(inputs: Sequence[torch.Tensor], dtype: torch.dtype, changes: int = 6) -> Iterator[list[torch.Tensor]]:
+    """Inputs that differ by a few units in the last place of a dtype, within the range of the given ones.
+
+    None if no input can change.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def changed(value: torch.Tensor) -> torch.Tensor:
+        if not value.is_floating_point():
+            return value
+        signs = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
+        return (value * (1 + 4 * torch.finfo(dtype).eps * signs)).clamp(value.min(), value.max())
+
+    for _ in range(changes if any(value.is_floating_point() for value in inputs) else 0):
+        yield [changed(value) for value in inputs]
 
 
 def _norm(value: torch.Tensor) -> float:
