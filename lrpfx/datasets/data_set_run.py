@@ -20,8 +20,8 @@ from lrpfx.datasets.sample_explainer import SampleExplainer, as_copies, question
 from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
+from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.running import CompiledModel
 from lrpfx.identity.descriptions import described
 from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.images.preprocessing import Preprocessing
