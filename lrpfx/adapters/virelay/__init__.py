@@ -11,14 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lrpfx.adapters.virelay.arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
+from lrpfx.adapters.virelay.files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
+from lrpfx.adapters.virelay.images import PerChannel, images_of, range_before
 from lrpfx.datasets.clusters import Spray, checked_spray
 from lrpfx.datasets.layout import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
-from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
-from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
-from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.descriptions import text_of
