@@ -20,7 +20,6 @@ import torch
 from captum.attr import IntegratedGradients, LayerAttribution, LayerGradCam
 from deletion import Mean, deletions, means
 from PIL import Image, ImageFilter, ImageOps
-from tables import markdown_table
 from torch import nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -38,7 +37,7 @@ from lrpfx.composites import (
 from lrpfx.demo import photographs
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
 from lrpfx.rules import ReLUGuidedBackprop
-from lrpfx.support.format_table import format_table
+from lrpfx.support.table import Table
 from lrpfx.types import Activation
 
 BLOCK = 16  # pixels
@@ -251,13 +250,12 @@ def measure(explained: Sequence[Explained]) -> list[Result]:
 
 # --- tables and files --------------------------------------------------------------------------------------------------------
 
-HEADER = ("method", "area between the curves", f"minus {OURS}", "time, in gradients")
 
-
-def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
-    """The rows of the table under `HEADER`; times are multiples of that of gradient × input."""
+def table(results: Sequence[Result]) -> Table:
+    """The results; times are multiples of that of gradient × input."""
+    numbers = dict.fromkeys(("area between the curves", f"minus {OURS}", "time, in gradients"), "float64")
     unit = next(result.seconds for result in results if result.method == GRADIENT)
-    return [
+    rows = [
         (
             result.method,
             str(result.between),
@@ -266,6 +264,7 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
         )
         for result in results
     ]
+    return Table({"method": "str"} | numbers, rows)
 
 
 def write_between_markers(document: Path, name: str, explained: Sequence[Explained], results: Sequence[Result]) -> None:
@@ -274,7 +273,7 @@ def write_between_markers(document: Path, name: str, explained: Sequence[Explain
     before, rest = document.read_text().split(begin)
     counted = f"{NETWORKS[name]}, {len(explained)} inputs of {len({one.photograph for one in explained})} photographs:"
     after = rest[rest.index(end) :]
-    document.write_text(f"{before}{begin}\n{counted}\n\n{markdown_table(HEADER, rows(results))}\n{after}")
+    document.write_text(f"{before}{begin}\n{counted}\n\n{table(results).to_markdown()}\n{after}")
 
 
 def main() -> None:
@@ -299,7 +298,7 @@ def run(name: str, classifier: Classifier, directory: Path, count: int) -> list[
     progress = tqdm(explain_and_perturb(classifier, found, inputs), desc=name, unit="input", total=len(inputs))
     explained = list(progress)
     (directory / f"{name}.json").write_text(json.dumps([asdict(one) for one in explained], indent=2) + "\n")
-    print(format_table(HEADER, rows(measure(explained)), HEADER[1:]), end="\n\n")
+    print(table(measure(explained)), end="\n\n")
     return explained
 
 

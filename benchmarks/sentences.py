@@ -15,14 +15,13 @@ import torch
 from deletion import Deletion, Mean, deletions, interval, means, resampled_means
 from sentence_explanations import COMPOSITES, Question
 from sentence_pairs import PAIRS
-from tables import markdown_table
 from torch import nn
 from tqdm import tqdm
 
 import lrpfx
 from lrpfx.demo import sentence_similarity
 from lrpfx.demo.sentence_similarity import MiniLM
-from lrpfx.support.format_table import format_table
+from lrpfx.support.table import Table
 from lrpfx.text import heatmap
 
 matplotlib.use("Agg")
@@ -76,13 +75,13 @@ def run(directory: Path) -> None:
     shares = {name: _shares(model, questions, relevances, name) for name, model in models.items()}
 
     tables = (_results_table(results), _shares_table(shares))
-    for header, rows in tables:
-        print(format_table(header, rows, header[1:]), end="\n\n")
+    for table in tables:
+        print(table, end="\n\n")
     largest = max(float(relevance[OURS].abs().max()) for relevance in relevances)
     apart = max(float((relevance[OURS] - relevance[LXT]).abs().max()) for relevance in relevances)
     print(f"LXT's relevance differs by at most {apart / largest:.0e} of the largest\n")
 
-    (directory / "results.md").write_text("\n".join(markdown_table(header, rows) for header, rows in tables))
+    (directory / "results.md").write_text("\n".join(table.to_markdown() for table in tables))
     (directory / "results.json").write_text(_json(results, shares, curves))
     _write_curves(directory / "deletion.png", curves, results)
     _write_heatmaps(directory / "heatmaps.png", minilm, questions, relevances)
@@ -176,8 +175,6 @@ def _shares(
 
 # --- tables ------------------------------------------------------------------------------------------------------------------
 
-Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-
 
 def _results_table(results: Sequence[Result]) -> Table:
     header = ("deletion, areas", "most relevant first", "least relevant first", "between", f"between, minus {OURS}")
@@ -191,13 +188,13 @@ def _results_table(results: Sequence[Result]) -> Table:
         )
         for result in results
     ]
-    return header, rows
+    return Table(dict.fromkeys(header, "float64") | {header[0]: "str"}, rows)
 
 
 def _shares_table(shares: dict[str, dict[str, float]]) -> Table:
     parts = next(iter(shares.values()))
     rows = [(name, *(f"{share:.1%}" for share in found.values())) for name, found in shares.items()]
-    return ("shares of the similarity", *parts), rows
+    return Table({"shares of the similarity": "str", **dict.fromkeys(parts, "float64")}, rows)
 
 
 def _json(results: Sequence[Result], shares: dict[str, dict[str, float]], curves: Sequence[dict[str, Deletion]]) -> str:

@@ -169,10 +169,7 @@ class ColorMap:
     def palette(self, level: float = 1.0) -> NDArray[np.uint8]:
         """The map as 256 colours, shape (256, 3).
 
-        Parameters
-        ----------
-        level
-            Above 1, smaller values reach the ends of the map.
+        `level`: above 1, smaller values reach the ends of the map.
         """
         x = np.clip((np.linspace(-1.0, 1.0, 256) * level + 1.0) / 2.0, 0.0, 1.0)
         return (self(x) * 255).round(12).clip(0.0, 255.0).astype(np.uint8)

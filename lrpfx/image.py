@@ -42,10 +42,7 @@ CMAPS = LazyColorMapCache(
 def get_cmap(cmap: ColorMap | str) -> ColorMap:
     """The colour map with this name or source.
 
-    Parameters
-    ----------
-    cmap
-        A name in `CMAPS`, a source in the language of `lrpfx.cmap`, or a `ColorMap`, which is returned as it is.
+    `cmap`: a name in `CMAPS`, a source in the language of `lrpfx.cmap`, or a `ColorMap`, which is returned as it is.
     """
     if isinstance(cmap, ColorMap):
         return cmap
@@ -55,12 +52,7 @@ def get_cmap(cmap: ColorMap | str) -> ColorMap:
 def palette(cmap: ColorMap | str = "bwr", level: float = 1.0) -> NDArray[np.uint8]:
     """The 256 colours of a colour map, shape (256, 3).
 
-    Parameters
-    ----------
-    cmap
-        As for `get_cmap`.
-    level
-        As for `lrpfx.cmap.ColorMap.palette`.
+    `cmap`: as for `get_cmap`. `level`: as for `lrpfx.cmap.ColorMap.palette`.
     """
     return get_cmap(cmap).palette(level)
 
@@ -70,14 +62,8 @@ def interval_norm_bounds(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The smallest and largest values, with the dimensions kept.
 
-    Parameters
-    ----------
-    input
-        The values.
-    symmetric
-        Whether the bounds are minus and plus the largest magnitude instead.
-    dim
-        The dimensions to search (default: all but the first).
+    `input`: the values. `symmetric`: whether the bounds are minus and plus the largest magnitude instead. `dim`: the dimensions
+    to search (default: all but the first).
     """
     array = np.asarray(input)
     dim = tuple(range(1, array.ndim)) if dim is None else dim
@@ -238,32 +224,10 @@ def imsave(
     symmetric: bool = False,
     gridfill: Any = None,
 ) -> None:
-    """Write the image that `imgify` makes to a file.
+    """Write the image that `imgify` makes to a file. Other arguments: as for `imgify`.
 
-    Parameters
-    ----------
-    fp
-        A path, or a file opened for writing.
-    obj
-        As for `imgify`.
-    vmin
-        As for `imgify`.
-    vmax
-        As for `imgify`.
-    cmap
-        As for `imgify`.
-    level
-        As for `imgify`.
-    grid
-        As for `imgify`.
-    format
-        Of the file, as for Pillow's `save`; by default that of the path's ending.
-    writer_params
-        Further arguments of Pillow's `save`.
-    symmetric
-        As for `imgify`.
-    gridfill
-        As for `imgify`.
+    `fp`: a path, or a file opened for writing. `format`: as for Pillow's `save`, by default that of the path's ending.
+    `writer_params`: further arguments of it.
     """
     image = imgify(obj, vmin, vmax, cmap, level, symmetric, grid, gridfill)
     image.save(fp, format=format, **(writer_params or {}))

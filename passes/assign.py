@@ -52,12 +52,12 @@ class Assign(GraphPass):
             result.match(layer.name, f"{rule}, by {node_info(node).chosen_by}")
         unmatched = self.composite.unmatched(context)
         if unmatched:
-            result.warnings.append(_warning(program, self.composite, unmatched))
+            result.notes.append(_warning(program, self.composite, unmatched))
         sums = _sums_of_shifts(program)
         if sums:  # would a convolution in their place, here without random weights, have a rule of its own?
             rule = self.composite.module_map(context, "", nn.Conv1d(1, 1, 1, device="meta"))
             sums = set() if rule is None or type(rule) in (Epsilon, Norm) else sums
-        result.warnings += _products_and_exponentials(program, sums)
+        result.notes += _products_and_exponentials(program, sums)
         return result
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.attribution.cache import cache_of
 from lrpfx.attribution.infinite_masks import hiding, input_node, items_at, other_reader
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
@@ -157,11 +158,12 @@ class Arguments:
 def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
     """For each integer input, the names of its embeddings; `InputTypeError` if no input can carry relevance."""
     found: dict[tuple[Any, ...], list[str]] = {}
+    known = cache_of(module).embeddings
     for place in arguments.integers:
-        if place not in module.lrpfx_cache.embeddings:
-            module.lrpfx_cache.embeddings[place] = _embeddings_at(module.graph, place)
-        if module.lrpfx_cache.embeddings[place]:
-            found[place] = module.lrpfx_cache.embeddings[place]
+        if place not in known:
+            known[place] = _embeddings_at(module.graph, place)
+        if known[place]:
+            found[place] = known[place]
     if not arguments.leaves and not found:
         dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
         raise InputTypeError(

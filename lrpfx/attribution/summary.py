@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from lrpfx.pictures import heatmap, scale_of
-from lrpfx.support.html import Html, element, html_table, image_html
+from lrpfx.support.html import Html, element, image_html
+from lrpfx.support.table import Table
 from lrpfx.support.torch_internals import pytree
 
 MOST_SUMS = 8  # sums of a tensor that are listed
@@ -40,14 +41,14 @@ def summary_of(
     found += [(name, tensor, "layer") for name, tensor in layers.items()]
     found += [(name, tensor, "constant") for name, tensor in constants.items()]
     of_each = "sums of samples" if targets is None else "sums of targets"
-    columns = ("relevance of", "name", "shape", "dtype", "total", of_each)
+    columns = dict.fromkeys(("relevance of", "name", "shape", "dtype", "total", of_each), "str") | {"total": "float64"}
     rows = [
         (kind, element("code", name), _shape(tensor), _dtype(tensor), _number(tensor), _sums(tensor, kind == "constant"))
         for name, tensor, kind in found
     ]
     head = element("p", element("b", "attribution"), f" of an output of shape {_shape(output)}, {_dtype(output)}{several}")
     pictures = [_heatmaps(tensor, targets is not None) for _, tensor, kind in found if kind == "input"]
-    return "".join([head, html_table(columns, rows, ("total",)), *pictures])
+    return "".join([head, Table(columns, rows).to_html(), *pictures])
 
 
 def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -20,6 +20,7 @@ from lrpfx.command_line.draw import draw
 from lrpfx.command_line.explain import explain
 from lrpfx.command_line.export import export
 from lrpfx.command_line.inspect import inspect, sign, verify
+from lrpfx.command_line.options import with_options
 from lrpfx.command_line.report import report
 from lrpfx.command_line.run import run
 from lrpfx.command_line.serve import serve
@@ -36,7 +37,7 @@ _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 for _command in (explain, report, compare, dataset, check, draw, composites, export, run, serve, inspect, verify, sign):
-    app.command()(_command)
+    app.command()(with_options(_command))
 
 
 def _show_version(shown: bool) -> None:

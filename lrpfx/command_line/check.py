@@ -3,14 +3,12 @@
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of
+from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.reports.check import check as report_on
 
 
-def check(
-    model: MODEL, composite: COMPOSITE = None, setting: SETTINGS = None, weights: WEIGHTS = None, shape: SHAPE = None
-) -> None:
+def check(model: MODEL, *, rules: CompositeOptions, weights: WEIGHTS = None, shape: SHAPE = None) -> None:
     """Report on a model before it is compiled: front ends, operators and rules. The exit status is 1 if there are problems.
 
     Rules do not depend on weights, so a library's model has random ones unless --weights names others.
@@ -20,7 +18,7 @@ def check(
         module = given.module("check")
         example = example_of(shape, given.preprocess)
         shown.begin("checking")
-        report = report_on(module, composite_or_default(composite, setting, given.preprocess), example_inputs=example)
+        report = report_on(module, rules.chosen_or_default(given.preprocess), example_inputs=example)
     say(str(report))
     if not report.ok:
         raise typer.Exit(1)

@@ -5,23 +5,9 @@ from typing import Annotated
 
 import typer
 
-from lrpfx.command_line.image_files import opened, reason
+from lrpfx.command_line.image_files import opened_in_rgb
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import (
-    CATEGORIES,
-    INTERPOLATION,
-    MEAN,
-    METADATA,
-    MODEL,
-    RAW,
-    RESIZE,
-    SIZE,
-    STD,
-    WEIGHTS,
-    PhotographOptions,
-    class_of,
-    composite_of,
-)
+from lrpfx.command_line.options import MODEL, ModelOptions, class_of, composite_of
 from lrpfx.command_line.terminal import say, say_table, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
@@ -32,6 +18,8 @@ from lrpfx.reports.comparison import compare as compared
 def compare(
     model: MODEL,
     photograph: Annotated[Path, typer.Argument(metavar="PHOTO", help="A photograph.")],
+    *,
+    options: ModelOptions,
     composite: Annotated[
         list[str] | None,
         typer.Option(help="Name of a composite; see `lrpfx composites`. It is there twice, or for two models at least once."),
@@ -46,15 +34,6 @@ def compare(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A picture to write (.png): both maps, and their difference.")
     ] = None,
-    weights: WEIGHTS = None,
-    metadata: METADATA = None,
-    mean: MEAN = None,
-    std: STD = None,
-    size: SIZE = None,
-    resize: RESIZE = None,
-    interpolation: INTERPOLATION = None,
-    raw: RAW = False,
-    categories: CATEGORIES = None,
 ) -> None:
     """Compare two composites, or two models, on a photograph: where rules differ, and where accounts of relevance part.
 
@@ -73,17 +52,14 @@ def compare(
     if other is None and other_weights is not None:
         raise InputError("--other-weights are those of --other, which is missing", topic="options-of-commands")
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights, metadata)
-        preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
+        given = model_named(model, options.weights, options.metadata)
+        preprocess = given.required_preprocessing(options)
         modules = [given.module("compare")]
         if other is not None:
             shown.begin(f"loading {other}")
         modules.append(modules[0] if other is None else model_named(other, other_weights).module("compare"))
-        try:
-            image = opened(photograph).convert("RGB")
-        except Exception as error:  # decoders raise errors of all kinds
-            raise InputError(f"{photograph}: {reason(error)}", topic="image-files") from error
-        known = given.names_of_classes(categories)
+        image = opened_in_rgb(photograph)
+        known = given.names_of_classes(options.categories)
         found = []
         wanted: int | None = None
         for module, name in zip(modules, names, strict=True):

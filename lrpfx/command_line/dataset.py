@@ -7,25 +7,9 @@ from typing import Annotated
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import (
-    CATEGORIES,
-    COMPOSITE,
-    INTERPOLATION,
-    MEAN,
-    METADATA,
-    MODEL,
-    RAW,
-    RESIZE,
-    SETTINGS,
-    SIZE,
-    STD,
-    WEIGHTS,
-    PhotographOptions,
-    class_of,
-    composite_of,
-)
+from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of
 from lrpfx.command_line.terminal import counted, say, stages
-from lrpfx.datasets.running import attribute
+from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError
@@ -69,14 +53,15 @@ def dataset(
             "--output", "-o", help="The store to write: a folder, in Zarr's format, or a path such as s3://bucket/store."
         ),
     ],
+    *,
+    rules: CompositeOptions,
+    options: ModelOptions,
     target: Annotated[
         list[str] | None,
         typer.Option(
             help="The class to explain, by name or index, or `predicted`, the default. Repeat it to explain several for each."
         ),
     ] = None,
-    composite: COMPOSITE = None,
-    setting: SETTINGS = None,
     record: Annotated[
         list[str] | None,
         typer.Option(help="A layer whose relevance is stored, or LAYER=sum or LAYER=channels for less of it. May be repeated."),
@@ -86,15 +71,6 @@ def dataset(
     ] = Reduce.NONE,
     dtype: Annotated[Precision, typer.Option(help="float16 has a scale for each photograph.")] = Precision.FLOAT32,
     scores: Annotated[int | None, typer.Option(min=1, help="Store the largest outputs only, so many of them.")] = None,
-    weights: WEIGHTS = None,
-    metadata: METADATA = None,
-    mean: MEAN = None,
-    std: STD = None,
-    size: SIZE = None,
-    resize: RESIZE = None,
-    interpolation: INTERPOLATION = None,
-    raw: RAW = False,
-    categories: CATEGORIES = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 32,
     block_size: Annotated[
         int | None, typer.Option(min=1, help="How many are written together; a killed run loses these.")
@@ -119,16 +95,14 @@ def dataset(
     if len(recorded) < len(record or []):
         raise InputError(f"--record names a layer twice: {', '.join(record or [])}", topic="options-of-commands")
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights, metadata)
+        given = model_named(model, options.weights, options.metadata)
         module = given.module("dataset")
-        preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
-        if composite is None and setting:
-            raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
+        preprocess = given.required_preprocessing(options)
         explainer = Explainer(
             module,
-            composite=None if composite is None else composite_of(composite, setting, preprocess),
+            composite=rules.chosen(preprocess),
             preprocess=preprocess,
-            categories=given.names_of_classes(categories),
+            categories=given.names_of_classes(options.categories),
             batch_size=batch_size,
         )
         wanted = [one if one == PREDICTED else class_of(one, explainer.categories) for one in target or [PREDICTED]]

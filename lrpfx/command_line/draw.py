@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import COMPOSITE, MODEL, SETTINGS, SHAPE, WEIGHTS, composite_or_default, example_of
+from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.deploy.files import written
 from lrpfx.errors import InputError, os_errors
@@ -19,11 +19,11 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 def draw(
     model: MODEL,
+    *,
+    rules: CompositeOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help=f"The file to write: {', '.join(SUFFIXES)}.")] = Path(
         "graph.svg"
     ),
-    composite: COMPOSITE = None,
-    setting: SETTINGS = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Modules at this depth become one node.")] = None,
     weights: WEIGHTS = None,
     shape: SHAPE = None,
@@ -41,7 +41,7 @@ def draw(
         module = given.module("draw")
         example = example_of(shape, given.preprocess)
         shown.begin("transforming")
-        chosen = composite_or_default(composite, setting, given.preprocess)
+        chosen = rules.chosen_or_default(given.preprocess)
         explain_model = transform(module, chosen, example_inputs=example)
         shown.begin("drawing")
         picture = drawing_of(explain_model, depth=depth).pipe(format=form)

@@ -13,29 +13,13 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
-from lrpfx.command_line.options import (
-    CATEGORIES,
-    COMPOSITE,
-    INTERPOLATION,
-    MEAN,
-    METADATA,
-    MODEL,
-    RAW,
-    RESIZE,
-    SETTINGS,
-    SIZE,
-    STD,
-    WEIGHTS,
-    PhotographOptions,
-    class_of,
-    composite_of,
-    numbers_of,
-)
-from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.options import IMAGES, MODEL, CompositeOptions, ModelOptions, classes_of, numbers_of
+from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_table, stages
 from lrpfx.errors import InputError
+from lrpfx.explanation.answers import Category
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import Category, Explanation
+from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
@@ -46,9 +30,10 @@ _SHOWN = 40
 
 def explain(
     model: MODEL,
-    photographs: Annotated[
-        list[Path], typer.Argument(metavar="PHOTO...", help="Photographs, or folders with photographs in them.")
-    ],
+    photographs: IMAGES,
+    *,
+    rules: CompositeOptions,
+    options: ModelOptions,
     output_folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for pictures and explanations.csv.")] = Path(
         "explanations"
     ),
@@ -58,18 +43,7 @@ def explain(
             help="The class to explain, by name or index; by default the predicted one. Repeat it to compare classes."
         ),
     ] = None,
-    composite: COMPOSITE = None,
-    setting: SETTINGS = None,
     top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
-    weights: WEIGHTS = None,
-    metadata: METADATA = None,
-    mean: MEAN = None,
-    std: STD = None,
-    size: SIZE = None,
-    resize: RESIZE = None,
-    interpolation: INTERPOLATION = None,
-    raw: RAW = False,
-    categories: CATEGORIES = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
 ) -> None:
     """Explain photographs: an overlay and a sheet for each, and a table of predictions and explained classes.
@@ -78,30 +52,25 @@ def explain(
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     with stages(f"loading {model}"):
-        given = model_named(model, weights, metadata)
-    preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
+        given = model_named(model, options.weights, options.metadata)
+    preprocess = given.required_preprocessing(options)
     images = images_in(photographs)
-    chosen = None if composite is None else composite_of(composite, setting, preprocess)
-    if composite is None and setting:
-        raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
     explainer = Explainer(
         given.model,
-        composite=chosen,
+        composite=rules.chosen(preprocess),
         preprocess=preprocess,
-        categories=given.names_of_classes(categories),
+        categories=given.names_of_classes(options.categories),
         batch_size=batch_size,
     )
-    targets = [class_of(text, explainer.categories) for text in target or []]
-    if len(set(targets)) < len(targets):
-        raise InputError(f"--target names a class twice: {', '.join(target or [])}", topic="options-of-commands")
+    targets = classes_of(target or [], explainer.categories)
     several = len(targets) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
-    place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
+    place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
     settings = {
         "model": model,
         "fingerprint": given.fingerprint,
-        "composite": composite,
-        "settings": setting or [],
+        "composite": rules.composite,
+        "settings": rules.setting or [],
         "preprocessing": str(numbers_of(preprocess) or preprocess),
         "categories": None if explainer.categories is None else list(explainer.categories),
         "targets": targets,
@@ -183,7 +152,7 @@ class _Work:
             yield batch
 
     def _write(self, image: ImageFile, explanation: Explanation) -> None:
-        explanation.name = image.shown
+        explanation = explanation.renamed(image.shown)
         drawn = [explanation.overlay(), explanation.sheet()]
         if len(self.targets) > 1:
             drawn.append(explanation.compare(self.targets))
@@ -231,4 +200,4 @@ def _show(results: Results, work: _Work, before: int) -> None:
         say(f"rules: {rows[-1][-1]}")
     rest = f" ({len(rows) - _SHOWN} more in explanations.csv)" if len(rows) > _SHOWN else ""
     kept = f", {before} of them from before" if before else ""
-    say(f"{len(rows)} of {len(images)} explained{kept}: {results.place.folder}/{rest}")
+    say(f"{len(rows)} of {len(images)} explained{kept}: {results.folder.path}/{rest}")

@@ -8,24 +8,7 @@ import torch
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import (
-    CATEGORIES,
-    COMPOSITE,
-    INTERPOLATION,
-    MEAN,
-    METADATA,
-    MODEL,
-    RAW,
-    RESIZE,
-    SETTINGS,
-    SHAPE,
-    SIZE,
-    STD,
-    WEIGHTS,
-    PhotographOptions,
-    composite_of,
-    example_of,
-)
+from lrpfx.command_line.options import MODEL, SHAPE, CompositeOptions, ModelOptions, composite_of, example_of
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
@@ -56,11 +39,10 @@ class Reduction(StrEnum):
 def export(
     model: MODEL,
     output: Annotated[Path, typer.Argument(help=f"The file to write: {' or '.join(suffixes())}.")],
+    *,
+    rules: CompositeOptions,
+    options: ModelOptions,
     shape: SHAPE = None,
-    composite: COMPOSITE = None,
-    setting: SETTINGS = None,
-    weights: WEIGHTS = None,
-    metadata: METADATA = None,
     target: Annotated[Target, typer.Option(help="The target that the program takes.")] = Target.INDEX,
     number_of_targets: Annotated[
         int | None, typer.Option(min=1, help="How many classes of each sample, with --target targets.")
@@ -75,13 +57,6 @@ def export(
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile with AOTInductor into a .pt2 file, or for XNNPACK into a .pte file.")
     ] = False,
-    mean: MEAN = None,
-    std: STD = None,
-    size: SIZE = None,
-    resize: RESIZE = None,
-    interpolation: INTERPOLATION = None,
-    raw: RAW = False,
-    categories: CATEGORIES = None,
 ) -> None:
     """Lower a model with a composite, by default EpsilonPlusFlat, and write the program to a file.
 
@@ -90,12 +65,12 @@ def export(
     """
     check_before_work(output, compiled=compile)
     with stages(f"loading {model}"):
-        given = model_named(model, weights, metadata)
+        given = model_named(model, options.weights, options.metadata)
     module = given.module("export")
-    stated = given.preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
+    stated = given.preprocessing(options)
     preprocessing = None if stated is None else stored_form(stated)
-    names = given.names_of_classes(categories)
-    chosen = composite_of(composite or "epsilon_plus_flat", setting, preprocessing)
+    names = given.names_of_classes(options.categories)
+    chosen = composite_of(rules.composite or "epsilon_plus_flat", rules.setting, preprocessing)
     example = example_of(shape, preprocessing)
     if example is None:
         raise InputError(

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files, image_suffixes, readable_formats
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
-from lrpfx.pictures.photographs import of_16_bits
+from lrpfx.pictures.pixels import of_16_bits
 
 #: Errors of a file system that all other files would meet too.
 HOPELESS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
@@ -137,6 +137,14 @@ def opened(path: Path) -> Image.Image:
             front = upright.convert("RGBA")
             return Image.alpha_composite(Image.new("RGBA", front.size, "white"), front).convert("RGB")
         return upright.convert("RGB")
+
+
+def opened_in_rgb(path: Path) -> Image.Image:
+    """The image in a file, upright. `InputError` if it cannot be opened, which says why."""
+    try:
+        return opened(path).convert("RGB")
+    except Exception as error:  # decoders raise errors of all kinds
+        raise InputError(f"{path}: {reason(error)}", topic="image-files") from error
 
 
 @contextmanager

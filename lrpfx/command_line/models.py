@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.command_line.options import PhotographOptions, categories_in
+from lrpfx.command_line.options import ImageOptions, categories_in
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.files import hash_of_file
@@ -58,7 +58,7 @@ class NamedModel:
             )
         return self.model
 
-    def preprocessing(self, options: PhotographOptions) -> Callable[..., Any] | None:
+    def preprocessing(self, options: ImageOptions) -> Callable[..., Any] | None:
         """The preprocessing of photographs: the library's or the file's function as it is, unless options change it."""
         if not options.given:
             return self.preprocess
@@ -77,7 +77,7 @@ class NamedModel:
             )
         return result
 
-    def required_preprocessing(self, options: PhotographOptions) -> Callable[..., Any]:
+    def required_preprocessing(self, options: ImageOptions) -> Callable[..., Any]:
         """The preprocessing of photographs. Raises `InputError` if neither the options nor the library or file states one."""
         found = self.preprocessing(options)
         if found is None:

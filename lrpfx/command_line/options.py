@@ -3,11 +3,12 @@
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from inspect import signature
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
@@ -46,6 +47,9 @@ def _models(incomplete: str) -> Iterator[str]:
     yield from (str(path) for suffix in suffixes() for path in Path().glob(f"*{suffix}") if str(path).startswith(incomplete))
 
 
+SETTINGS = Annotated[
+    list[str] | None, typer.Option("--set", "--setting", help="Setting of the composite: epsilon=0.1. May be repeated.")
+]
 MODEL = Annotated[
     str,
     typer.Argument(
@@ -62,51 +66,80 @@ WEIGHTS = Annotated[
         "weights_only=True, or .safetensors)."
     ),
 ]
-METADATA = Annotated[
-    str | None,
-    typer.Option(
-        help="For a model of torchvision with weights from a file: the name of the weights whose preprocessing and categories "
-        "hold for them, such as DEFAULT."
-    ),
-]
-COMPOSITE = Annotated[
-    str | None, typer.Option(help="Name of the composite; see `lrpfx composites`.", autocompletion=_composites)
-]
-SETTINGS = Annotated[
-    list[str] | None, typer.Option("--set", "--setting", help="Setting of the composite: epsilon=0.1. May be repeated.")
-]
-MEAN = Annotated[str | None, typer.Option(help="Subtracted from pixels in [0, 1]: one number, or one for each channel.")]
-STD = Annotated[str | None, typer.Option(help="Divides the pixels after that: one number, or one for each channel.")]
-SIZE = Annotated[str | None, typer.Option(help="Size of the input in pixels: 224, or HEIGHT,WIDTH. Its middle is cropped.")]
-RESIZE = Annotated[
-    str | None,
-    typer.Option(
-        help="Length of the shorter side before the crop, or HEIGHT,WIDTH; by default the photograph covers the size."
-    ),
-]
-INTERPOLATION = Annotated[Interpolation | None, typer.Option(help="Interpolation of the resize.")]
-RAW = Annotated[bool, typer.Option("--raw", help="The model takes pixels in [0, 1], without mean and std.")]
 CATEGORIES = Annotated[Path | None, typer.Option(help="A file with the names of the classes, one a line, in their order.")]
 SHAPE = Annotated[
     str | None, typer.Option(help="Shape of an input, batch first: 1,3,224,224. By default that of the preprocessing.")
 ]
+IMAGES = Annotated[list[Path], typer.Argument(metavar="PHOTO...", help="Images, or folders with images in them.")]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer reads it: the fields of each dataclass among its parameters are options of their own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **made)
+
+    own = [one for one in signature(command).parameters.values() if one.name not in groups]
+    parameters = [one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own]
+    for kind in groups.values():
+        kinds = get_type_hints(kind, include_extras=True)
+        parameters += [
+            Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=kinds[one.name]) for one in fields(kind)
+        ]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 @dataclass(frozen=True)
-class PhotographOptions:
-    """What the options say about the preprocessing of photographs."""
+class CompositeOptions:
+    """The rules."""
 
-    mean: str | None = None
-    std: str | None = None
-    size: str | None = None
-    resize: str | None = None
-    interpolation: Interpolation | None = None
-    raw: bool = False
+    composite: Annotated[
+        str | None, typer.Option(help="Name of the composite; see `lrpfx composites`.", autocompletion=_composites)
+    ] = None
+    setting: SETTINGS = None
+
+    def chosen(self, preprocess: Callable[..., Any] | None) -> Composite | None:
+        """The composite that is named; None where `lrpfx explain` chooses one for the model."""
+        if self.composite is None and self.setting:
+            raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
+        return None if self.composite is None else composite_of(self.composite, self.setting, preprocess)
+
+    def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> Composite:
+        """The composite that is named, or the one that `lrpfx explain` would choose for the model."""
+        chosen = self.chosen(preprocess)
+        if chosen is None:
+            chosen = ByContent() if preprocess is None else ByContent(*range_of(preprocess))
+        return chosen
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The preprocessing of images."""
+
+    mean: Annotated[str | None, typer.Option(help="Subtracted from pixels in [0, 1]: one number, or one for each channel.")] = (
+        None
+    )
+    std: Annotated[str | None, typer.Option(help="Divides the pixels after that: one number, or one for each channel.")] = None
+    size: Annotated[
+        str | None, typer.Option(help="Size of the input in pixels: 224, or HEIGHT,WIDTH. Its middle is cropped.")
+    ] = None
+    resize: Annotated[
+        str | None,
+        typer.Option(help="Length of the shorter side before the crop, or HEIGHT,WIDTH; by default the image covers the size."),
+    ] = None
+    interpolation: Annotated[Interpolation | None, typer.Option(help="Interpolation of the resize.")] = None
+    raw: Annotated[bool, typer.Option("--raw", help="The model takes pixels in [0, 1], without mean and std.")] = False
 
     @property
     def given(self) -> bool:
         """Whether there is any of them."""
-        return self != PhotographOptions()
+        return any(getattr(self, one.name) for one in fields(ImageOptions))
 
     def preprocessing(self, known: StoredPreprocessing | None, channels: int) -> StoredPreprocessing:
         """The preprocessing: the options, and what they leave open as it is in `known`. `channels`: those of the input."""
@@ -137,6 +170,21 @@ class PhotographOptions:
                 raise InputError("--interpolation is for a resize: pass --size or --resize too", topic="options-of-commands")
             values["interpolation"] = self.interpolation.value
         return StoredPreprocessing(**values)
+
+
+@dataclass(frozen=True)
+class ModelOptions(ImageOptions):
+    """What is known of a model beside its name: weights, preprocessing and classes."""
+
+    weights: WEIGHTS = None
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            help="For a model of torchvision with weights from a file: the name of the weights whose preprocessing and "
+            "categories hold for them, such as DEFAULT."
+        ),
+    ] = None
+    categories: CATEGORIES = None
 
 
 def _by_channel(option: str, text: str, channels: int) -> tuple[float, ...]:
@@ -207,6 +255,14 @@ def class_of(text: str, categories: Sequence[str] | None, classes: int | None = 
     return index_of(int(text) if is_index else text, categories, known or 0)
 
 
+def classes_of(texts: Sequence[str], categories: Sequence[str] | None) -> list[int]:
+    """The classes that an option gives, each once."""
+    found = [class_of(text, categories) for text in texts]
+    if len(set(found)) < len(found):
+        raise InputError(f"--target names a class twice: {', '.join(texts)}", topic="options-of-commands")
+    return found
+
+
 def composite_of(name: str, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:
     """The composite with a name and settings. Bounds of the input that it needs are those of the preprocessing."""
     given = _values_of(settings or [])
@@ -251,15 +307,6 @@ def _setting(text: str) -> tuple[str, Any]:
         raise InputError(
             f"the value of {name} is a number, a list or the like, not {value!r}", topic="options-of-commands"
         ) from error
-
-
-def composite_or_default(name: str | None, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:
-    """The composite with a name, or the one that `lrpfx explain` would choose for the model."""
-    if name is not None:
-        return composite_of(name, settings, preprocess)
-    if settings:
-        raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
-    return ByContent() if preprocess is None else ByContent(*range_of(preprocess))
 
 
 def numbers_of(preprocess: Any) -> StoredPreprocessing | None:

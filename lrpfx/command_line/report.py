@@ -1,42 +1,25 @@
 """`lrpfx report`: photographs in, one interactive page out."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from lrpfx.command_line.image_files import images_in, opened, reason
-from lrpfx.command_line.models import NamedModel, model_named
-from lrpfx.command_line.options import (
-    CATEGORIES,
-    INTERPOLATION,
-    MEAN,
-    METADATA,
-    MODEL,
-    RAW,
-    RESIZE,
-    SETTINGS,
-    SIZE,
-    STD,
-    WEIGHTS,
-    PhotographOptions,
-    class_of,
-    composite_of,
-)
+from lrpfx.command_line.image_files import images_in, opened_in_rgb
+from lrpfx.command_line.models import model_named
+from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, classes_of, composite_of
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import Explanations
 from lrpfx.pages.report import SUFFIXES
 from lrpfx.pages.report import report as report_on
 
 
 def report(
     model: MODEL,
-    photographs: Annotated[
-        list[Path], typer.Argument(metavar="PHOTO...", help="Photographs, or folders with photographs in them.")
-    ],
+    photographs: IMAGES,
+    *,
+    options: ModelOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     target: Annotated[
         list[str] | None,
@@ -48,15 +31,6 @@ def report(
     ] = None,
     setting: SETTINGS = None,
     title: Annotated[str | None, typer.Option(help="The title of the page; by default the names of the photographs.")] = None,
-    weights: WEIGHTS = None,
-    metadata: METADATA = None,
-    mean: MEAN = None,
-    std: STD = None,
-    size: SIZE = None,
-    resize: RESIZE = None,
-    interpolation: INTERPOLATION = None,
-    raw: RAW = False,
-    categories: CATEGORIES = None,
 ) -> None:
     """Write an interactive report on photographs: their maps, the graph with its relevance, the ledger and the compilation.
 
@@ -70,39 +44,17 @@ def report(
     if len(set(names)) < len(names):
         raise InputError(f"--composite names one twice: {', '.join(names)}", topic="options-of-commands")
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights, metadata)
-        preprocess = given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw))
-        images = []
-        for image in images_in(photographs):
-            try:
-                images.append((image.shown, opened(image.path).convert("RGB")))
-            except Exception as error:  # decoders raise errors of all kinds
-                raise InputError(f"{image.path}: {reason(error)}", topic="image-files") from error
-        found = {}
+        given = model_named(model, options.weights, options.metadata)
+        preprocess = given.required_preprocessing(options)
+        images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
+        known, found = given.names_of_classes(options.categories), {}
         for name in names or [""]:
             shown.begin(f"explaining {name}".rstrip())
-            explainer = _explainer(given, preprocess, name, setting, categories)
-            targets = [class_of(text, explainer.categories) for text in target or []]
-            if len(set(targets)) < len(targets):
-                raise InputError(f"--target names a class twice: {', '.join(target or [])}", topic="options-of-commands")
-            found[name] = explainer([photograph for _, photograph in images], targets=targets or None)
-            _name(found[name], [text for text, _ in images])
+            chosen = composite_of(name, setting, preprocess) if name else None
+            explainer = Explainer(given.model, composite=chosen, preprocess=preprocess, categories=known)
+            targets = classes_of(target or [], explainer.categories)
+            explained = explainer([photograph for _, photograph in images], targets=targets or None)
+            found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]
         shown.begin("writing")
         path = report_on(found, output, title=title)
     say(f"{path}: {counted(len(images), 'photograph')}, {path.stat().st_size / 1e6:.1f} MB")
-
-
-def _explainer(
-    given: NamedModel, preprocess: Callable[..., Any], name: str, setting: list[str] | None, categories: Path | None
-) -> Explainer:
-    return Explainer(
-        given.model,
-        composite=composite_of(name, setting, preprocess) if name else None,
-        preprocess=preprocess,
-        categories=given.names_of_classes(categories),
-    )
-
-
-def _name(explanations: Explanations, names: list[str]) -> None:
-    for explanation, name in zip(explanations, names, strict=True):
-        explanation.name = name

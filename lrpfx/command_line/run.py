@@ -11,19 +11,8 @@ from numpy.typing import NDArray
 
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import (
-    ARTEFACT,
-    CATEGORIES,
-    INTERPOLATION,
-    MEAN,
-    RAW,
-    RESIZE,
-    SIZE,
-    STD,
-    PhotographOptions,
-    class_of,
-)
-from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.options import ARTEFACT, CATEGORIES, ImageOptions, class_of
+from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.lowering import FIXED
@@ -42,6 +31,8 @@ def run(
     artefact: ARTEFACT,
     images: Annotated[Path, typer.Argument(help="A folder with images in it, at any depth, or one image.")],
     output: Annotated[Path, typer.Argument(help="The folder for heatmaps and outputs.csv.")],
+    *,
+    options: ImageOptions,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,12 +40,6 @@ def run(
             "program, if it takes several."
         ),
     ] = None,
-    mean: MEAN = None,
-    std: STD = None,
-    size: SIZE = None,
-    resize: RESIZE = None,
-    interpolation: INTERPOLATION = None,
-    raw: RAW = False,
     categories: CATEGORIES = None,
     cmap: Annotated[str, typer.Option(help="Colour map of the heatmaps.")] = "bwr",
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images per batch.")] = 8,
@@ -79,7 +64,7 @@ def run(
     found = images_in([images])
     if not images.exists():
         raise InputError(f"there is no folder {images}", topic="files-and-folders")
-    preprocessing = stored_form(given.required_preprocessing(PhotographOptions(mean, std, size, resize, interpolation, raw)))
+    preprocessing = stored_form(given.required_preprocessing(options))
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
     except RefusedError as error:
@@ -115,7 +100,7 @@ def run(
     explained = [f"{name}{number}" for number in numbers for name in ("explained", "relevance")]
     columns = ("largest", *explained, *(f"output_{number}" for number in range(classes)))
     pictures = tuple(f"{number.replace('_', '.')}.png" for number in numbers)
-    place = Place(output, "run.json", "outputs.csv", columns, pictures)
+    place = ResultFolder(output, "run.json", "outputs.csv", columns, pictures)
     with results_in(place, settings, found, "lrpfx run", one_program=True) as results:
         pending = [image for image in results.images if not results.has(image, _version_of(image))]
         with stages("explaining", len(found)) as shown:

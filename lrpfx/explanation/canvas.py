@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import numpy as np
 from PIL import Image
 
 from lrpfx import pictures
 from lrpfx.images.geometry import Array, Geometry
-from lrpfx.pictures.colors import DEFAULT, colors_of
+from lrpfx.pictures.style import Style
 
 #: Pixels of the longer side of a map that is as fine as anyone sees.
 _FINEST = 1000
@@ -50,37 +48,36 @@ class Canvas:
         result: Array = values * (size[0] * size[1] / (width * height * self.enlargement**2))
         return result
 
-    def scale_of(self, maps: Sequence[Array], settings: dict[str, Any]) -> float:
+    def scale_of(self, maps: Sequence[Array], style: Style) -> float:
         """The common scale of maps."""
-        chosen: dict[str, Any] = {name: settings[name] for name in ("percentile", "sigma") if name in settings}
-        return pictures.scale_of(maps, **self._in_map(maps[0], chosen))
+        return pictures.scale_of(maps, style.percentile, sigma=self._in_map(maps[0], style).sigma)
 
-    def heatmap(self, map: Array, **settings: Any) -> Image.Image:
+    def heatmap(self, map: Array, style: Style) -> Image.Image:
         """A map in colours, in the size of the photograph."""
         left, top, right, bottom = self.geometry.pixel_box
-        drawn = pictures.heatmap(map, size=(right - left, bottom - top), **self._in_map(map, settings))
+        drawn = pictures.heatmap(map, size=(right - left, bottom - top), style=self._in_map(map, style))
         if drawn.size == self.photograph.size:
             return drawn
-        zero = colors_of(settings.get("cmap", DEFAULT)).of_zero
-        empty = Image.new("RGB", self.photograph.size, tuple((zero * 255).round().astype(int).tolist()))
+        zero = (style.colors.of_zero * 255).round().astype(int)
+        empty = Image.new("RGB", self.photograph.size, tuple(zero.tolist()))
         empty.paste(drawn, (left, top))
         return empty
 
-    def overlay(self, map: Array, **settings: Any) -> Image.Image:
+    def overlay(self, map: Array, style: Style) -> Image.Image:
         """A map over the photograph."""
         left, top, right, bottom = box = self.geometry.pixel_box
-        if (right - left, bottom - top) == self.photograph.size:
-            return pictures.overlay(self.photograph, map, **{"stretch": True, **self._in_map(map, settings)})
-        seen = self.photograph.crop(box)
-        drawn = pictures.overlay(seen, map, **{"stretch": True, **self._in_map(map, settings)})
-        whole = self.photograph.convert("L").convert("RGB") if settings.get("grey", True) else self.photograph.copy()
+        is_whole = (right - left, bottom - top) == self.photograph.size
+        seen = self.photograph if is_whole else self.photograph.crop(box)
+        drawn = pictures.overlay(seen, map, stretch=True, style=self._in_map(map, style))
+        if is_whole:
+            return drawn
+        whole = self.photograph.convert("L").convert("RGB") if style.grey else self.photograph.copy()
         whole.paste(drawn, (left, top))
         return whole
 
-    def _in_map(self, map: Array, settings: dict[str, Any]) -> dict[str, Any]:
-        """Settings, with `sigma` in pixels of the map instead of the photograph as it was."""
-        sigma = settings.get("sigma")
-        if not isinstance(sigma, (int, float, np.number)) or isinstance(sigma, bool):
-            return settings
+    def _in_map(self, map: Array, style: Style) -> Style:
+        """The style, with `sigma` in pixels of the map instead of the photograph as it was."""
+        if style.sigma is None:
+            return style
         left, _, right, _ = self.geometry.pixel_box
-        return {**settings, "sigma": float(sigma) * map.shape[1] / (right - left) / self.enlargement}
+        return replace(style, sigma=style.sigma * map.shape[1] / (right - left) / self.enlargement)

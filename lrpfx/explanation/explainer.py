@@ -14,9 +14,18 @@ from lrpfx.composites import Composite
 from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.answers import Scores
+from lrpfx.explanation.compiled import (
+    Compiled,
+    CompiledModel,
+    CompiledProgram,
+    Origin,
+    keep_origin,
+    placed_for,
+    scores_of_logits,
+)
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.explanation.explanation import Explanation, Explanations, Scores
-from lrpfx.explanation.running import Compiled, CompiledModel, CompiledProgram, placed_for, scores_of_logits
+from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
 from lrpfx.identity.structure import Snapshot
@@ -179,10 +188,7 @@ class Explainer:
     def explain_model(self) -> nn.Module:
         """The explainable module, which the first call compiles.
 
-        Raises
-        ------
-        InputError
-            There was no call yet, or the model is an exported program.
+        Raises `InputError`: there was no call yet, or the model is an exported program.
         """
         if not isinstance(self._compiled, CompiledModel):
             raise InputError(
@@ -193,10 +199,7 @@ class Explainer:
     def spatial_layers(self) -> list[str]:
         """The last layer of each resolution that all relevance flows through.
 
-        Raises
-        ------
-        InputError
-            There was no call yet.
+        Raises `InputError`: there was no call yet.
         """
         if self._compiled is None:
             raise InputError(
@@ -209,24 +212,16 @@ class Explainer:
     def _explanations(self, images: Any, wanted: TargetsOfSamples) -> Iterator[Explanation]:
         number = 0
         for batch in self._batches(images):
-            asked = [wanted.of_sample(number + place) for place in range(len(batch))]
+            targets_of_batch = [wanted.of_sample(number + place) for place in range(len(batch))]
             number += len(batch)
             inputs = torch.stack([one.input for one in batch])
             compiled = self.compiled_for(inputs)
-            run = compiled.run(inputs, asked)
-            for one, output, answers in zip(batch, run.outputs, run.answers, strict=True):
-                yield Explanation(
-                    one.photograph.name,
-                    output,
-                    self.categories,
-                    answers,
-                    run.rules,
-                    run.scores,
-                    one.photograph.image,
-                    one.geometry,
-                    one.input,
-                    compiled,
-                )
+            run = compiled.run(inputs, targets_of_batch)
+            for one, output, answers, targets in zip(batch, run.outputs, run.answers, run.targets, strict=True):
+                shared = (output, self.categories, answers, run.rules, run.scores)
+                found = Explanation(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
+                keep_origin(found, Origin(compiled, one.input[None], targets, output))
+                yield found
         wanted.check_number(number)
 
     def _batches(self, images: Any) -> Iterator[list["_Prepared"]]:
@@ -253,10 +248,7 @@ class Explainer:
     def compiled_for(self, inputs: Any) -> Compiled:
         """The compiled model: made at the first use, and again if the model has changed since, as the class says.
 
-        Parameters
-        ----------
-        inputs
-            Inputs like those that it is for.
+        `inputs`: inputs like those that it is for.
         """
         compiled = self._compiled
         changed = isinstance(self.model, nn.Module) and self._snapshot is not None and not self._snapshot.is_of(self.model)
@@ -336,38 +328,8 @@ def explain(
 ) -> Any:
     """Why a model gives a photograph or a sentence its class: an `Explanation`, or `Explanations` of several.
 
-    It makes an `Explainer` and calls it once. To explain more than once, keep the explainer.
-
-    Parameters
-    ----------
-    model
-        As for `Explainer`.
-    images
-        As for a call of the explainer.
-    target
-        As for a call of the explainer.
-    targets
-        As for a call of the explainer.
-    composite
-        As for `Explainer`, like all other arguments.
-    preprocess
-        From a photograph to the model's input.
-    categories
-        The names of the classes.
-    tokenizer
-        For models of text.
-    record
-        Layers whose relevance explanations hold.
-    output
-        The output to explain.
-    batch_size
-        How many photographs run together.
-    example_inputs
-        For `lrpfx.transform`.
-    progress
-        Whether to show a bar.
-    join
-        Whether the tokens of a word are joined.
+    It makes an `Explainer` and calls it once. To explain more than once, keep the explainer. `images`, `target` and `targets`
+    are as for its call. Other arguments: as for `Explainer`.
     """
     explainer = Explainer(
         model,

@@ -1,121 +1,34 @@
-"""What an explanation holds, and the pictures that it draws. It needs neither the model nor the explainer."""
+"""What an explanation holds, and the pictures that it draws. It is plain data, without the model."""
 
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx import pictures
 from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, first_lines, printable
+from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of
 from lrpfx.explanation.canvas import Canvas
+from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
+from lrpfx.identity.plain_data import PlainData
 from lrpfx.images.geometry import Axis, Geometry
+from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.classes import as_list, index_of
-from lrpfx.request.targets import Class, Target
-from lrpfx.support.html import element, html_table, image_html
-
-Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Category:
-    """What is explained, a class of the model or another target, with what the model says about it."""
-
-    index: int | None  # None for a target that is not one class
-    name: str
-    score: float  # the model's output, or the relevance that the target gives it
-    probability: float | None  # None if the outputs are no classes
-
-    def __str__(self) -> str:
-        name = printable(self.name)
-        return name if self.probability is None else f"{name} ({self.probability:.0%})"
-
-
-@dataclass(frozen=True)
-class Balance:
-    """Where the relevance of an explained output went."""
-
-    output: float
-    inputs: float
-
-    @property
-    def constants(self) -> float:
-        """What biases, stabilizers and other constants took: all that did not reach the inputs."""
-        return self.output - self.inputs
-
-    def __str__(self) -> str:
-        return f"output {self.output:.4g} = inputs {self.inputs:.4g} + constants {self.constants:.4g}"
+from lrpfx.request.targets import Class
+from lrpfx.support.html import element, image_html
+from lrpfx.support.table import Table
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """The relevance for one class."""
-
-    category: Category
-    input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
-    layers: dict[str, Array]  # of recorded layers, without the batch
-    asked: Target | None = None  # what the compiled model was asked for; an answer that was pickled has lost it
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "asked": None}
-
-    @property
-    def balance(self) -> Balance:
-        """How much of the output's relevance reached the input."""
-        return Balance(self.category.score, float(self.input_relevance.sum(dtype=np.float64)))
-
-
-class Scores(Enum):
-    """What the numbers of an output are, and so how probable the classes are."""
-
-    LOGITS = "logits of classes of which one is right"
-    BINARY = "a logit for each class"
-    PROBABILITIES = "probabilities, or their logarithms"
-    OTHER = "numbers of another kind"
-    UNKNOWN = "not known: probabilities if they look like it, and logits unless all of them lie between 0 and 1"
-
-    def probabilities(self, output: Array) -> Array | None:
-        """The probability of each class, or None."""
-        scores = output.astype(np.float64)
-        between = bool(scores.min() >= 0.0 and scores.max() <= 1.0)
-        if self is Scores.PROBABILITIES:
-            return scores if between else None
-        if self is Scores.BINARY:
-            sigmoid: Array = 0.5 * (1.0 + np.tanh(0.5 * scores))
-            return sigmoid
-        if self is Scores.OTHER or len(scores) < 2:
-            return None
-        if self is Scores.UNKNOWN and between:
-            return scores if abs(scores.sum() - 1.0) < 1e-3 else None
-        shifted = np.exp(scores - scores.max())
-        shares: Array = shifted / shifted.sum()
-        return shares
-
-
-class Source(Protocol):
-    """The compiled model that explanations ask for more."""
-
-    def answers(self, explanation: "Explanation", targets: Sequence[Target], record: Sequence[str] = ()) -> tuple[Answer, ...]:
-        """The relevance for further targets, or of further layers."""
-
-    def ledger(self, explanation: "Explanation") -> Any:
-        """The account of every layer."""
-
-    def spatial_layers(self) -> list[str]:
-        """The layers that are drawn if none are named."""
-
-
-@dataclass(eq=False)
-class Explained(ABC):
+class Explained(PlainData, ABC):
     """What explanations of photographs and of texts have in common.
 
     `Explanation` describes the attributes.
@@ -123,7 +36,7 @@ class Explained(ABC):
 
     name: str
     output: Array
-    categories: Sequence[str] | None
+    categories: Names
     answers: tuple[Answer, ...]
     rules: str
     scores: Scores
@@ -135,19 +48,11 @@ class Explained(ABC):
     def top(self, count: int = 5) -> list[Category]:
         """The classes, or next tokens, with the largest outputs, the largest first.
 
-        Parameters
-        ----------
-        count
-            How many.
-
-        Raises
-        ------
-        InputError
-            The count is not a positive number.
+        `count`: how many. Raises `InputError`: the count is not a positive number.
         """
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise InputError(f"top takes a positive number of classes, not {count!r}", topic="classes-and-their-names")
-        best = np.argsort(-self.output, kind="stable")[:count]
+        best = np.argsort(-self.output, kind="stable")[: min(count, len(self.categories or self.output))]
         return [category_of(self.output, int(index), self.categories, self.scores) for index in best]
 
     @property
@@ -166,13 +71,6 @@ class Explained(ABC):
         return self.answers[0].balance
 
     @property
-    def asked(self) -> Target:
-        """What the compiled model is asked for, to compute more of the first answer."""
-        (first, *_) = self.answers
-        assert first.asked is not None  # only an explanation that was pickled has lost it, and its compiled model
-        return first.asked
-
-    @property
     def recorded(self) -> dict[str, Array]:
         """Relevance of the recorded layers by name, without the batch."""
         return self.answers[0].layers
@@ -180,6 +78,16 @@ class Explained(ABC):
     def to_numpy(self) -> Array:
         """`relevance`, as an array."""
         return self.relevance
+
+    def renamed(self, name: str) -> Self:
+        """The explanation under another name.
+
+        `name`: the name.
+        """
+        found, origin = replace(self, name=name), origin_of(self)
+        if origin is not None:
+            keep_origin(found, origin)
+        return found
 
     @abstractmethod
     def sheet(self) -> Image.Image:
@@ -194,11 +102,12 @@ class Explained(ABC):
         """The explanation, for notebooks."""
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Explanation(Explained):
     """Why a model gave a photograph its class, or other classes that were asked for.
 
-    An explanation is plain data: it can be pickled without the model.
+    An explanation is plain data. As long as the one that an explainer returned is alive, the compiled model computes what it
+    does not hold: relevance for other classes and of other layers, and the ledger. Copies say that they have no model.
 
     Attributes
     ----------
@@ -221,18 +130,12 @@ class Explanation(Explained):
         the model's input.
     input
         The model's input, (channels, height, width).
-    source
-        The compiled model, which computes what was not asked for at first (other classes, layers, the ledger); a pickled
-        explanation has lost it and says so.
     """
 
+    categories: Sequence[str] | None
     photograph: Image.Image
     geometry: Geometry | None
     input: torch.Tensor
-    source: Source | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "source": None}
 
     # --- figures -------------------------------------------------------------------------------------------------------------
 
@@ -253,7 +156,7 @@ class Explanation(Explained):
     @property
     def ledger(self) -> Any:
         """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
-        return self._source("the ledger", "read it before").ledger(self)
+        return self._origin("the ledger", "read it before").ledger(self.target.score)
 
     @property
     def padding_relevance(self) -> float:
@@ -267,84 +170,83 @@ class Explanation(Explained):
         return f"{self.balance}; {padding:.4g} of the inputs' fell on padding" if falls else str(self.balance)
 
     def _relevance_of(self, answer: Answer) -> Array:
-        summed = _summed(answer)
+        summed = answer.summed
         return summed if self.geometry is None else self.geometry.undo(summed)
 
     # --- pictures ------------------------------------------------------------------------------------------------------------
 
-    def heatmap(self, **settings: Any) -> Image.Image:
+    def heatmap(
+        self, *, size: tuple[int, int] | None = None, style: Style | None = None, **settings: Unpack[StyleSettings]
+    ) -> Image.Image:
         """The relevance in colours, in the size of the photograph.
 
         Scale and smoothing are those of the part of the photograph that the model saw; `sigma` is in pixels of the photograph.
 
         Parameters
         ----------
+        size
+            (width, height) of the picture.
+        style
+            How it is drawn.
         **settings
-            Those of `lrpfx.pictures.heatmap`.
+            Fields of `lrpfx.pictures.Style`, which replace those of `style`.
         """
-        canvas = self._canvas(settings.pop("size", None))
-        return canvas.heatmap(canvas.map(_summed(self.answers[0])), **settings)
+        canvas = self._canvas(size)
+        return canvas.heatmap(canvas.map(self.answers[0].summed), styled(style, settings))
 
-    def overlay(self, **settings: Any) -> Image.Image:
+    def overlay(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The relevance over the photograph in grey, with scale and smoothing as for `heatmap`.
 
         Parameters
         ----------
+        style
+            How it is drawn.
         **settings
-            Those of `lrpfx.pictures.overlay`.
+            Fields of `lrpfx.pictures.Style`, which replace those of `style`.
         """
         canvas = self._canvas()
-        return canvas.overlay(canvas.map(_summed(self.answers[0])), **settings)
+        return canvas.overlay(canvas.map(self.answers[0].summed), styled(style, settings))
 
-    def compare(self, classes: Sequence[int | str] | int = 2, **settings: Any) -> Image.Image:
+    def compare(
+        self, classes: Sequence[int | str] | int = 2, style: Style | None = None, **settings: Unpack[StyleSettings]
+    ) -> Image.Image:
         """Overlays for several classes side by side, with one scale.
 
-        Classes that are not explained yet need the compiled model.
-
-        Parameters
-        ----------
-        classes
-            Indices or names, or how many of the top ones.
-        **settings
-            Those of `lrpfx.pictures.overlay`.
+        Classes that are not explained yet need the compiled model, each time. `classes`: indices or names, or how many of the
+        top ones. `style`, `settings`: as for `overlay`.
         """
+        style = styled(style, settings)
         if isinstance(classes, (int, np.integer)):
             best = self.top(int(classes) if not isinstance(classes, bool) else classes)
             classes = [one.index for one in best if one.index is not None]
         answers = self._answers_for(as_list("compare", classes))
         canvas = self._canvas(self._size_in_row(1 + len(answers)))
-        maps = [canvas.map(_summed(answer)) for answer in answers]
-        if "scale" not in settings:
-            settings["scale"] = canvas.scale_of(maps, settings)
-        drawn = [canvas.overlay(one, **settings) for one in maps]
+        maps = [canvas.map(answer.summed) for answer in answers]
+        if style.scale is None:
+            style = replace(style, scale=canvas.scale_of(maps, style))
+        drawn = [canvas.overlay(one, style) for one in maps]
         titles = [str(answer.category) for answer in answers]
         return pictures.sheet([("photograph", canvas.photograph), *zip(titles, drawn, strict=True)])
 
-    def sheet(self, **settings: Any) -> Image.Image:
+    def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The photograph, the map and the overlay side by side, with titles.
 
-        Parameters
-        ----------
-        **settings
-            Those of `lrpfx.pictures.overlay`.
+        `style`, `settings`: as for `overlay`.
         """
-        return pictures.sheet(self.row(**settings), caption=self.rules)
+        return pictures.sheet(self.row(style, **settings), caption=self.rules)
 
-    def row(self, **settings: Any) -> list[tuple[str, Image.Image]]:
+    def row(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> list[tuple[str, Image.Image]]:
         """The pictures of `sheet` with their titles, in the size in which it shows them.
 
-        Parameters
-        ----------
-        **settings
-            Those of `lrpfx.pictures.overlay`.
+        `style`, `settings`: as for `overlay`.
         """
-        shared = {name: value for name, value in settings.items() if name in ("cmap", "percentile", "scale", "sigma")}
+        style = styled(style, settings)
         canvas = self._canvas(self._size_in_row(3))
-        drawn = canvas.map(_summed(self.answers[0]))
+        drawn = canvas.map(self.answers[0].summed)
         return [
             (self.name, canvas.photograph),
-            (f"relevance for {self.target}", canvas.heatmap(drawn, **shared)),
-            ("over the photograph", canvas.overlay(drawn, **settings)),
+            (f"relevance for {self.target}", canvas.heatmap(drawn, style)),
+            ("over the photograph", canvas.overlay(drawn, style)),
         ]
 
     def _canvas(self, size: tuple[int, int] | None = None) -> Canvas:
@@ -358,38 +260,37 @@ class Explanation(Explained):
         shown = min(height, pictures.height_of_row([width / height] * columns))
         return max(1, round(width * shown / height)), shown
 
-    def layers(self, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
+    def layers(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        columns: int = 6,
+        title: str | None = None,
+        caption: str | None = None,
+        style: Style | None = None,
+        **settings: Unpack[StyleSettings],
+    ) -> Image.Image:
         """Relevance through the network: maps of layers in a row, after that of the input.
 
-        Parameters
-        ----------
-        names
-            Nodes with an output (channels, height, width); by default the recorded ones, or else the last of each resolution.
-            Layers that were not recorded need the compiled model.
-        **settings
-            Those of `lrpfx.pictures.strip`.
-
-        Raises
-        ------
-        InputError
-            The relevance of a node has another shape, or the compiled model is missing.
+        `names`: nodes with an output (channels, height, width), by default the recorded ones, or else the last of each
+        resolution. Layers that were not recorded need the compiled model. Other arguments: as for `lrpfx.pictures.strip`, with
+        `settings`. Raises `InputError` for relevance of another shape.
         """
-        maps = {name: value.sum(0) for name, value in self.recorded.items() if value.ndim == 3}
-        chosen = [] if names is None else as_list("layers", names)
-        chosen = chosen or list(maps) or self._source("relevance of layers", "pass record= when you explain").spatial_layers()
-        missing = [name for name in chosen if name not in maps]
+        known = {name: value for name, value in self.recorded.items() if value.ndim == 3}
+        chosen, remedy = [] if names is None else as_list("layers", names), "pass record= when you explain"
+        chosen = chosen or list(known) or self._origin("relevance of layers", remedy).compiled.spatial_layers()
+        missing = [name for name in chosen if name not in known]
         if missing:
-            source = self._source(f"relevance of {', '.join(map(str, missing))}", "pass record= when you explain")
-            (found,) = source.answers(self, [self.asked], missing)
-            for name in missing:
-                value = found.layers[name]
-                if value.ndim != 3:
-                    raise InputError(
-                        f"the relevance of {name} has shape {value.shape}, not (channels, height, width)", topic="explainers"
-                    )
-                maps[name] = value.sum(0)
-        maps = {name: maps[name] for name in chosen}
-        return pictures.strip({"input": self.input_relevance.sum(0), **maps}, **settings)
+            origin = self._origin(f"relevance of {', '.join(map(str, missing))}", remedy)
+            (found,) = origin.answers(origin.targets[:1], missing)
+            known |= {name: found.layers[name] for name in missing}
+        for name in chosen:
+            if known[name].ndim != 3:
+                raise InputError(
+                    f"the relevance of {name} has shape {known[name].shape}, not (channels, height, width)", topic="explainers"
+                )
+        maps = {"input": self.input_relevance.sum(0), **{name: known[name].sum(0) for name in chosen}}
+        return pictures.strip(maps, columns=columns, title=title, caption=caption, style=styled(style, settings))
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
         known = {answer.category.index: answer for answer in self.answers if answer.category.index is not None}
@@ -397,34 +298,24 @@ class Explanation(Explained):
         missing = [index for index in dict.fromkeys(wanted) if index not in known]
         if missing:
             names = ", ".join(category_of(self.output, index, self.categories, self.scores).name for index in missing)
-            found = self._source(f"relevance for {names}", "pass targets= when you explain").answers(
-                self, list(map(Class, missing))
-            )
-            self.answers += found
-            known.update(zip(missing, found, strict=True))
+            found = self._origin(f"relevance for {names}", "pass targets= when you explain").answers(list(map(Class, missing)))
+            known |= dict(zip(missing, found, strict=True))
         return [known[index] for index in wanted]
 
-    def _source(self, what: str, remedy: str) -> Source:
-        if self.source is None:
+    def _origin(self, what: str, remedy: str) -> Origin:
+        origin = origin_of(self)
+        if origin is None:
             raise InputError(
-                f"{what} is not part of this explanation, which was pickled without its model: {remedy}", topic="explainers"
+                f"{what} is not part of this explanation, which is a copy without the model: {remedy}", topic="explainers"
             )
-        return self.source
+        return origin
 
     # --- saving and showing ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz.
 
-        Parameters
-        ----------
-        path
-            The file. Its ending names the form.
-
-        Returns
-        -------
-        Path
-            The path.
+        `path`: the file. Its ending names the form. Returns the path.
         """
         target = as_path(path)
         if target.suffix == ".npz":
@@ -439,10 +330,8 @@ class Explanation(Explained):
         rows = [
             (one.name, f"{one.score:.3g}", "" if one.probability is None else f"{one.probability:.1%}") for one in self.top()
         ]
-        columns = ("class", "output", "probability")
-        return "".join(
-            [image_html(self.sheet(), repr(self)), html_table(columns, rows, columns[1:]), element("p", self._account())]
-        )
+        table = Table({"class": "str", "output": "float64", "probability": "float64"}, rows)
+        return image_html(self.sheet(), repr(self)) + table.to_html() + element("p", self._account())
 
 
 Kind = TypeVar("Kind", bound=Explained)
@@ -496,58 +385,22 @@ class Explanations(Several[Explanation]):
         The explanations.
     """
 
-    def sheet(self, **settings: Any) -> Image.Image:
+    def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The pictures of all photographs, one row for each.
 
-        Parameters
-        ----------
-        **settings
-            Those of `lrpfx.pictures.overlay`.
+        `style`, `settings`: as for `Explanation.overlay`.
         """
-        return pictures.sheet([one.row(**settings) for one in self._some()], caption=self.items[0].rules)
+        style = styled(style, settings)
+        return pictures.sheet([one.row(style) for one in self._some()], caption=self.items[0].rules)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of each photograph into a folder.
 
-        Parameters
-        ----------
-        folder
-            The folder, which is made if need be.
-
-        Returns
-        -------
-        list[Path]
-            The paths.
+        `folder`: the folder, which is made if need be. Returns the paths.
         """
         directory = as_path(folder)
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
-
-
-def category_of(output: Array, index: int, categories: Sequence[str] | None, scores: Scores) -> Category:
-    """The class with this index."""
-    name = str(index) if categories is None else categories[index]
-    probabilities = scores.probabilities(output)
-    return Category(index, name, float(output[index]), None if probabilities is None else float(probabilities[index]))
-
-
-def category_of_target(target: Target, output: Array, categories: Sequence[str] | None, scores: Scores) -> Category:
-    """What a target explains of an output (classes,): a class, a sum of classes, or what the target says it is."""
-    values = torch.as_tensor(output)
-    weights = target.weights(values)
-    if weights is None:
-        return Category(None, str(target), float(target.relevance(values[None]).sum()), None)
-    if len(weights) == 1 and 1.0 in weights.values():
-        return category_of(output, next(iter(weights)), categories, scores)
-    named = {one: str(one) if categories is None else categories[one] for one in weights}
-    terms = [_term(weight, named[one]) for one, weight in weights.items()]
-    score = sum(weight * float(output[one]) for one, weight in weights.items())
-    return Category(None, " ".join(terms).removeprefix("+ "), score, None)
-
-
-def _term(weight: float, name: str) -> str:
-    factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
-    return f"{'−' if weight < 0 else '+'} {factor}{name}"
 
 
 def unique_names(paths: Sequence[Path]) -> Iterator[str]:
@@ -564,11 +417,6 @@ def unique_names(paths: Sequence[Path]) -> Iterator[str]:
             own = f"{name}_{number}"
         seen.add(own.casefold())
         yield own
-
-
-def _summed(answer: Answer) -> Array:
-    """The relevance of each pixel of the input, (height, width)."""
-    return np.asarray(answer.input_relevance.astype(np.float64).sum(0))
 
 
 _FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"

@@ -13,8 +13,9 @@ from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, os_errors
-from lrpfx.explanation.explanation import Answer, Array, Category, Explained, Scores, Several, category_of_target
-from lrpfx.explanation.running import CompiledModel, as_array, checked_output
+from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target
+from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, checked_output, keep_origin
+from lrpfx.explanation.explanation import Explained, Several
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.request.classes import index_of
 from lrpfx.request.targets import Position, Target
@@ -23,21 +24,15 @@ from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
 
-
-@dataclass(frozen=True)
-class TextSource:
-    """The compiled model of a text, the inputs that the tokenizer made, and a target of `lrpfx.attribute` for each answer."""
-
-    compiled: CompiledModel
-    inputs: dict[str, Any]
-    targets: tuple[Target, ...]
+#: How many tokens, those with the largest outputs, an explanation names.
+_NAMED = 1000
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextExplanation(Explained):
     """Why a model gave a text its class, or why it continues a text with this token.
 
-    It is plain data, and can be pickled without the model.
+    It is plain data.
 
     Attributes
     ----------
@@ -46,7 +41,7 @@ class TextExplanation(Explained):
     output
         Of all classes, or of all tokens that may come next.
     categories
-        The names of the classes, or of the tokens.
+        The names of the classes, or of the thousand tokens with the largest outputs, by their ids.
     answers
         For each explained class, relevance of the vectors of its tokens, (tokens, features).
     rules
@@ -57,16 +52,10 @@ class TextExplanation(Explained):
         The ids that the tokenizer gave.
     picture
         The text in colours.
-    source
-        What computes more; a pickled explanation has lost it.
     """
 
     tokens: Array
     picture: TextHeatmap
-    source: TextSource | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "source": None}
 
     def __str__(self) -> str:
         return str(self.picture)
@@ -88,15 +77,7 @@ class TextExplanation(Explained):
     def save(self, path: str | Path) -> Path:
         """Write the heatmap.
 
-        Parameters
-        ----------
-        path
-            Ends in .html, .png or .txt.
-
-        Returns
-        -------
-        Path
-            The path.
+        `path`: ends in .html, .png or .txt. Returns the path.
         """
         return self.picture.save(path)
 
@@ -145,12 +126,12 @@ def _explained(
     model: Any,
     tokenizer: Any,
     text: ReadText,
-    asked: Sequence[Target],
+    given: Sequence[Target],
     join: bool,
 ) -> TextExplanation:
     inputs: dict[str, Any] = readable(model, text.encoding)
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
-    targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in asked)
+    targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in given)
     answers: list[Answer] = []
     found: list[_Shown] = []
     for target in targets:
@@ -158,14 +139,17 @@ def _explained(
         found.append(target.of_output(attribution.output))
         tokens, _ = of_attribution(attribution, None, None)
         layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
-        answers.append(Answer(found[-1].category(compiled.scores), as_array(tokens[0]), layers, target))
+        answers.append(Answer(found[-1].category(compiled.scores), as_array(tokens[0]), layers))
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
-    rules, first = compiled.explain_model.composite, found[0]
-    source = TextSource(compiled, inputs, targets)
-    facts = (as_array(first.output), first.names, tuple(answers), rules, compiled.scores, as_array(ids[0]), drawn, source)
-    return TextExplanation(text.title(tokenizer), *facts)
+    output, names = as_array(found[0].output), found[0].names
+    if isinstance(names, _Vocabulary):
+        names = {int(index): names[index] for index in np.argsort(-output, kind="stable")[:_NAMED]}
+    facts = (output, names, tuple(answers), compiled.explain_model.composite, compiled.scores, as_array(ids[0]), drawn)
+    explanation = TextExplanation(text.title(tokenizer), *facts)
+    keep_origin(explanation, Origin(compiled, inputs, targets, output))
+    return explanation
 
 
 @dataclass(frozen=True)
@@ -174,7 +158,7 @@ class _Shown:
 
     target: Target  # with indices
     output: torch.Tensor  # (classes,)
-    names: Sequence[str] | None
+    names: Names
     position: int | None  # that was asked for
 
     def category(self, scores: Scores) -> Category:
@@ -190,14 +174,14 @@ class _OfText(Target):
     A token is that at the mask, or after the end of the text, unless the target is a position and a token.
     """
 
-    asked: Target
+    given: Target
     categories: Sequence[str] | None
     tokenizer: Any
     text: ReadText
 
     @property
     def is_of_classes(self) -> bool:
-        return self.asked.is_of_classes
+        return self.given.is_of_classes
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         self.of_output(output).target.check(output, chosen)
@@ -207,7 +191,7 @@ class _OfText(Target):
 
     def of_output(self, output: torch.Tensor) -> _Shown:
         """The target for an output of a batch of one."""
-        place, inner = None, self.asked
+        place, inner = None, self.given
         if isinstance(inner, Position):
             place, inner = int(inner.position), inner.target
         if output.ndim != 3:

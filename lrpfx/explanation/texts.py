@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.text.tokens import is_native_encoding
 
 #: Inputs of models of text. What else an encoding or a row of a data set holds is not for the model, such as labels.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -64,7 +65,7 @@ def texts_in(given: Any) -> tuple[list[Any], bool]:
     """The texts, and whether there are several: `read` reads each of them. Raises `InputError` and `InputTypeError`."""
     if isinstance(given, Mapping):
         found, several = _texts_of_mapping(given)
-    elif isinstance(given, str) or _is_chat(given) or _is_row_of_ids(given) or _is_native(given):
+    elif isinstance(given, str) or _is_chat(given) or _is_row_of_ids(given) or is_native_encoding(given):
         found, several = [given], False
     elif isinstance(given, np.ndarray) and given.ndim == 0 and (given.dtype == object or _holds_text(given)):
         return texts_in(given.item())
@@ -97,7 +98,7 @@ def read(tokenizer: Any, text: Any) -> ReadText:
         (text,) = found
     if _is_chat(text):
         return _chat(tokenizer, text)
-    if _is_native(text):
+    if is_native_encoding(text):
         text = Encoding({"input_ids": _row(text.ids), "attention_mask": _row(text.attention_mask)}, list(text.word_ids))
     elif not isinstance(text, Encoding):
         if not (_is_row_of_ids(text) or isinstance(text, (torch.Tensor, np.ndarray))):
@@ -134,11 +135,6 @@ def _is_row_of_ids(given: Any) -> bool:
         and all(isinstance(one, integers) and not isinstance(one, bool) for one in given)
         and bool(given)
     )
-
-
-def _is_native(given: Any) -> bool:
-    """Whether it is an encoding of the package tokenizers."""
-    return all(hasattr(given, name) for name in ("ids", "tokens", "word_ids", "attention_mask")) and not callable(given.tokens)
 
 
 def _holds_text(given: Any) -> bool:

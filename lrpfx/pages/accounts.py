@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.explanation.running import as_array, check_same
+from lrpfx.explanation.compiled import as_array, check_same
 from lrpfx.ir.node import data_calls, node_info
 from lrpfx.pages.encoding import Array, Packed, figure, packed, reduced
 from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import Asked, View
+from lrpfx.pages.questions import Query, View
 from lrpfx.pages.word_paths import layers_of_words, steps_of_words
 from lrpfx.reports.ledger import PARTS, Ledger, ledger, objection
 from lrpfx.request.layouts import channel_dimension
@@ -24,16 +24,16 @@ _TOGETHER = 2**26  # numbers that are recorded in one run, which bounds the memo
 _UNKNOWN = 2**20  # numbers of a node whose shape is not known
 
 
-def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
+def accounts(view: View, query: Query, graph: GraphData) -> dict[str, Any]:
     """The ledger, the relevance along each edge, thumbnails, and for a text the relevance of each word in each layer."""
-    found = ledger(asked.module, asked.inputs, asked.target, output=asked.output)
+    found = ledger(query.module, query.inputs, query.target, output=query.output)
     if view.score is not None:
         check_same(np.array(found.seed), np.array(view.score))
     places = {name: place for place, name in enumerate(graph.names)}
     pictures: dict[str, Packed] = {}
     of_tokens: dict[str, Array] = {}
-    steps = () if view.tokens is None else layers_of_words(asked.module.unfused_graph)
-    for name, relevance in _recorded(asked):
+    steps = () if view.tokens is None else layers_of_words(query.module.unfused_graph)
+    for name, relevance in recorded(query):
         picture = _picture(relevance)
         if picture is not None and name in places:
             pictures[str(places[name])] = picture
@@ -43,7 +43,7 @@ def accounts(view: View, asked: Asked, graph: GraphData) -> dict[str, Any]:
         "ledger": _ledger_data(found, graph, places),
         "flows": [figure(found.flows.get((graph.names[source], graph.names[target]), 0.0)) for source, target in graph.edges],
         "pictures": pictures,
-        "path": [{"node": places[name], **step} for name, step in steps_of_words(asked, view.groups, of_tokens)],
+        "path": [{"node": places[name], **step} for name, step in steps_of_words(query, view.groups, of_tokens)],
         "objection": objection(found) or "",
     }
 
@@ -72,25 +72,28 @@ def _ledger_data(found: Ledger, graph: GraphData, places: dict[str, int]) -> dic
     }
 
 
-def _recorded(asked: Asked) -> Iterator[tuple[str, Array]]:
-    """The relevance of nodes that can be drawn, summed over channels and without the batch: (height, width) or (places,)."""
-    graph = asked.module.unfused_graph
-    for some in _runs([node for node in data_calls(graph) if _has_one_value(node)]):
-        found = attribute(asked.module, asked.inputs, asked.target, record=list(some), output=asked.output)
+def recorded(query: Query, most: int = _TOGETHER) -> Iterator[tuple[str, Array]]:
+    """The relevance of nodes that can be drawn, summed over channels and without the batch: (height, width) or (places,).
+
+    `most`: how many numbers are recorded in one run.
+    """
+    graph = query.module.unfused_graph
+    for some in _runs([node for node in data_calls(graph) if _has_one_value(node)], most):
+        found = attribute(query.module, query.inputs, query.target, record=list(some), output=query.output)
         for name, relevance in found.layers.items():
             summed = _without_channels(some[name], relevance)
             if summed is not None:
                 yield name, summed
 
 
-def _runs(nodes: Sequence[fx.Node]) -> Iterator[dict[str, fx.Node]]:
+def _runs(nodes: Sequence[fx.Node], most: int) -> Iterator[dict[str, fx.Node]]:
     """The nodes by name, in parts that are recorded together."""
     some: dict[str, fx.Node] = {}
     numbers = 0
     for node in nodes:
         info = node_info(node)
         size = _UNKNOWN if info.shape is None else math.prod(info.shape)
-        if some and numbers + size > _TOGETHER:
+        if some and numbers + size > most:
             yield some
             some, numbers = {}, 0
         some[info.name] = node

@@ -12,8 +12,9 @@ from torch import nn
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
-from lrpfx.explanation.explanation import Answer, Explanation, Several
-from lrpfx.explanation.running import CompiledModel, placed_for
+from lrpfx.explanation.answers import Answer
+from lrpfx.explanation.compiled import CompiledModel, origin_of
+from lrpfx.explanation.explanation import Explained, Explanation, Several
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.images.opening import as_photographs
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
@@ -33,8 +34,8 @@ _SHOWN = 40  # entries of an input that is not a photograph or a text
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question to an explainable module."""
+class Query:
+    """A question to an explainable module, with its inputs."""
 
     module: ExplainModule
     inputs: Inputs
@@ -48,13 +49,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class View:
-    """One answer: a sample under a composite for a target. `asked` is None where there is no compiled model."""
+    """One answer: a sample under a composite for a target. `query` is None where there is no compiled model."""
 
     composite: str
     sample: int
     rules: str
     data: dict[str, Any]
-    asked: Asked | None
+    query: Query | None
     score: float | None = None  # the output that was explained, by which a model that has changed since is noticed
     tokens: int | None = None  # of a text
     groups: Sequence[Sequence[int]] = ()  # the tokens of each word
@@ -122,33 +123,23 @@ class Questions:
         key = ("photograph", one.name, one.photograph.size, _digest(one.photograph.tobytes()))
         kind = {"kind": "photograph", "name": one.name, "width": width, "height": height}
         sample = self._sample(key, {**kind, "photograph": photograph_address(one.photograph)})
-        compiled = one.source if isinstance(one.source, CompiledModel) else None
-        for answer in one.answers:
-            data = {**_target(one, answer), **_map(answer.input_relevance.astype(np.float64).sum(0), one)}
-            asked = None
-            if compiled is not None:
-                placed = placed_for(compiled.module, one.input[None])
-                asked = Asked(compiled.explain_model, placed, answer.asked or one.asked, compiled.output)
-            self.views.append(View(composite, sample, one.rules, data, asked, answer.category.score))
+        for place, answer in enumerate(one.answers):
+            data = {**_target(one, answer), **_map(answer.summed, one)}
+            self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score))
 
     def _add_text(self, composite: str, one: TextExplanation) -> None:
         picture = one.picture
-        words = [
+        shown = [
             {"text": visible(text), "special": bool(special)}
             for text, special in zip(picture.words, picture.special, strict=True)
         ]
         key = ("text", one.name, one.tokens.tobytes())
-        sample = self._sample(key, {"kind": "text", "name": one.name, "words": words})
+        sample = self._sample(key, {"kind": "text", "name": one.name, "words": shown})
         for place, answer in enumerate(one.answers):
             others = [[name, figure(values[place])] for name, values in picture.others.items()]
             data = {**_target(one, answer), "words": list(map(figure, picture.scores[place])), "others": others}
-            asked = None
-            if one.source is not None:
-                compiled = one.source.compiled
-                asked = Asked(compiled.explain_model, one.source.inputs, one.source.targets[place], compiled.output)
-            self.views.append(
-                View(composite, sample, one.rules, data, asked, answer.category.score, len(one.tokens), picture.places)
-            )
+            words = (len(one.tokens), picture.places)
+            self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score, *words))
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -161,21 +152,21 @@ class Questions:
         targets = target if isinstance(target, list) else [target]
         if not targets:
             raise InputError("the list of targets is empty", topic="targets")
-        asked = [Asked(module, inputs, as_target(one), self.output) for one in targets]
-        found = [one.answered() for one in asked]
-        split = _samples_of(asked, found)
+        queries = [Query(module, inputs, as_target(one), self.output) for one in targets]
+        found = [one.answered() for one in queries]
+        split = _samples_of(queries, found)
         if split is None:
-            for question, answer in zip(asked, found, strict=True):
+            for question, answer in zip(queries, found, strict=True):
                 self._add_answer(composite, "inputs", question, answer)
         else:
             for number, sample in enumerate(split):
                 for question, answer in sample:
                     self._add_answer(composite, f"sample {number + 1}", question, answer)
 
-    def _add_answer(self, composite: str, name: str, asked: Asked, found: Attribution[Any]) -> None:
-        values = list(_leaves("", asked.inputs, found.relevance))
+    def _add_answer(self, composite: str, name: str, query: Query, found: Attribution[Any]) -> None:
+        values = list(_leaves("", query.inputs, found.relevance))
         key = ("call", name, *((path, tuple(value.shape), _digest(value.numpy().tobytes())) for path, value, _ in values))
-        data: dict[str, Any] = {"target": _name_of_target(asked.target, found.output), "top": []}
+        data: dict[str, Any] = {"target": _name_of_target(query.target, found.output), "top": []}
         only = values[0] if len(values) == 1 else None
         if only is not None and _is_picture(only[1]):
             relevance = only[2]
@@ -188,7 +179,16 @@ class Questions:
         else:
             sample = self._sample(key, {"kind": "values", "name": name})
             data["inputs"] = [_entries(*value) for value in values]
-        self.views.append(View(composite, sample, str(asked.module.composite), data, asked))
+        self.views.append(View(composite, sample, str(query.module.composite), data, query))
+
+
+def _query_of(one: Explained, place: int) -> Query | None:
+    """What one answer of an explanation was computed from; None where there is no compiled model."""
+    origin = origin_of(one)
+    if origin is None or not isinstance(origin.compiled, CompiledModel):
+        return None
+    compiled = origin.compiled
+    return Query(compiled.explain_model, compiled.placed(origin.inputs), origin.targets[place], compiled.output)
 
 
 def _digest(content: bytes) -> bytes:
@@ -242,23 +242,25 @@ def _map(relevance: Array, one: Explanation | None) -> dict[str, Packed]:
     return {"map": found}
 
 
-def _samples_of(asked: Sequence[Asked], found: Sequence[Attribution[Any]]) -> list[list[tuple[Asked, Attribution[Any]]]] | None:
-    """The questions to each image or row of a single tensor, with their answers; None where the batch belongs together.
+def _samples_of(
+    queries: Sequence[Query], found: Sequence[Attribution[Any]]
+) -> list[list[tuple[Query, Attribution[Any]]]] | None:
+    """Pairs of a question to each image or row of a single tensor and its answer; None where the batch belongs together.
 
     It does with a function of the output or a target of several parts, and if its samples by themselves have another relevance:
     their first dimension may be time, or the model may compute one sample from others. `found`: the answers for the batch.
     """
-    inputs = asked[0].inputs
+    inputs = queries[0].inputs
     if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2 or len(inputs) < 2:
         return None
     samples = []
     for number in range(len(inputs)):
         sample = []
-        for question, whole in zip(asked, found, strict=True):
+        for question, whole in zip(queries, found, strict=True):
             target = question.target.of_sample(number)
             if target is None:
                 return None
-            one = Asked(question.module, inputs[number : number + 1], target, question.output)
+            one = Query(question.module, inputs[number : number + 1], target, question.output)
             try:
                 answer = one.answered()
             except LrpfxError:  # of a batch of one

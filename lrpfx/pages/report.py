@@ -83,13 +83,13 @@ def document(what: Any, title: str | None = None, output: OutputSelector = None)
     views = []
     for view in questions.views:
         data = {"sample": view.sample, "composite": view.composite, "rules": view.rules, **view.data}
-        if view.asked is None:
+        if view.query is None:
             data |= {"graph": None, "note": NO_MODEL}
         else:
-            key = id(view.asked.module)
+            key = id(view.query.module)
             if key not in graphs:
-                graphs[key] = GraphData(view.asked.module)
-            data |= {"graph": list(graphs).index(key), "note": "", **accounts(view, view.asked, graphs[key])}
+                graphs[key] = GraphData(view.query.module)
+            data |= {"graph": list(graphs).index(key), "note": "", **accounts(view, view.query, graphs[key])}
         views.append(data)
     names = [sample["name"] for sample in questions.samples]
     return {

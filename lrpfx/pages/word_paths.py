@@ -8,10 +8,10 @@ from torch import fx
 
 from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.compute import Attribution
-from lrpfx.explanation.running import as_array
+from lrpfx.explanation.compiled import as_array
 from lrpfx.ir.node import Role, bottlenecks, node_info
 from lrpfx.pages.encoding import Array, Packed, packed
-from lrpfx.pages.questions import Asked
+from lrpfx.pages.questions import Query
 from lrpfx.request.question import Question
 from lrpfx.text.scores import of_attribution
 from lrpfx.types import Activation, LayerNorm, RMSNorm
@@ -31,7 +31,7 @@ def layers_of_words(graph: fx.Graph) -> list[str]:
 
 
 def steps_of_words(
-    asked: Asked, groups: Sequence[Sequence[int]], layers: Mapping[str, Array]
+    query: Query, groups: Sequence[Sequence[int]], layers: Mapping[str, Array]
 ) -> Iterator[tuple[str, dict[str, Packed]]]:
     """For each layer the relevance at the place of each word, and how much of it flows to each word.
 
@@ -44,11 +44,11 @@ def steps_of_words(
     for number, (name, relevance) in enumerate(layers.items()):
         step = {"words": packed(_by_word(relevance, groups))}
         if number in traced:
-            step["through"] = packed(_flows(asked, groups, name, relevance))
+            step["through"] = packed(_flows(query, groups, name, relevance))
         yield name, step
 
 
-def _flows(asked: Asked, groups: Sequence[Sequence[int]], layer: str, relevance: Array) -> Array:
+def _flows(query: Query, groups: Sequence[Sequence[int]], layer: str, relevance: Array) -> Array:
     """The relevance of each word that flows through the place of each word, (places, words)."""
     found = np.zeros((len(groups), len(groups)))
     places = [place for place, group in enumerate(groups) if relevance[list(group)].any()]
@@ -56,8 +56,8 @@ def _flows(asked: Asked, groups: Sequence[Sequence[int]], layer: str, relevance:
     for mask, place in zip(masks, places, strict=True):
         mask[0, list(groups[place])] = 1.0
     if places:
-        question = Question(target=asked.target, output=asked.output, conditions=[{layer: mask} for mask in masks])
-        answer = Computation(asked.module, asked.inputs, question)
+        question = Question(target=query.target, output=query.output, conditions=[{layer: mask} for mask in masks])
+        answer = Computation(query.module, query.inputs, question)
         tokens, _ = of_attribution(Attribution(answer.output, answer.of_inputs), None, None)
         for place, one in zip(places, tokens, strict=True):
             found[place] = _by_word(as_array(one[0].double().sum(-1)), groups)

@@ -3,10 +3,12 @@
 from lrpfx.pictures.colors import colors_of
 from lrpfx.pictures.heatmaps import heatmap, overlay
 from lrpfx.pictures.maps import relevance_map, scale_of, smoothed
-from lrpfx.pictures.photographs import photograph_of
+from lrpfx.pictures.pixels import photograph_of
 from lrpfx.pictures.sheets import height_of_row, sheet, strip
+from lrpfx.pictures.style import Style
 
 __all__ = [
+    "Style",
     "colors_of",
     "heatmap",
     "height_of_row",

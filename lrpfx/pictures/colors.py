@@ -104,16 +104,9 @@ def colors_of(cmap: Any) -> Colors:
     lrpfx's names come first. A map is signed if its source names the colour in the middle, at position 80, or if its middle is
     lighter, or darker, than both ends and has little colour; all others, such as "hot" and "viridis", are for magnitudes.
 
-    Parameters
-    ----------
-    cmap
-        A name of lrpfx ("vivid", `lrpfx.image.CMAPS`), ColorBrewer or matplotlib, also reversed by "_r"; a source in the
-        language of `lrpfx.cmap`; a `ColorMap`; or matplotlib's Colormap.
-
-    Raises
-    ------
-    InputTypeError
-        It is anything else. An unknown name is an `InputError`.
+    `cmap`: a name of lrpfx ("vivid", `lrpfx.image.CMAPS`), ColorBrewer or matplotlib, also reversed by "_r"; a source in the
+    language of `lrpfx.cmap`; a `ColorMap`; or matplotlib's Colormap. Raises `InputTypeError`: it is anything else. An unknown
+    name is an `InputError`.
     """
     if isinstance(cmap, str):
         return _named(cmap)

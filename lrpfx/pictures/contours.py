@@ -1,12 +1,10 @@
 """Lines around the pixels that hold a share of the relevance."""
 
-from collections.abc import Iterator
-
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from lrpfx.pictures.maps import Floats
+from lrpfx.support.optional_packages import optional_package
 
 Line = Floats  # points (x, y), shape (points, 2); the first is the last again if the line is closed
 
@@ -23,61 +21,14 @@ def enclosing_level(values: Floats, share: float) -> float:
 
 
 def lines_at(values: Floats, level: float) -> list[Line]:
-    """The lines on which `values`, linear between pixels, are `level`. The centre of the first pixel is (0.5, 0.5).
-
-    Marching squares: in each square of four pixels, the crossed sides are connected; where all four sides are crossed, the mean
-    of the four pixels says which corners belong together.
-    """
-    inside = values >= level
-    width = values.shape[1]
-    points: dict[int, tuple[float, float]] = {}
-    # Sides have numbers: that to the right of a pixel is 2 · its place, that below it one more.
-    for below, first, second in ((0, np.s_[:, :-1], np.s_[:, 1:]), (1, np.s_[:-1], np.s_[1:])):
-        rows, columns = np.nonzero(inside[first] != inside[second])
-        start, end = values[first][rows, columns], values[second][rows, columns]
-        along = (level - start) / (end - start)
-        sides = 2 * (rows * width + columns) + below
-        x, y = columns + 0.5 + along * (not below), rows + 0.5 + along * below
-        points.update(zip(sides.tolist(), zip(x.tolist(), y.tolist(), strict=True), strict=True))
-    neighbours: dict[int, list[int]] = {side: [] for side in points}
-    for one, other in _segments(values, inside, level):
-        neighbours[one].append(other)
-        neighbours[other].append(one)
-    return [np.array([points[side] for side in chain]) for chain in _chains(neighbours)]
-
-
-def _segments(values: Floats, inside: NDArray[np.bool_], level: float) -> Iterator[tuple[int, int]]:
-    """Pairs of sides that a line connects."""
-    width = values.shape[1]
-    corners = (inside[:-1, :-1], inside[:-1, 1:], inside[1:, 1:], inside[1:, :-1])  # clockwise
-    means = (values[:-1, :-1] + values[:-1, 1:] + values[1:, 1:] + values[1:, :-1]) / 4
-    count = np.sum(corners, axis=0)
-    for row, column in np.argwhere((count > 0) & (count < 4)).tolist():
-        a, b, c, d = (bool(corner[row, column]) for corner in corners)
-        place = row * width + column
-        top, right, bottom, left = 2 * place, 2 * (place + 1) + 1, 2 * (place + width), 2 * place + 1
-        if a == c and b == d:
-            apart = a == bool(means[row, column] >= level)  # whether b and d are apart, or a and c
-            yield from ((top, right), (bottom, left)) if apart else ((top, left), (right, bottom))
-        else:
-            crossed = [side for side, cut in ((top, a != b), (right, b != c), (bottom, c != d), (left, d != a)) if cut]
-            yield crossed[0], crossed[1]
-
-
-def _chains(neighbours: dict[int, list[int]]) -> Iterator[list[int]]:
-    """The sides in the order of each line; those at the border of the picture have one neighbour, where lines begin."""
-    ends = [side for side, others in neighbours.items() if len(others) == 1]
-    used: set[int] = set()
-    for start in [*ends, *neighbours]:
-        if start in used:
-            continue
-        chain = [start]
-        used.add(start)
-        while step := [side for side in neighbours[chain[-1]] if side not in used]:
-            chain.append(step[0])
-            used.add(step[0])
-        closed = len(chain) > 2 and start in neighbours[chain[-1]]
-        yield [*chain, start] if closed else chain
+    """The lines around the pixels at or above `level`, linear between pixels. The centre of the first pixel is (0.5, 0.5)."""
+    contourpy = optional_package("contourpy", "drawing contours", "contours")
+    if min(values.shape) < 2:
+        return []
+    rows, columns = (np.arange(length) + 0.5 for length in values.shape)
+    generator = contourpy.contour_generator(columns, rows, values, name="serial", line_type="Separate")
+    found: list[Line] = generator.lines(np.nextafter(level, -np.inf))  # it counts pixels at the level as below it
+    return found
 
 
 def draw_contours(

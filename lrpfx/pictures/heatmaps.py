@@ -1,29 +1,18 @@
-"""Heatmaps, and relevance over photographs."""
+"""Heatmaps, and relevance over images."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.colors import DEFAULT, colors_of
+from lrpfx.errors import InputError
 from lrpfx.pictures.contours import draw_contours
-from lrpfx.pictures.maps import (
-    Channels,
-    Floats,
-    checked_number,
-    checked_whole,
-    relevance_map,
-    resized,
-    scale_of_smoothed,
-    smoothed,
-)
-from lrpfx.pictures.photographs import grey_of, pixels_of
+from lrpfx.pictures.maps import Channels, Floats, checked_whole, relevance_map, resized, scale_of_smoothed, smoothed
+from lrpfx.pictures.pixels import grey_of, pixels_of
+from lrpfx.pictures.style import Style, StyleSettings, styled
 
-ENCLOSED = (0.5, 0.8)
-"""The shares of relevance around which `overlay(..., contours=True)` draws lines."""
 _AT_ONCE = 1 << 19  # pixels that are drawn together
 _FAR = 1e6  # shares that are larger than the scale by so much are as large
 _FINEST = 1000  # pixels of the longer side of a map in which lines are found
@@ -32,12 +21,10 @@ _FINEST = 1000  # pixels of the longer side of a map in which lines are found
 def heatmap(
     relevance: Any,
     *,
-    cmap: Any = DEFAULT,
-    percentile: float = 99.5,
-    scale: float | None = None,
-    sigma: float | None = None,
     size: tuple[int, int] | None = None,
     channels: Channels = None,
+    style: Style | None = None,
+    **settings: Unpack[StyleSettings],
 ) -> Image.Image:
     """Relevance in colours, with zero in the middle of a signed map; a map that is not signed shows magnitudes.
 
@@ -45,26 +32,22 @@ def heatmap(
     ----------
     relevance
         As for `relevance_map`, which says what errors it raises.
-    cmap
-        As for `colors_of`.
-    percentile
-        That of the default `scale`.
-    scale
-        The magnitude in full colour, by default that percentile of |relevance| (see `scale_of`).
-    sigma
-        As for `smoothed`; 0 draws the pixels as they are.
     size
         (width, height) of the picture, by default a pixel for each of the map.
     channels
         As for `relevance_map`.
+    style
+        How it is drawn.
+    **settings
+        Fields of `Style`, which replace those of `style`.
     """
-    colors = colors_of(cmap)
-    values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
+    style = styled(style, settings)
+    values, scale = _map_and_scale(relevance, style, channels)
     width, height = values.shape[::-1] if size is None else _size(size)
-    table = (colors.table * 255).round().astype(np.uint8)
+    table = (style.colors.table * 255).round().astype(np.uint8)
     picture = np.empty((height, width, 3), dtype=np.uint8)
     for lines, shares in _lines_of(_shares(values, scale), width, height):
-        picture[lines] = table[colors.places(shares)]
+        picture[lines] = table[style.colors.places(shares)]
     return Image.fromarray(picture)
 
 
@@ -72,19 +55,14 @@ def overlay(
     photograph: Any,
     relevance: Any,
     *,
-    cmap: Any = DEFAULT,
-    percentile: float = 99.5,
-    scale: float | None = None,
-    sigma: float | None = None,
-    opacity: float = 0.9,
-    grey: bool = True,
-    contours: bool | Sequence[float] = False,
     stretch: bool = False,
     channels: Channels = None,
+    style: Style | None = None,
+    **settings: Unpack[StyleSettings],
 ) -> Image.Image:
     """Relevance over a photograph, which shows where there is little.
 
-    The colour of zero is transparent, that of `scale` nearly not. The picture has the size of the photograph.
+    The colour of zero is transparent, that of the scale nearly not. The picture has the size of the photograph.
 
     Parameters
     ----------
@@ -93,73 +71,56 @@ def overlay(
     relevance
         As for `relevance_map`. A map of another shape than the photograph's belongs to a part of it, which must be cut out
         first, unless `stretch` is true.
-    cmap
-        As for `heatmap`.
-    percentile
-        As for `heatmap`.
-    scale
-        As for `heatmap`.
-    sigma
-        As for `heatmap`.
-    opacity
-        That of `scale`, from 0 to 1.
-    grey
-        Whether the photograph is drawn without its colours.
-    contours
-        Whether lines enclose 50 % and 80 % of the positive relevance (solid) and of the negative (dashed); or the shares to
-        enclose. Less than a hundredth of the relevance gets no lines.
     stretch
         Whether the whole photograph was squeezed to the shape of the map, which this undoes.
     channels
         Of relevance.
+    style
+        How it is drawn.
+    **settings
+        Fields of `Style`, which replace those of `style`.
 
     Raises
     ------
     InputError
         The shapes do not fit, or a number is out of range.
     """
-    colors = colors_of(cmap)
-    enclosed = _enclosed(contours)
-    opacity = checked_number(opacity, "opacity is a number from 0 to 1", lambda value: 0 <= value <= 1)
+    style = styled(style, settings)
     behind = pixels_of(photograph)
-    values, scale = _map_and_scale(relevance, percentile, scale, sigma, channels)
+    values, scale = _map_and_scale(relevance, style, channels)
     height, width = behind.shape[:2]
     if not stretch and not _same_form(values.shape, (height, width)):
         raise InputError(
-            f"the photograph has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
-            "the photograph that the model was given, or stretch=True if all of it was squeezed to that shape",
+            f"the image has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
+            "the image that the model was given, or stretch=True if all of it was squeezed to that shape",
             topic="heatmaps",
         )
-    pigments, opacities = colors.pigments()
-    opacities = opacity * opacities[:, None]
+    pigments, opacities = style.colors.pigments()
+    opacities = style.opacity * opacities[:, None]
     ink, rest = (255 * pigments * opacities).astype(np.float32), (1 - opacities).astype(np.float32)
     full = 1.0 if behind.dtype == np.uint8 else 255.0
     drawn = np.empty((height, width, 3), dtype=np.uint8)
     for lines, shares in _lines_of(_shares(values, scale), width, height):
         light = behind[lines].astype(np.float32) * np.float32(full)
-        places = colors.places(shares)
-        drawn[lines] = ((grey_of(light) if grey else light) * rest[places] + ink[places]).round()
+        places = style.colors.places(shares)
+        drawn[lines] = ((grey_of(light) if style.grey else light) * rest[places] + ink[places]).round()
     picture = Image.fromarray(drawn)
-    if not enclosed:
+    if not style.contours:
         return picture
     share = min(1.0, _FINEST / max(width, height))  # on larger pictures, lines are as smooth and take long
     coarse = max(1, round(width * share)), max(1, round(height * share))
-    return draw_contours(picture, resized(values, coarse), enclosed, *colors(np.array([1.0, -1.0])))
+    return draw_contours(picture, resized(values, coarse), style.contours, *style.colors(np.array([1.0, -1.0])))
 
 
-def _map_and_scale(
-    relevance: Any, percentile: float, scale: float | None, sigma: float | None, channels: Channels
-) -> tuple[Floats, float]:
+def _map_and_scale(relevance: Any, style: Style, channels: Channels) -> tuple[Floats, float]:
     """The smoothed map, and the magnitude that is drawn in full colour."""
     before = relevance_map(relevance, channels)
-    values = smoothed(before, sigma)
-    if scale is None:
-        return values, scale_of_smoothed([before], [values], percentile)
-    meaning = "scale is a positive number, or None for a percentile of the map"
-    scale = checked_number(scale, meaning, lambda value: 0 <= value < np.inf)
-    if scale == 0 and values.any():
+    values = smoothed(before, style.sigma)
+    if style.scale is None:
+        return values, scale_of_smoothed([before], [values], style.percentile)
+    if style.scale == 0 and values.any():
         raise InputError("scale is 0, but the map has relevance", topic="heatmaps")
-    return values, scale
+    return values, style.scale
 
 
 def _lines_of(shares: Floats, width: int, height: int) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -189,20 +150,6 @@ def _same_form(map_shape: tuple[int, ...], photograph_shape: tuple[int, int]) ->
     small, large = sorted((map_shape, photograph_shape))
     height, width = large[0] / small[0], large[1] / small[1]
     return abs(height - width) * min(small) <= max(height, width) * max(1.0, 0.01 * min(small))
-
-
-def _enclosed(contours: Any) -> tuple[float, ...]:
-    if isinstance(contours, bool):
-        return ENCLOSED if contours else ()
-    if isinstance(contours, np.ndarray) and contours.ndim == 1:
-        contours = contours.tolist()
-    if not isinstance(contours, Sequence) or isinstance(contours, str):
-        raise InputTypeError(
-            f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}", topic="heatmaps"
-        )
-    if not all(isinstance(share, (float, np.floating)) and 0 < share < 1 for share in contours):
-        raise InputError(f"contours enclose shares between 0 and 1, not {contours!r}", topic="heatmaps")
-    return tuple(float(share) for share in contours)
 
 
 def _size(size: Any) -> tuple[int, int]:

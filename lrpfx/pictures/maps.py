@@ -99,7 +99,7 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
 
 def scale_of_smoothed(maps: Sequence[Floats], smooth: Sequence[Floats], percentile: float) -> float:
     """The scale of maps that are smoothed already. `maps`: as they were."""
-    percentile = checked_number(percentile, "percentile is a number above 0, and 100 at most", lambda value: 0 < value <= 100)
+    percentile = checked_percentile(percentile)
     magnitudes, before = (np.abs(np.concatenate([one.ravel() for one in some])) for some in (smooth, maps))
     if np.percentile(before, percentile) == 0 and before.any():  # so few are not seen by the tails of the Gaussian
         magnitudes = magnitudes[before > 0]
@@ -122,9 +122,7 @@ def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
     values = relevance_map(relevance)
     if sigma is None:
         sigma = min(values.shape) / PIXELS_PER_SIGMA
-    sigma = checked_number(
-        sigma, "sigma is a number of pixels, 0 or more, or None for the default", lambda value: 0 <= value < np.inf
-    )
+    sigma = checked_sigma(sigma)
     largest = np.abs(values).max()
     if sigma == 0 or largest == 0:
         return values.copy()
@@ -225,6 +223,17 @@ def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> f
     if not fits(found):
         raise InputError(f"{meaning}, not {value!r}", topic="heatmaps")
     return found
+
+
+def checked_percentile(value: Any) -> float:
+    """A percentile of magnitudes."""
+    return checked_number(value, "percentile is a number above 0, and 100 at most", lambda found: 0 < found <= 100)
+
+
+def checked_sigma(value: Any) -> float:
+    """The standard deviation of a blur."""
+    meaning = "sigma is a number of pixels, 0 or more, or None for the default"
+    return checked_number(value, meaning, lambda found: 0 <= found < np.inf)
 
 
 def checked_whole(value: Any, meaning: str, least: int) -> int:

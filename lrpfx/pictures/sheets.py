@@ -3,20 +3,21 @@
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.colors import DEFAULT, colors_of
+from lrpfx.pictures.colors import Colors
 from lrpfx.pictures.heatmaps import heatmap
-from lrpfx.pictures.maps import Floats, array_of, checked_number, checked_whole, relevance_map
-from lrpfx.pictures.photographs import on_white
+from lrpfx.pictures.maps import Floats, array_of, checked_whole, relevance_map
+from lrpfx.pictures.pixels import on_white
+from lrpfx.pictures.style import Style, StyleSettings, styled
 
 Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]
 
-WIDTH = 1200  # pixels of a sheet
 _SMALL = 64  # pixels: a picture with fewer is enlarged without blending its pixels
 _LINES = 3  # of a title; what does not fit is cut
 _PLAIN = str.maketrans({"×": "x", "–": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "ß": "ss", "ø": "o", "æ": "ae"})
@@ -28,10 +29,8 @@ def sheet(
     *,
     title: str | None = None,
     caption: str | None = None,
-    width: int = WIDTH,
-    scale: float | None = None,
-    cmap: Any = DEFAULT,
-    font: str | None = None,
+    style: Style | None = None,
+    **settings: Unpack[StyleSettings],
 ) -> Image.Image:
     """Pictures side by side on white, all of one height, with their titles above them.
 
@@ -45,16 +44,13 @@ def sheet(
         Text above.
     caption
         Text below.
-    width
-        Of the sheet in pixels; pictures are no higher than twice that.
-    scale
-        The magnitude drawn in full colour, for a colour bar of `cmap` with its numbers.
-    cmap
-        As for `heatmap`.
-    font
-        A file; the default font has Latin letters only, without accents.
+    style
+        Its `width` and `font`, and with a `scale` a colour bar of its `cmap` with numbers.
+    **settings
+        Fields of `Style`, which replace those of `style`.
     """
-    width = checked_whole(width, "width is a number of pixels", 100)
+    style = styled(style, settings)
+    width, font = style.width, style.font
     rows = _rows(pictures)
     gap, size = _gap(width), max(11, width // 64)
     text = _Text(size, font)
@@ -77,8 +73,8 @@ def sheet(
                 draw.text((lefts[place], above - number * text.height), line, fill=_INK, font=text.font)
             block.paste(_enlarged(one, height), (lefts[place], above))
         blocks.append(block)
-    if scale is not None:
-        blocks.append(_color_bar(scale, cmap, text, width, gap))
+    if style.scale is not None:
+        blocks.append(_color_bar(style.scale, style.colors, text, width, gap))
     if caption:
         blocks.append(_text_block(caption, text, width, gap, _SOFT))
 
@@ -90,15 +86,10 @@ def sheet(
     return result
 
 
-def height_of_row(aspects: Sequence[float], width: int = WIDTH) -> int:
+def height_of_row(aspects: Sequence[float], width: int = Style.width) -> int:
     """The height of pictures in a row of a sheet.
 
-    Parameters
-    ----------
-    aspects
-        The ratio of width to height of each.
-    width
-        Of the sheet in pixels.
+    `aspects`: the ratio of width to height of each. `width`: of the sheet in pixels.
     """
     return min(max(1, int((width - _gap(width) * (len(aspects) + 1)) / sum(aspects))), 2 * width)
 
@@ -111,15 +102,14 @@ def strip(
     layers: Mapping[str, Any],
     *,
     columns: int = 6,
-    cmap: Any = DEFAULT,
-    percentile: float = 99.5,
-    scale: float | None = None,
     title: str | None = None,
     caption: str | None = None,
-    width: int = WIDTH,
-    font: str | None = None,
+    style: Style | None = None,
+    **settings: Unpack[StyleSettings],
 ) -> Image.Image:
     """Relevance through the layers of a network: maps of any resolution, each pixel a square, with names and resolutions.
+
+    Layers have scales of their own unless the style has one: few large pixels have more relevance each than many small ones.
 
     Parameters
     ----------
@@ -128,21 +118,8 @@ def strip(
         as `attribute(..., record=[...])` returns it.
     columns
         How many stand in a row.
-    cmap
-        As for `heatmap`.
-    percentile
-        As for `heatmap`.
-    scale
-        Draws all layers with one scale. By default they have scales of their own, since few large pixels have more relevance
-        each than many small ones.
-    title
-        As for `sheet`.
-    caption
-        As for `sheet`.
-    width
-        As for `sheet`.
-    font
-        As for `sheet`.
+    title, caption, style, **settings
+        As for `sheet` and `heatmap`. Maps are not smoothed.
 
     Raises
     ------
@@ -151,18 +128,18 @@ def strip(
     """
     if not isinstance(layers, Mapping) or not layers:
         raise InputTypeError("layers are a mapping from names to relevance, with at least one", topic="heatmaps")
-    columns, width = checked_whole(columns, "columns is a number", 1), checked_whole(width, "width is a number of pixels", 100)
+    columns, style = checked_whole(columns, "columns is a number", 1), replace(styled(style, settings), sigma=0)
     found = []
     for name, relevance in layers.items():
         values = _map_of_layer(str(name), relevance)
         height, across = values.shape
-        picture = heatmap(values, cmap=cmap, percentile=percentile, scale=scale, sigma=0)
-        enlarged = max(1, -(-width // (min(columns, len(layers)) * max(height, across))))
+        picture = heatmap(values, style=style)
+        enlarged = max(1, -(-style.width // (min(columns, len(layers)) * max(height, across))))
         found.append(
             (f"{name}\n{height} x {across}", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
         )
     rows = [found[start : start + columns] for start in range(0, len(found), columns)]
-    return sheet(rows, title=title, caption=caption, width=width, scale=scale, cmap=cmap, font=font)
+    return sheet(rows, title=title, caption=caption, style=style)
 
 
 def _map_of_layer(name: str, relevance: Any) -> Floats:
@@ -211,10 +188,8 @@ def _enlarged(picture: Image.Image, height: int) -> Image.Image:
     return picture.resize((width, height), blend)
 
 
-def _color_bar(scale: float, cmap: Any, text: "_Text", width: int, gap: int) -> Image.Image:
+def _color_bar(scale: float, colors: Colors, text: "_Text", width: int, gap: int) -> Image.Image:
     """The colours from minus to plus the scale, or from zero for a map of magnitudes, with the numbers below."""
-    scale = checked_number(scale, "scale is a positive number", lambda value: 0 <= value < np.inf)
-    colors = colors_of(cmap)
     across, high = min(width - 2 * gap, max(width // 3, 160)), max(8, text.height // 2)
     shares = np.linspace(-1.0 if colors.signed else 0.0, 1.0, across)
     line = (colors(shares) * 255).round().astype(np.uint8)

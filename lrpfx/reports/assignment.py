@@ -9,9 +9,6 @@ from lrpfx.runtime.rule_table import Assignment, rule_table
 def assignment(explain_model: nn.Module) -> Assignment:
     """The rule of every node, and the entry of the composite that chose it.
 
-    Parameters
-    ----------
-    explain_model
-        The result of `lrpfx.transform`.
+    `explain_model`: the result of `lrpfx.transform`.
     """
     return rule_table(explainable(explain_model, "assignment").unfused_graph)

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import advice, saturates
+from lrpfx.canonizers import needed_in_graphs
 from lrpfx.composites import Composite
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxError, nearest
 from lrpfx.frontends.capture import (
@@ -19,33 +20,29 @@ from lrpfx.frontends.capture import (
     FRONT_ENDS,
     FROZEN,
     ExampleInputs,
-    Model,
-    check_evaluation_mode,
     check_front_end,
     examples_of,
     guessed_verification,
-    normal_form,
     positional,
-    refuse_scripts,
 )
 from lrpfx.frontends.open_sizes import DynamicShapes
+from lrpfx.frontends.prepare import Model, prepare
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.canonize.explain_logits import final_softmax
 from lrpfx.passes.driver import Verification, run_passes
 from lrpfx.passes.program import Program
-from lrpfx.passes.stages import Settings, passes_of
+from lrpfx.passes.stages import Settings, Stage, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.pipeline import check_arguments, prepared, settings_of
+from lrpfx.pipeline import check_arguments, normal_form, settings_of
 from lrpfx.runtime.rule_table import NEUTRAL
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import bullets, element, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import bullets, element
+from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_COLUMNS = ("operator", "kind", "calls", "rules", "without a rule")
+_COLUMNS = {"operator": "str", "kind": "str", "calls": "int64", "rules": "str", "without a rule": "str"}
 MERGED = "merged into"  # how the passes report a merged batch norm
 
 
@@ -105,19 +102,17 @@ class Report:
     def to_pandas(self) -> "DataFrame":
         """The operators as a DataFrame with the attributes of `OperatorUse` as columns.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Raises `InputError`: pandas is not installed.
         """
-        rows = [{**vars(use), "rules": ", ".join(use.rules), "uncovered": ", ".join(use.uncovered)} for use in self.operators]
-        return data_frame(rows, {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__})
+        columns = {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__}
+        rows = [(use.operator, use.kind, use.count, ", ".join(use.rules), ", ".join(use.uncovered)) for use in self.operators]
+        return Table(columns, rows).to_pandas()
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {self._verdict()}", ""]
         lines += [f"front end {name}: {text}" for name, text in self.front_ends.items()]
         if self.operators:
-            lines += ["", format_table(_COLUMNS, self._operator_rows(), ("calls",))]
+            lines += ["", str(self._operator_table())]
         for title, texts in self._lists():
             lines += ["", f"{title}:", *(f"  {text}" for text in texts)]
         return "\n".join(lines)
@@ -125,8 +120,8 @@ class Report:
     def _repr_html_(self) -> str:
         parts = [
             element("p", element("b", self.model), f": {self._verdict()}"),
-            html_table(("front end", ""), list(self.front_ends.items())) if self.front_ends else "",
-            html_table(_COLUMNS, self._operator_rows(), ("calls",)) if self.operators else "",
+            Table({"front end": "str", "": "str"}, list(self.front_ends.items())).to_html() if self.front_ends else "",
+            self._operator_table().to_html() if self.operators else "",
         ]
         for title, texts in self._lists():
             parts += [element("p", element("b", title), style="margin:.5em 0 0"), bullets(texts)]
@@ -135,11 +130,11 @@ class Report:
     def _verdict(self) -> str:
         return f"{'ready' if self.ok else 'not ready'}, {self.coverage:.0%} of the operations covered"
 
-    def _operator_rows(self) -> list[tuple[str, ...]]:
-        return [
-            (use.operator, use.kind, str(use.count), _first(use.rules), ", ".join(use.uncovered) or "-")
-            for use in self.operators
+    def _operator_table(self) -> Table:
+        rows = [
+            (use.operator, use.kind, use.count, _first(use.rules), ", ".join(use.uncovered) or "-") for use in self.operators
         ]
+        return Table(_COLUMNS, rows)
 
     def _lists(self) -> list[tuple[str, Sequence[str]]]:
         """The lists below the table that are not empty."""
@@ -209,24 +204,19 @@ def check(
     if sum((bool(inputs), bool(keywords), example_inputs is not None)) > 1:
         raise InputTypeError("give example inputs by position, by name or as example_inputs=, not in two ways")
     title = type(model).__name__
+    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
+    front_ends: dict[str, str] = {}
+    found: dict[str, tuple[Program, Verification | None]] = {}
+    try:
+        source = prepare(model, needed_in_graphs(composite.canonizers))
+    except CaptureError as error:
+        step = "call model.eval()" if error.topic == "training-mode" else "follow the advice of the error"
+        return _hopeless(title, {}, str(error), step)
     if isinstance(model, nn.Module):
-        try:
-            refuse_scripts(model)
-        except CaptureError as error:
-            return _hopeless(title, {}, str(error), "pass the Python model")
         _check_names(model, keywords)
     example = keywords or (examples_of(model, inputs) if inputs else example_inputs)
     if isinstance(model, nn.Module):
         positional(model, example)  # raises an error for inputs that do not fit
-    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
-    front_ends: dict[str, str] = {}
-    found: dict[str, tuple[Program, Verification | None]] = {}
-    if isinstance(model, nn.Module):
-        try:
-            check_evaluation_mode(model)
-        except LrpfxError as error:
-            return _hopeless(title, {}, str(error), "call model.eval()")
-    model = prepared(model, composite)
     for front_end in FRONT_ENDS:
         name = front_end.name
         if capture not in (AUTO, name):
@@ -237,8 +227,8 @@ def check(
             front_ends[name] = "not tried: it needs example inputs"
         else:
             try:
-                program, verification = normal_form(model, example, settings, name, dynamic_shapes)
-                found[name] = program, verification or guessed_verification(program, model)
+                program, verification = normal_form(source, example, settings, name, dynamic_shapes)
+                found[name] = program, verification or guessed_verification(program, source)
                 front_ends[name] = "works"
             except InputError:
                 raise
@@ -281,7 +271,8 @@ def _report(
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        warnings += map(str, run_passes(program, passes_of(settings, "canonize", "assign"), verification))
+        run_passes(program, passes_of(settings, Stage.CANONIZE, Stage.ASSIGN), verification)
+        warnings += map(str, program.notes)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
         without_relevance = advice_on_cut_inputs(program.graph, lambda node: node_info(node).rule)

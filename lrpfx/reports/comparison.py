@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -19,9 +19,8 @@ from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import element, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import element
+from lrpfx.support.table import Rows, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,7 +45,14 @@ class Compared:
         return self.rules[0] != self.rules[1]
 
 
-class Comparison(Sequence[Compared]):
+_DTYPES = {
+    **dict.fromkeys(("name", "rule", "other rule"), "str"),
+    **dict.fromkeys(("in", "other in", "out", "other out"), "float64"),
+    "parts": "bool",
+}
+
+
+class Comparison(Rows[Compared]):
     """The nodes of two modules, in the order of execution. Prints those whose rules differ, or where accounts part.
 
     Parameters
@@ -64,7 +70,7 @@ class Comparison(Sequence[Compared]):
         The relevance of these inputs and embeddings in both modules, as two tuples.
     """
 
-    columns = ("name", "rule", "other rule", "in", "other in", "out", "other out", "parts")
+    columns = tuple(_DTYPES)
 
     def __init__(
         self,
@@ -74,23 +80,11 @@ class Comparison(Sequence[Compared]):
         similarities: Sequence[float],
         maps: tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]],
     ) -> None:
-        self.rows = tuple(rows)
+        super().__init__(rows)
         self.titles = titles
         self.ledgers = ledgers
         self.similarities = tuple(similarities)
         self.maps = maps
-
-    @overload
-    def __getitem__(self, index: int) -> Compared: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Compared, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Compared | tuple[Compared, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def changed(self) -> tuple[Compared, ...]:
@@ -111,21 +105,9 @@ class Comparison(Sequence[Compared]):
         Each map is divided by its own scale, since rules differ in how much relevance reaches the input. The difference
         of both is red where the first has more.
 
-        Parameters
-        ----------
-        sample
-            The place of the image in the batch.
-        place
-            Which of `maps`: that of an input of shape (batch, channels, height, width) or (batch, height, width).
-        sigma
-            As for `lrpfx.pictures.smoothed`; 0 draws the pixels as they are.
-
-        Raises
-        ------
-        InputError
-            There is no such input or sample.
-        InputTypeError
-            It is not an image.
+        `sample`: the place of the image in the batch. `place`: which of `maps`: that of an input of shape (batch, channels,
+        height, width) or (batch, height, width). `sigma`: as for `lrpfx.pictures.smoothed`; 0 draws the pixels as they are.
+        Raises `InputError`: there is no such input or sample. Raises `InputTypeError`: it is not an image.
         """
         maps = [pictures.smoothed(_chosen("sample", sample, _chosen("place", place, one)), sigma) for one in self.maps]
         shares = [one / (pictures.scale_of(one, sigma=0) or 1.0) for one in maps]
@@ -144,25 +126,21 @@ class Comparison(Sequence[Compared]):
     def to_pandas(self) -> "DataFrame":
         """The nodes as a DataFrame with `columns` as columns.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Raises `InputError`: pandas is not installed.
         """
-        rows = [dict(zip(self.columns, _values(row), strict=True)) for row in self.rows]
-        kinds = dict.fromkeys(self.columns, "float64") | dict.fromkeys(self.columns[:3], "str") | {"parts": "bool"}
-        return data_frame(rows, kinds)
+        return Table(_DTYPES, list(map(_values, self.rows))).to_pandas()
 
     def __str__(self) -> str:
-        return f"{self.summary}\n{format_table(self.columns, self.shown, self.columns[3:7])}"
+        return f"{self.summary}\n{Table(_DTYPES, self.shown)}"
 
     def _repr_html_(self) -> str:
-        return element("p", self.summary) + html_table(self.columns, self.shown, self.columns[3:7])
+        return element("p", self.summary) + Table(_DTYPES, self.shown).to_html()
 
     @property
-    def shown(self) -> list[tuple[str, ...]]:
+    def shown(self) -> list[list[str]]:
         """The cells of the table: the nodes whose rules differ, or whose accounts part."""
-        return [tuple(map(_text, _values(row))) for row in self.rows if row.differs or row.parts]
+        told = [row for row in self.rows if row.differs or row.parts]
+        return Table(_DTYPES, [(*_values(row)[:-1], "here" if row.parts else "") for row in told]).cells()
 
     @property
     def summary(self) -> str:
@@ -287,11 +265,3 @@ def _cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def _values(row: Compared) -> tuple[Any, ...]:
     return (row.name, *row.rules, *row.relevance_in, *row.relevance_out, row.parts)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "here" if value else ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -8,9 +8,8 @@ from torch.export import ExportedProgram
 from lrpfx.errors import InputTypeError
 from lrpfx.passes.program import HISTORY, PassRecord
 from lrpfx.runtime.explain_module import explainable
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import bullets, folded, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import bullets, folded
+from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,12 +26,14 @@ class History(tuple[PassRecord, ...]):
 
         `matches` is a number; `details` and `reasons` have a line for each place.
         """
-        rows = [{**vars(one), "details": _lines(one.details), "reasons": _lines(one.reasons)} for one in self]
-        return data_frame(rows, {name: "int64" if name == "matches" else "str" for name in PassRecord.__dataclass_fields__})
+        columns = {name: "int64" if name == "matches" else "str" for name in PassRecord.__dataclass_fields__}
+        values = ({**vars(one), "details": _lines(one.details), "reasons": _lines(one.reasons)} for one in self)
+        return Table(columns, [[one[name] for name in columns] for one in values]).to_pandas()
 
     def __str__(self) -> str:
-        rows = [(one.stage, one.name, str(one.matches), str(len(one.reasons)), one.unverified) for one in self]
-        return format_table(self.columns, rows, ("matched", "left alone"))
+        rows = [(one.stage, one.name, one.matches, len(one.reasons), one.unverified) for one in self]
+        numbers = dict.fromkeys(("matched", "left alone"), "int64")
+        return str(Table(dict.fromkeys(self.columns, "str") | numbers, rows))
 
     def _repr_html_(self) -> str:
         """The table; what a stage changed, and what it left alone, is folded."""
@@ -40,7 +41,7 @@ class History(tuple[PassRecord, ...]):
             (one.stage, one.name, _places(one.matches, one.details), _places(len(one.reasons), one.reasons), one.unverified)
             for one in self
         ]
-        return html_table(self.columns, rows)
+        return Table(dict.fromkeys(self.columns, "str"), rows).to_html()
 
 
 def _lines(places: tuple[tuple[str, str], ...]) -> str:
@@ -58,18 +59,10 @@ def history(compiled: nn.Module | ExportedProgram) -> History:
 
     Each prints as Python code with the changes of its pass.
 
-    Parameters
-    ----------
-    compiled
-        The result of `lrpfx.transform` or `lrpfx.lower`.
-
-    Raises
-    ------
-    InputTypeError
-        It is anything else.
+    `compiled`: the result of `lrpfx.transform` or `lrpfx.lower`. Raises `InputTypeError`: it is anything else.
     """
     if not isinstance(compiled, ExportedProgram):
-        return History(explainable(compiled, "history").history)
+        return History(explainable(compiled, "history").compiled.history)
     if HISTORY not in compiled.graph_module.meta:
         raise InputTypeError("the program was not made by lrpfx.lower", topic="reports")
     return History(compiled.graph_module.meta[HISTORY])

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -36,9 +36,8 @@ from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import Html, bar, element, folded, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import Html, bar, element, folded
+from lrpfx.support.table import Rows, Table
 from lrpfx.support.tensors import only_finite, relevance_from, where_finite
 from lrpfx.types import Embedding
 
@@ -75,7 +74,7 @@ class Entry:
         return abs(self.relevance_in - self.relevance_out)
 
 
-class Ledger(Sequence[Entry]):
+class Ledger(Rows[Entry]):
     """All accounts in the order of execution, and the balance: seed = inputs + the totals of `PARTS`.
 
     Parameters
@@ -103,46 +102,28 @@ class Ledger(Sequence[Entry]):
         inputs: dict[str, float],
         flows: dict[tuple[str, str], float],
     ) -> None:
-        self.entries = tuple(entries)
+        super().__init__(entries)
         self.flows = flows
         self.seed = seed
         self.seed_magnitude = seed_magnitude
         self.inputs = inputs
 
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
-        return self.entries[index]
-
-    def __len__(self) -> int:
-        return len(self.entries)
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The account of each node."""
+        return self.rows
 
     def entry(self, name: str) -> Entry:
         """The account of a node.
 
-        Parameters
-        ----------
-        name
-            Of the node.
-
-        Raises
-        ------
-        KeyError
-            There is none of this name.
+        `name`: of the node. Raises `KeyError`: there is none of this name.
         """
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
         """The sum of one column.
 
-        Parameters
-        ----------
-        part
-            One of `PARTS`, or "unexplained".
+        `part`: one of `PARTS`, or "unexplained".
         """
         return float(sum(getattr(entry, part) for entry in self.entries))
 
@@ -181,15 +162,11 @@ class Ledger(Sequence[Entry]):
     def to_pandas(self) -> "DataFrame":
         """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Raises `InputError`: pandas is not installed.
         """
-        texts = ("name", "kind", "rule")
-        rows = [{**asdict(entry), "leak": entry.leak} for entry in self.entries]
         names = [*Entry.__dataclass_fields__, "leak"]
-        return data_frame(rows, {name: "str" if name in texts else "float64" for name in names})
+        rows = [[getattr(entry, name) for name in names] for entry in self.entries]
+        return Table(_with_dtypes(names), rows).to_pandas()
 
     def __str__(self) -> str:
         figures = ("relevance_in", "relevance_out", *PARTS, "unexplained")
@@ -198,7 +175,7 @@ class Ledger(Sequence[Entry]):
             for entry in self.entries
         ]
         totals = " + ".join(f"{self._shown(value, 6)} {name}" for name, value in self._totals())
-        return f"{format_table(self.columns, rows, self.columns[3:])}\nseed {self.seed:.6g} = {totals}; {self._remainder()}"
+        return f"{Table(_with_dtypes(self.columns), rows)}\nseed {self.seed:.6g} = {totals}; {self._remainder()}"
 
     def _repr_html_(self) -> str:
         """What became of the seed, then the accounts, the largest leak first. A leak that is pointed at shows its parts."""
@@ -208,9 +185,10 @@ class Ledger(Sequence[Entry]):
         ordered = self.by_leak()
         first = [entry for entry in ordered[:LARGEST] if self._shown(entry.leak) != "0"]
         others = ordered[len(first) :]
+        seed = Table({"part": "str", "relevance": "float64", "": "str"}, sums).to_html()
         rest = folded(f"{len(others)} accounts with smaller leaks", self._html_accounts(others)) if others else ""
         summary = element("p", self._remainder())
-        return "".join([html_table(("", "relevance", ""), sums, ("relevance",)), summary, self._html_accounts(first), rest])
+        return "".join([seed, summary, self._html_accounts(first), rest])
 
     def _html_accounts(self, entries: Sequence[Entry]) -> Html:
         if not entries:
@@ -223,7 +201,7 @@ class Ledger(Sequence[Entry]):
             figures = [self._shown(value) for value in (entry.relevance_in, entry.relevance_out)]
             leak = element("span", self._shown(entry.leak), title=told)
             rows.append((element("code", entry.name), entry.kind, entry.rule, *figures, leak, bar(entry.leak, longest)))
-        return html_table(("name", "kind", "rule", "in", "out", "leak", ""), rows, ("in", "out", "leak"))
+        return Table(_with_dtypes(("name", "kind", "rule", "in", "out", "leak")) | {"": "str"}, rows).to_html()
 
     def _totals(self) -> list[tuple[str, float]]:
         """What the seed consists of: relevance of the inputs, and the totals of `PARTS`."""
@@ -238,6 +216,11 @@ class Ledger(Sequence[Entry]):
         unexplained = "nothing" if self.unexplained <= 1e-9 else f"up to {self.unexplained:.2g} of the seed"
         missing = "" if abs(self.balance) <= 1e-6 * self.seed_magnitude else f"; {self.balance:.4g} is missing in the end"
         return f"{unexplained} unexplained at any node{missing}"
+
+
+def _with_dtypes(columns: Sequence[str]) -> dict[str, str]:
+    """The columns of a table of accounts: texts, then amounts."""
+    return {name: "str" if place < 3 else "float64" for place, name in enumerate(columns)}
 
 
 def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, *, output: OutputSelector = None) -> Ledger:
@@ -270,15 +253,15 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, 
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):
         raise InputError("a ledger accounts for one target, not for a list of them", topic="reports")
-    asked = as_target(target)
+    resolved = as_target(target)
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
         with module.with_rules():
-            accounts = _accounts(_Sweep(module), arguments, asked, output)
+            accounts = _accounts(_Sweep(module), arguments, resolved, output)
             if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
                 # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
-                accounts = _accounts(_Sweep(module, only_finite), arguments, asked, output)
+                accounts = _accounts(_Sweep(module, only_finite), arguments, resolved, output)
     message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)

@@ -4,14 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, named_nodes, node_info, support_label
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import Html, element, folded, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import Html, element, folded
+from lrpfx.support.table import Rows, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -44,26 +43,11 @@ class Assigned:
     )
 
 
-class Assignment(Sequence[Assigned]):
+class Assignment(Rows[Assigned]):
     """The table node → kind → rule → reason, in the order of execution. Prints as a table."""
 
     columns = ("name", "kind", "rule", "form", "sign", "support", "chosen by", "merged")  # "form" only if there are several
     html_columns = ("name", "kind", "rule", "form", "chosen by", "merged")
-
-    def __init__(self, rows: Sequence[Assigned]) -> None:
-        self.rows = tuple(rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Assigned: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Assigned, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Assigned | tuple[Assigned, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def rule_of(self, name: str) -> str:
         """The rule of the node called `name`; KeyError if there is no such node."""
@@ -75,13 +59,12 @@ class Assignment(Sequence[Assigned]):
 
     def to_pandas(self) -> "DataFrame":
         """The rows as a DataFrame of texts, with the attributes of `Assigned` as columns. `InputError` without pandas."""
-        names = list(Assigned.__dataclass_fields__)
-        rows = [{**row, "merged": ", ".join(row["merged"])} for row in self.to_dicts()]
-        return data_frame(rows, dict.fromkeys(names, "str"))
+        rows = [{**row, "merged": ", ".join(row["merged"])}.values() for row in self.to_dicts()]
+        return Table(dict.fromkeys(Assigned.__dataclass_fields__, "str"), list(map(tuple, rows))).to_pandas()
 
     def __str__(self) -> str:
         shown = self._shown(self.columns)
-        return format_table(shown, [_cells(row, shown) for row in self.rows])
+        return str(Table(dict.fromkeys(shown, "str"), [_cells(row, shown) for row in self.rows]))
 
     def _shown(self, columns: Sequence[str]) -> list[str]:
         return [title for title in columns if title != "form" or any(row.form != RELEVANCE for row in self.rows)]
@@ -112,7 +95,7 @@ class Assignment(Sequence[Assigned]):
             (element("code", row.name, title="\n".join(filter(None, (row.description, row.source)))), *_cells(row, shown)[1:])
             for row in rows
         ]
-        return html_table(shown, cells)
+        return Table(dict.fromkeys(shown, "str"), cells).to_html()
 
 
 def _cells(row: Assigned, columns: Sequence[str]) -> tuple[str, ...]:

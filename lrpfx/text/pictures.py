@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from lrpfx.cmap import ColorMap
 from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError
+from lrpfx.identity.plain_data import PlainData
 from lrpfx.image import get_cmap
 from lrpfx.text.scores import Scores
 
@@ -28,7 +29,7 @@ _NAMED = {"\n": "↵", "\r": "␍", "\t": "⇥", "\u200c": "\u200c", "\u200d": "
 
 
 @dataclass(frozen=True, eq=False)
-class TextHeatmap:
+class TextHeatmap(PlainData):
     """The relevance of the words of a text, for one or several targets.
 
     Colours are those of a signed colour map with zero in the middle.
@@ -82,13 +83,8 @@ class TextHeatmap:
     def to_terminal(self, *, color: bool | None = None, width: int | None = None) -> str:
         """The heatmap for a terminal.
 
-        Parameters
-        ----------
-        color
-            Whether words are on 24-bit colours, rather than each with its number; by default, unless the environment variable
-            NO_COLOR is set.
-        width
-            In characters, by default that of the terminal.
+        `color`: whether words are on 24-bit colours, rather than each with its number; by default, unless the environment
+        variable NO_COLOR is set. `width`: in characters, by default that of the terminal.
         """
         return _terminal(self, color, width)
 
@@ -102,34 +98,15 @@ class TextHeatmap:
     def to_image(self, *, size: int = 18, width: int = 900, font: str | None = None) -> Image.Image:
         """The heatmap as a Pillow image.
 
-        Parameters
-        ----------
-        size
-            Of the letters, in pixels.
-        width
-            Of the image, in pixels.
-        font
-            A file; the default font has Latin letters only.
+        `size`: of the letters, in pixels. `width`: of the image, in pixels. `font`: a file; the default font has Latin letters
+        only.
         """
         return _image(self, size, width, font)
 
     def save(self, path: str | Path) -> Path:
         """Write the heatmap to a file.
 
-        Parameters
-        ----------
-        path
-            Ends in .html (a whole page), .png or .txt.
-
-        Returns
-        -------
-        Path
-            The path.
-
-        Raises
-        ------
-        InputError
-            It has another ending.
+        `path`: ends in .html (a whole page), .png or .txt. Returns the path. Raises `InputError`: it has another ending.
         """
         return _saved(self, as_path(path))
 

@@ -193,7 +193,7 @@ _PADDING = ("[PAD]", "<pad>")
 
 def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Text:
     """The text that a tokenizer has returned, or a list of its tokens or ids. Raises `InputError` and `InputTypeError`."""
-    encoding = tokens if isinstance(tokens, Mapping) or _is_encoding(tokens) else None
+    encoding = tokens if isinstance(tokens, Mapping) or is_native_encoding(tokens) else None
     word_ids: Any = None
     if isinstance(encoding, Mapping):
         if "input_ids" not in encoding:
@@ -229,7 +229,7 @@ def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Tex
     return Text(tuple(names), tuple(special), tuple(padding), word_ids, scheme)
 
 
-def _is_encoding(tokens: Any) -> bool:
+def is_native_encoding(tokens: Any) -> bool:
     """Whether `tokens` is an encoding of the package tokenizers."""
     return all(hasattr(tokens, name) for name in ("ids", "tokens", "word_ids", "attention_mask")) and not callable(
         tokens.tokens

@@ -18,7 +18,8 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.call_builder import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state, rule_module_of
+from lrpfx.runtime.compiled_graph import copy_graph, graph_state
+from lrpfx.runtime.explain_module import Recomputed, RuleModule, rule_module_of
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation

@@ -117,7 +117,7 @@ def test_confidence_is_in_photographs_and_differences_are_paired():
     assert results[0].minus_ours.low == results[0].minus_ours.high == 0.0
     again = region_perturbation.measure([one for one in explained for _ in range(4)])
     assert [result.between for result in again] == [result.between for result in results]
-    assert region_perturbation.rows(results)[0][3] == "2.0"
+    assert region_perturbation.table(results).rows[0][3] == "2.0"
 
 
 def test_the_whole_run(small, tmp_path, monkeypatch, capsys):

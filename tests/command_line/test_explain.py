@@ -141,7 +141,8 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
 
     monkeypatch.setattr(explain_command, "opened", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        explain_command.explain("small_model:make", [Path("images")], Path("out"), raw=True, size="8", top=3, batch_size=2)
+        groups = {"rules": options.CompositeOptions(), "options": options.ModelOptions(raw=True, size="8")}
+        explain_command.explain("small_model:make", [Path("images")], output_folder=Path("out"), batch_size=2, **groups)
     assert list(rows_of()) == ["0.png", "1.png"]
     status, printed = explained("images", "--raw", *SIZE)
     assert status == 0 and "7 of 7 explained, 2 of them from before: out/" in printed and len(calls) == 5 + 5

@@ -12,6 +12,7 @@ from PIL import Image
 
 import lrpfx
 from lrpfx.command_line import run as run_command
+from lrpfx.command_line.options import ImageOptions
 from lrpfx.composites import EpsilonGammaBox
 
 pytestmark = pytest.mark.programs
@@ -209,12 +210,10 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
         (folder / "results" / "outputs.csv").write_bytes(damage)
         with pytest.raises(lrpfx.InputError, match=r"outputs\.csv is damaged"):
             run("run", "model.pt2", "images", "results")
-    (folder / "results" / "run.json").write_bytes(b"\xff")
-    with pytest.raises(lrpfx.InputError, match="other settings"):
-        run("run", "model.pt2", "images", "results")
-    (folder / "results" / "run.json").write_bytes(b"")
-    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
-        run("run", "model.pt2", "images", "results")
+    for others in (b"\xff", b"[1]"):
+        (folder / "results" / "run.json").write_bytes(others)
+        with pytest.raises(lrpfx.InputError, match="not from lrpfx"):
+            run("run", "model.pt2", "images", "results")
 
 
 @pytest.mark.filterwarnings("ignore:the options replace the preprocessing")
@@ -223,17 +222,17 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     for number in range(3, 12):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
     run("run", "model.pt2", "images", "expected")
-    explained, calls = run_command._explained, []
+    opened, calls = run_command.opened, []
 
-    def stopped(runner, batch, *arguments):
-        calls.extend(batch)
+    def stopped(path):
+        calls.append(path.name)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return explained(runner, batch, *arguments)
+        return opened(path)
 
-    monkeypatch.setattr(run_command, "_explained", stopped)
+    monkeypatch.setattr(run_command, "opened", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run_command.run(folder / "model.pt2", folder / "images", folder / "results", batch_size=1)
+        run_command.run(folder / "model.pt2", folder / "images", folder / "results", options=ImageOptions(), batch_size=1)
     assert len(rows_of()) == 5
     with open("results/outputs.csv", "a") as file:
         file.write("7.png,0,0,0.5")  # what a kill may leave
@@ -244,10 +243,11 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     }
     Image.new("RGB", (8, 8), (99, 0, 0)).save("images/5.png")
     run("run", "model.pt2", "images", "results")
-    assert [image.name for image in calls[13:]] == ["5.png"]
+    assert calls[13:] == ["5.png"]
     for change in (["--target", "1"], ["--mean", "0.5"]):
-        with pytest.raises(lrpfx.InputError, match="of other settings"):
+        with pytest.raises(lrpfx.InputError, match="begun with other") as refused:
             run("run", "model.pt2", "images", "results", *change)
+        assert refused.value.topic == "changed-data"
     os.mkdir("others")
     (folder / "others" / "outputs.csv").write_text("mine")
     with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):

@@ -9,6 +9,7 @@ from PIL import Image
 from lrpfx import pictures
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.images.geometry import Axis, Geometry
+from lrpfx.pictures import Style
 
 RANDOM = np.random.default_rng(0)
 
@@ -30,10 +31,10 @@ def test_small_photographs_are_drawn_as_by_lrpfx_pictures():
     geometry = Geometry(Axis(0.0, 2.0, 20, 40), Axis(0.0, 2.0, 30, 60))
     canvas, whole = Canvas.of(image, geometry), geometry.undo(relevance)
     np.testing.assert_allclose(canvas.map(relevance), whole, atol=1e-12)
-    assert np.array_equal(pixels_of(canvas.heatmap(canvas.map(relevance))), pixels_of(pictures.heatmap(whole)))
+    assert np.array_equal(pixels_of(canvas.heatmap(canvas.map(relevance), Style())), pixels_of(pictures.heatmap(whole)))
     for settings in ({}, {"sigma": 3.0}, {"cmap": "RdBu_r", "grey": False}, {"contours": True}):
         expected = pictures.overlay(image, whole, **settings)
-        assert np.array_equal(pixels_of(canvas.overlay(canvas.map(relevance), **settings)), pixels_of(expected))
+        assert np.array_equal(pixels_of(canvas.overlay(canvas.map(relevance), Style(**settings))), pixels_of(expected))
 
 
 @pytest.mark.parametrize("size", [None, (400, 300), (200, 150), (80, 60)])
@@ -44,8 +45,8 @@ def test_totals_and_scales_do_not_depend_on_the_size(size):
     found = canvas.map(relevance)
     assert found.sum() * 1600 * 1200 / found.size == pytest.approx(relevance.sum(), rel=1e-9)
     whole = geometry.undo(relevance)
-    assert canvas.scale_of([found], {"sigma": 0}) == pytest.approx(pictures.scale_of(whole, sigma=0), rel=0.05)
-    assert canvas.scale_of([found], {"sigma": 40.0}) == pytest.approx(pictures.scale_of(whole, sigma=40.0), rel=0.05)
+    assert canvas.scale_of([found], Style(sigma=0)) == pytest.approx(pictures.scale_of(whole, sigma=0), rel=0.05)
+    assert canvas.scale_of([found], Style(sigma=40.0)) == pytest.approx(pictures.scale_of(whole, sigma=40.0), rel=0.05)
 
 
 def test_a_crop_has_its_own_scale_and_smoothing():
@@ -53,7 +54,7 @@ def test_a_crop_has_its_own_scale_and_smoothing():
     canvas = Canvas.of(image, cropped(2000, 1500, 925, 675, 150))
     found = canvas.map(relevance)
     np.testing.assert_allclose(found, relevance, atol=1e-9)
-    part = pixels_of(canvas.heatmap(found))[675:825, 925:1075]
+    part = pixels_of(canvas.heatmap(found, Style()))[675:825, 925:1075]
     assert np.array_equal(part, pixels_of(pictures.heatmap(relevance)))
     full = pixels_of(pictures.heatmap(np.array([[1.0, -1.0]]), scale=1.0, sigma=0))
     assert 0.001 < (part[..., None, :] == full).all(-1).any(-1).mean() < 0.02
@@ -63,14 +64,14 @@ def test_the_rest_of_the_photograph_is_as_it_is():
     image, relevance = photograph(200, 150), np.ones((10, 10))
     canvas = Canvas.of(image, cropped(200, 150, 30, 40, 10, 5.0))
     overlay, heatmap = (
-        pixels_of(canvas.overlay(canvas.map(relevance), grey=False)),
-        pixels_of(canvas.heatmap(canvas.map(relevance))),
+        pixels_of(canvas.overlay(canvas.map(relevance), Style(grey=False))),
+        pixels_of(canvas.heatmap(canvas.map(relevance), Style())),
     )
     outside = np.ones((150, 200), dtype=bool)
     outside[40:90, 30:80] = False
     assert np.array_equal(overlay[outside], pixels_of(image)[outside]) and (heatmap[outside] == 255).all()
     assert (overlay[~outside] != pixels_of(image)[~outside]).any(-1).mean() > 0.9 and (heatmap[~outside] != 255).any(-1).all()
-    grey = pixels_of(canvas.overlay(canvas.map(relevance)))[outside]
+    grey = pixels_of(canvas.overlay(canvas.map(relevance), Style()))[outside]
     assert np.array_equal(grey, pixels_of(image.convert("L").convert("RGB"))[outside])
 
 
@@ -81,7 +82,7 @@ def test_a_spot_is_drawn_in_its_place():
     expected = 550 + 12.9 * 150.5, 60 + 12.9 * 50.5
     for size in (None, (400, 300), (1234, 926)):
         canvas = Canvas.of(image, geometry, size)
-        picture = pixels_of(canvas.overlay(canvas.map(relevance)))[..., 0].astype(float)
+        picture = pixels_of(canvas.overlay(canvas.map(relevance), Style()))[..., 0].astype(float)
         rows, columns = np.indices(picture.shape)
         centre = np.array([(picture * columns).sum(), (picture * rows).sum()]) / picture.sum() + 0.5
         np.testing.assert_allclose(centre * 4000 / picture.shape[1], expected, atol=4)
@@ -94,6 +95,6 @@ def test_large_photographs_take_little_memory():
     for size, most in (((400, 300), 40e6), (None, 200e6)):
         canvas = Canvas.of(image, geometry, size)
         tracemalloc.reset_peak()
-        assert canvas.overlay(canvas.map(relevance)).size == (size or (4000, 3000))
+        assert canvas.overlay(canvas.map(relevance), Style()).size == (size or (4000, 3000))
         assert tracemalloc.get_traced_memory()[1] < most
     tracemalloc.stop()

@@ -15,13 +15,13 @@ import lrpfx
 from lrpfx import passes, rules, types
 from lrpfx.composites import EpsilonPlus
 from lrpfx.concepts import receptive_fields
-from lrpfx.frontends.capture import normal_form
 from lrpfx.ir.node import floating_tensors, map_arguments, node_info
 from lrpfx.ir.operator import REQUIRED, Sign
 from lrpfx.operators import table as operators
 from lrpfx.operators.row import row as row_of
 from lrpfx.operators.samples import Fixed, Signal, Weight, call, signal
 from lrpfx.operators.signs import of_input
+from lrpfx.pipeline import normal_form
 from lrpfx.reports.ledger import PARTS
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 

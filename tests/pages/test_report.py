@@ -19,14 +19,17 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.pages.questions import NO_MODEL
+from lrpfx.explanation.compiled import origin_of
+from lrpfx.pages.accounts import recorded
+from lrpfx.pages.questions import NO_MODEL, Query
 from lrpfx.pages.report import document, page, report
 from lrpfx.reports.ledger import PARTS
+from lrpfx.request.targets import as_target
 from lrpfx.rules import AlphaBeta, Epsilon, Gamma
 
 
 @pytest.fixture
-def asked():
+def call():
     """An explainable module, an input, and the class to explain."""
     x = torch.randn(1, 3, 8, 8)
     return lrpfx.transform(small_net(), EpsilonPlusFlat(), example_inputs=x), x, 1
@@ -38,15 +41,15 @@ def read(path):
     return json.loads(text)
 
 
-def test_a_page_holds_the_document(asked, tmp_path):
-    path = lrpfx.report(asked, tmp_path / "report.html", title="A title")
+def test_a_page_holds_the_document(call, tmp_path):
+    path = lrpfx.report(call, tmp_path / "report.html", title="A title")
     assert path == tmp_path / "report.html" and os.listdir(tmp_path) == ["report.html"]
-    assert read(path) == json.loads(json.dumps(document(asked, "A title")))
+    assert read(path) == json.loads(json.dumps(document(call, "A title")))
     assert "<title>A title</title>" in path.read_text()
 
 
-def test_nothing_is_fetched(asked, tmp_path):
-    text = lrpfx.report(asked, tmp_path / "report.html").read_text()
+def test_nothing_is_fetched(call, tmp_path):
+    text = lrpfx.report(call, tmp_path / "report.html").read_text()
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
@@ -60,10 +63,10 @@ def test_nothing_is_fetched(asked, tmp_path):
 # --- graph and accounts ------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_are_those_of_the_assignment(asked):
-    (graph,) = document(asked)["graphs"]
+def test_nodes_are_those_of_the_assignment(call):
+    (graph,) = document(call)["graphs"]
     nodes = {node["name"]: node for node in graph["nodes"]}
-    for row in lrpfx.assignment(asked[0]):
+    for row in lrpfx.assignment(call[0]):
         node = nodes.pop(row.name)
         assert (node["rule"], node["chosenBy"], tuple(node["merged"])) == (row.rule, row.chosen_by, row.merged)
         assert row.source.rpartition("/")[2] in node["source"] or not row.source
@@ -73,9 +76,9 @@ def test_nodes_are_those_of_the_assignment(asked):
     assert conv["source"].endswith(".py:" + conv["source"].rpartition(":")[2]) and not conv["source"].startswith("/")
 
 
-def test_accounts_and_edges_are_those_of_the_ledger(asked):
-    found = document(asked)
-    (graph,), (view,), accounts = found["graphs"], found["views"], lrpfx.ledger(*asked)
+def test_accounts_and_edges_are_those_of_the_ledger(call):
+    found = document(call)
+    (graph,), (view,), accounts = found["graphs"], found["views"], lrpfx.ledger(*call)
     assert found["parts"] == list(PARTS)
     names = [node["name"] for node in graph["nodes"]]
     for row, entry in zip(view["ledger"]["rows"], accounts, strict=True):
@@ -85,7 +88,7 @@ def test_accounts_and_edges_are_those_of_the_ledger(asked):
     edges = {
         (names[source], names[target]): flow for (source, target, _), flow in zip(graph["edges"], view["flows"], strict=True)
     }
-    assert set(accounts.flows) <= set(edges) == set(lrpfx.to_networkx(asked[0]).edges())
+    assert set(accounts.flows) <= set(edges) == set(lrpfx.to_networkx(call[0]).edges())
     assert edges == pytest.approx({edge: accounts.flows.get(edge, 0.0) for edge in edges}, rel=1e-6)
 
 
@@ -104,11 +107,11 @@ def test_ends_and_modules_of_one_name_are_several_nodes(module_name, argument):
     assert graph["nodes"][0]["formula"] != graph["nodes"][1]["formula"] != graph["nodes"][5]["formula"]
 
 
-def test_pictures_of_nodes_are_sums_over_channels(asked):
-    found = document(asked)
+def test_pictures_of_nodes_are_sums_over_channels(call):
+    found = document(call)
     names = [node["name"] for node in found["graphs"][0]["nodes"]]
     pictures = {names[int(place)]: picture for place, picture in found["views"][0]["pictures"].items()}
-    layers = lrpfx.attribute(*asked, record=list(pictures)).layers
+    layers = lrpfx.attribute(*call, record=list(pictures)).layers
     assert {"conv1", "relu", "add"} <= set(pictures)
     for name, picture in pictures.items():
         expected = layers[name][0].sum(0).numpy()
@@ -116,22 +119,25 @@ def test_pictures_of_nodes_are_sums_over_channels(asked):
         np.testing.assert_allclose(unpacked(picture), expected.clip(-scale, scale), atol=0.51 * scale / 127)
 
 
-def test_recording_in_parts_changes_nothing(asked, monkeypatch):
-    whole = document(asked)["views"][0]["pictures"]
-    monkeypatch.setattr("lrpfx.pages.accounts._TOGETHER", 1)
-    assert document(asked)["views"][0]["pictures"] == whole and len(whole) > 3
+def test_recording_in_parts_changes_nothing(call):
+    module, inputs, target = call
+    query = Query(module, inputs, as_target(target), None)
+    whole, parts = dict(recorded(query)), dict(recorded(query, most=1))
+    assert list(whole) == list(parts) and len(whole) > 3
+    for name, relevance in whole.items():
+        np.testing.assert_allclose(parts[name], relevance, rtol=1e-6, atol=1e-12)
 
 
-def test_stages_of_the_compilation(asked):
-    (graph,) = document(asked)["graphs"]
-    history = lrpfx.history(asked[0])
+def test_stages_of_the_compilation(call):
+    (graph,) = document(call)["graphs"]
+    history = lrpfx.history(call[0])
     assert [graph["codes"][stage["code"]] for stage in graph["history"]] == [one.code for one in history]
     assert [(stage["name"], stage["matches"]) for stage in graph["history"]] == [(one.name, one.matches) for one in history]
     assert len(set(graph["codes"])) == len(graph["codes"]) < len(history)
 
 
-def test_the_model_and_the_inputs_stay_as_they_are(asked):
-    model, x, target = asked
+def test_the_model_and_the_inputs_stay_as_they_are(call):
+    model, x, target = call
     before = {name: value.clone() for name, value in model.state_dict().items()}, x.clone()
     document((model, x, target))
     assert all(torch.equal(value, before[0][name]) for name, value in model.state_dict().items())
@@ -141,9 +147,9 @@ def test_the_model_and_the_inputs_stay_as_they_are(asked):
 # --- samples -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_photograph_has_its_map(asked):
-    (view,) = document(asked)["views"]
-    expected = lrpfx.attribute(*asked).relevance[0].sum(0).numpy()
+def test_a_photograph_has_its_map(call):
+    (view,) = document(call)["views"]
+    expected = lrpfx.attribute(*call).relevance[0].sum(0).numpy()
     np.testing.assert_allclose(unpacked(view["map"]["exact"]), expected, atol=0.51 * np.abs(expected).max() / 32767)
     drawn = lrpfx.pictures.smoothed(expected)
     scale = lrpfx.pictures.scale_of(expected)
@@ -169,8 +175,8 @@ def test_large_maps_and_thumbnails_of_equal_relevance_look_equal(size):
     assert [picture["of"] for picture in view["pictures"].values()][:1] == ([list(size)] if max(size) < 8 * min(size) else [])
 
 
-def test_a_batch_is_several_samples_and_a_list_several_targets(asked):
-    model, x = asked[0], torch.randn(2, 3, 8, 8)
+def test_a_batch_is_several_samples_and_a_list_several_targets(call):
+    model, x = call[0], torch.randn(2, 3, 8, 8)
     found = document((model, x, [0, 2]))
     assert [sample["name"] for sample in found["samples"]] == ["sample 1", "sample 2"] and len(found["graphs"]) == 1
     assert [(view["sample"], view["target"]["name"]) for view in found["views"]] == [
@@ -186,18 +192,18 @@ def test_a_batch_is_several_samples_and_a_list_several_targets(asked):
 
 
 @pytest.mark.parametrize("target", [torch.tensor([2, 0]), np.array([2, 0])])
-def test_a_tensor_has_a_target_for_each_sample(asked, target):
-    views = document((asked[0], torch.randn(2, 3, 8, 8), target))["views"]
+def test_a_tensor_has_a_target_for_each_sample(call, target):
+    views = document((call[0], torch.randn(2, 3, 8, 8), target))["views"]
     assert [view["target"]["name"] for view in views] == ["class 2", "class 0"]
 
 
-def test_a_contrast_is_that_of_each_sample(asked):
-    views = document((asked[0], torch.randn(2, 3, 8, 8), {0: 1.0, 1: -1.0}))["views"]
+def test_a_contrast_is_that_of_each_sample(call):
+    views = document((call[0], torch.randn(2, 3, 8, 8), {0: 1.0, 1: -1.0}))["views"]
     assert [view["target"]["name"] for view in views] == ["{0: 1.0, 1: -1.0}"] * 2 and all("map" in view for view in views)
 
 
-def test_a_target_of_the_whole_batch(asked):
-    (view,) = document((asked[0], torch.randn(2, 3, 8, 8), lambda output: output * 0.5))["views"]
+def test_a_target_of_the_whole_batch(call):
+    (view,) = document((call[0], torch.randn(2, 3, 8, 8), lambda output: output * 0.5))["views"]
     assert view["inputs"][0]["shape"] == [2, 3, 8, 8] and "map" not in view
 
 
@@ -259,25 +265,25 @@ def test_figures_are_those_of_the_whole_batch(model, shape, target):
     [torch.tensor([0, 1, 2]), torch.ones(5, 3), np.array([0]), torch.tensor(99), torch.tensor([True, False])],
     ids=str,
 )
-def test_targets_are_checked_for_the_whole_batch(asked, target):
+def test_targets_are_checked_for_the_whole_batch(call, target):
     x = torch.randn(2, 3, 8, 8)
     with pytest.raises(InputError) as expected:
-        lrpfx.attribute(asked[0], x, target)
+        lrpfx.attribute(call[0], x, target)
     with pytest.raises(InputError, match=f"^{re.escape(str(expected.value))}$"):
-        document((asked[0], x, target))
+        document((call[0], x, target))
 
 
 @pytest.mark.parametrize("target", [torch.tensor(2), np.array(2), np.int64(2), torch.tensor([2]), 2], ids=repr)
-def test_a_number_is_told_as_a_class(asked, target):
-    (view,) = document((*asked[:2], target))["views"]
-    score = float(lrpfx.attribute(*asked[:2], 2).output[0, 2])
+def test_a_number_is_told_as_a_class(call, target):
+    (view,) = document((*call[:2], target))["views"]
+    score = float(lrpfx.attribute(*call[:2], 2).output[0, 2])
     assert view["target"] == {"name": "class 2", "score": pytest.approx(score, rel=1e-6), "probability": None}
 
 
-def test_relevance_of_the_output_is_split_with_the_batch(asked):
+def test_relevance_of_the_output_is_split_with_the_batch(call):
     x = torch.randn(2, 3, 8, 8)
-    relevance = torch.rand_like(asked[0](x))
-    views = document((asked[0], x, relevance))["views"]
+    relevance = torch.rand_like(call[0](x))
+    views = document((call[0], x, relevance))["views"]
     assert [view["ledger"]["seed"] for view in views] == pytest.approx(relevance.sum(1).tolist(), rel=1e-6)
     assert {view["target"]["name"] for view in views} == {"relevance given as a tensor"}
 
@@ -306,16 +312,16 @@ def test_an_output_among_several_is_chosen():
         document(explained(), output=0)
 
 
-def test_a_list_has_the_samples_of_its_parts(asked):
+def test_a_list_has_the_samples_of_its_parts(call):
     whole = explained()
     assert document(list(whole)) == document(whole)
-    found = document([asked, (asked[0], torch.randn(1, 3, 8, 8), 0)])
+    found = document([call, (call[0], torch.randn(1, 3, 8, 8), 0)])
     assert [view["sample"] for view in found["views"]] == [0, 1] and len(found["graphs"]) == 1
 
 
-def test_composites_are_compared_on_one_sample(asked):
-    other = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=asked[1])
-    found = document({"flat": asked, "plus": (other, *asked[1:])})
+def test_composites_are_compared_on_one_sample(call):
+    other = lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=call[1])
+    found = document({"flat": call, "plus": (other, *call[1:])})
     assert [(view["composite"], view["sample"], view["graph"]) for view in found["views"]] == [("flat", 0, 0), ("plus", 0, 1)]
     assert len(found["samples"]) == 1 and found["graphs"][0]["rules"] != found["graphs"][1]["rules"]
 
@@ -387,7 +393,7 @@ def test_a_text_has_the_path_of_its_words():
     data = document(found)
     assert [word["text"] for word in data["samples"][0]["words"]] == ["[CLS]", "the", "film", "was", "good", "[SEP]"]
     names = [node["name"] for node in data["graphs"][0]["nodes"]]
-    inputs = found.source.inputs
+    inputs = origin_of(found).inputs
     for place, view in enumerate(data["views"]):
         scores = found.picture.scores[place]
         assert view["words"] == pytest.approx(scores.tolist(), rel=1e-6)
@@ -529,18 +535,18 @@ def test_other_arguments(what, message, tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_other_targets_and_files(asked, tmp_path):
+def test_other_targets_and_files(call, tmp_path):
     with pytest.raises(InputError, match="list of targets is empty"):
-        report((*asked[:2], []), tmp_path / "report.html")
+        report((*call[:2], []), tmp_path / "report.html")
     with pytest.raises(InputError, match=r"written as \.html"):
-        report(asked, tmp_path / "report.pdf")
+        report(call, tmp_path / "report.pdf")
     with pytest.raises(InputTypeError, match="title"):
-        report(asked, tmp_path / "report.html", title=3)
+        report(call, tmp_path / "report.html", title=3)
     with pytest.raises(InputError, match="no explanations"):
         report(explained()[:0], tmp_path / "report.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        report(asked, tmp_path / "file" / "report.html")
+        report(call, tmp_path / "file" / "report.html")
 
 
 def test_a_model_that_changed_since_is_noticed():

@@ -11,7 +11,7 @@ from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.errors import InputError
 from lrpfx.image import imgify
 from lrpfx.pictures import colors_of, heatmap, overlay, relevance_map, scale_of, smoothed
-from lrpfx.pictures.photographs import grey_of, photograph_of
+from lrpfx.pictures.pixels import grey_of, photograph_of
 
 RANDOM = np.random.default_rng(0)
 CHINA = Image.fromarray(load_sample_image("china.jpg")).crop((100, 0, 500, 400)).resize((224, 224))
@@ -189,7 +189,7 @@ def test_forms_that_fit(of_map, of_photograph):
 @pytest.mark.parametrize(("of_map", "of_photograph"), OTHER)
 def test_relevance_of_a_part_is_not_stretched_over_the_whole(of_map, of_photograph):
     height, width = of_photograph
-    with pytest.raises(InputError, match=rf"photograph has {width}×{height} pixels, the relevance .*: pass the part of"):
+    with pytest.raises(InputError, match=rf"image has {width}×{height} pixels, the relevance .*: pass the part of"):
         overlay(np.zeros(of_photograph), np.ones(of_map))
     assert overlay(np.zeros(of_photograph), np.ones(of_map), stretch=True).size == (width, height)
 

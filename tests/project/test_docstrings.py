@@ -58,11 +58,31 @@ class OfLrpfx(numpydoc.Validator):
 
     @property
     def doc_all_parameters(self):
-        found = super().doc_all_parameters
+        """Arguments may be described together, in the text, as in "`size`: of the maps.", or where others take them over."""
+        listed = super().doc_all_parameters
+        found = {name: described for names, described in listed.items() for name in names.split(", ")}
         if is_record(self.obj):
-            fields = [field for field in self.doc["Attributes"] if field.name in self.signature_parameters]
+            fields = [one for one in self.doc["Attributes"] if one.desc and one.name in self.signature_parameters]
             found |= {field.name: (field.type, field.desc) for field in fields if field.name not in found}
-        return found
+        text = inspect.getdoc(self.obj) or ""
+        others = set(re.findall(r"`(\w+)`", text))
+        for reference in re.findall(r"Other arguments: as for `(?:lrpfx\.)?([\w.]+)`", text):
+            others |= {one for value in _named(reference) for one in arguments_of(value)}
+        accepted = list(self.signature_parameters)
+        missing = {name: ("", ["As the text says."]) for name in accepted if name not in found and name.lstrip("*") in others}
+        if not missing or [name for name in found if name in accepted] != [name for name in accepted if name in found]:
+            return found
+        return {name: {**found, **missing}[name] for name in accepted if name in found or name in missing} | found
+
+
+def _named(reference):
+    """The objects with a name: one in the package, or else those of its parts."""
+    whole = f"lrpfx.{reference}"
+    return [
+        one
+        for name, one in everything().items()
+        if name == whole or (whole not in everything() and name.endswith(f".{reference}"))
+    ]
 
 
 def function_of(value):
@@ -98,9 +118,10 @@ def violations(value):
         return []  # data: its comment is at its definition
     found = [f"{code}: {text}" for code, text in numpydoc.validate(value, OfLrpfx)["errors"] if code in CHECKS]
     document = get_doc_object(value)
+    in_text = set(re.findall(r"`(\w+)`", inspect.getdoc(value) or ""))
     function = function_of(value)
     if isinstance(function, FunctionType):
-        missing = set(raised_in(function)) - {part.type for part in document["Raises"]}
+        missing = set(raised_in(function)) - {part.type for part in document["Raises"]} - in_text
         found += [f"Raises lacks {name}" for name in sorted(missing)]
     if isinstance(value, FunctionType) and document["Returns"]:
         written = _annotation_of(function)

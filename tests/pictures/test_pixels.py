@@ -10,7 +10,7 @@ from PIL import Image
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import photograph_of
-from lrpfx.pictures.photographs import grey_of
+from lrpfx.pictures.pixels import grey_of
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (6, 9, 3), dtype=np.uint8)

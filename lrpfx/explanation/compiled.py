@@ -1,5 +1,6 @@
 """A model that was compiled for explanations, or a program that was exported, and what it answers."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.explanation import Answer, Array, Explanation, Scores, category_of_target
+from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
@@ -28,10 +29,11 @@ from lrpfx.types import Linear
 
 @dataclass(frozen=True)
 class Run:
-    """The results for a batch: the outputs, the answers for each image, and the rules."""
+    """The results for a batch: the outputs, the answers for each image and what was asked for them, and the rules."""
 
     outputs: list[Array]
     answers: list[tuple[Answer, ...]]
+    targets: list[tuple[Target, ...]]
     rules: str
     scores: Scores
 
@@ -43,7 +45,7 @@ def placed_for(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 class Compiled(ABC):
-    """A model that is ready to explain. Explanations keep it, and ask it for what they do not have yet."""
+    """A model that is ready to explain."""
 
     categories: Sequence[str] | None
     record: tuple[str, ...]
@@ -53,18 +55,49 @@ class Compiled(ABC):
         """Explain each input for its targets, of which all have the same number, with the layers in `record` as well."""
 
     @abstractmethod
-    def ledger(self, explanation: Explanation) -> Ledger:
-        """The account of every layer, for the class that is explained."""
+    def ledger(self, inputs: Any, target: Target) -> Ledger:
+        """The account of every layer."""
 
     @abstractmethod
     def spatial_layers(self) -> list[str]:
         """The last layer of each resolution that all relevance flows through, in the order of execution."""
 
-    def answers(self, explanation: Explanation, targets: Sequence[Target], record: Sequence[str] = ()) -> tuple[Answer, ...]:
-        """The relevance for further targets of a photograph that was explained, or of further layers."""
-        run = self.run(explanation.input[None], [targets], record)
-        check_same(run.outputs[0], explanation.output)
+
+@dataclass(frozen=True)
+class Origin:
+    """What an explanation was computed from, which computes what it does not hold."""
+
+    compiled: Compiled
+    inputs: Any  # of a batch of one
+    targets: tuple[Target, ...]  # one for each answer
+    output: Array
+
+    def answers(self, targets: Sequence[Target], record: Sequence[str] = ()) -> tuple[Answer, ...]:
+        """The relevance for further targets of a photograph, or of further layers."""
+        run = self.compiled.run(self.inputs, [targets], record)
+        check_same(run.outputs[0], self.output)
         return run.answers[0]
+
+    def ledger(self, score: float) -> Ledger:
+        """The account of every layer, for the class that is explained. `score`: what the explanation says of it."""
+        found = self.compiled.ledger(self.inputs, self.targets[0])
+        check_same(np.array(found.seed), np.array(score))
+        return found
+
+
+#: By the address of an explanation, as long as it is alive: explanations hold data only.
+_ORIGINS: dict[int, Origin] = {}
+
+
+def keep_origin(explanation: Any, origin: Origin) -> None:
+    """Let `origin_of` find what an explanation was computed from."""
+    _ORIGINS[id(explanation)] = origin
+    weakref.finalize(explanation, _ORIGINS.pop, id(explanation), None)
+
+
+def origin_of(explanation: Any) -> Origin | None:
+    """What an explanation was computed from; None for a copy."""
+    return _ORIGINS.get(id(explanation))
 
 
 class CompiledModel(Compiled):
@@ -97,14 +130,15 @@ class CompiledModel(Compiled):
         arrays = {name: as_array(value) for name, value in results.items()}
         outputs = checked_output(arrays.pop("output"))
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
-        answers = _answers(outputs, columns, rows, self.categories, self.scores)
-        return Run(list(outputs), answers, self.explain_model.composite, self.scores)
+        answers, resolved_targets = _answers(outputs, columns, rows, self.categories, self.scores)
+        return Run(list(outputs), answers, resolved_targets, self.explain_model.composite, self.scores)
 
-    def ledger(self, explanation: Explanation) -> Ledger:
-        placed = placed_for(self.module, explanation.input[None])
-        found = ledger(self.explain_model, placed, explanation.asked, output=self.output)
-        check_same(np.array(found.seed), np.array(explanation.target.score))
-        return found
+    def ledger(self, inputs: Any, target: Target) -> Ledger:
+        return ledger(self.explain_model, self.placed(inputs), target, output=self.output)
+
+    def placed(self, inputs: Any) -> Any:
+        """Images in the dtype and on the device of the model; what a tokenizer returned as it is."""
+        return placed_for(self.module, inputs) if isinstance(inputs, torch.Tensor) else inputs
 
     def spatial_layers(self) -> list[str]:
         last: dict[tuple[int, ...], str] = {}
@@ -194,8 +228,8 @@ class CompiledProgram(Compiled):
             kept = {name: value for name, value in arrays.items() if name == "relevance" or name in wanted}
             for number in range(len(together)):
                 rows.append({name: value[:, number] if several else value for name, value in kept.items()})
-        answers = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
-        return Run(list(outputs), answers, str(manifest.get("composite", "")), Scores.UNKNOWN)
+        answers, resolved_targets = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
+        return Run(list(outputs), answers, resolved_targets, str(manifest.get("composite", "")), Scores.UNKNOWN)
 
     def _check(self, record: Sequence[str]) -> None:
         """Raise `InputError` unless the program returns relevance of images for classes, and that of the layers in `record`."""
@@ -245,7 +279,7 @@ class CompiledProgram(Compiled):
         resolved = torch.where(is_largest, found["output"].argmax(1)[:, None].cpu(), chosen)
         return found if torch.equal(resolved, chosen) else run(resolved)
 
-    def ledger(self, explanation: Explanation) -> Ledger:
+    def ledger(self, inputs: Any, target: Target) -> Ledger:
         raise InputError("an exported program has no ledger", topic="explainers")
 
     def spatial_layers(self) -> list[str]:
@@ -265,25 +299,26 @@ def _answers(
     rows: list[dict[str, Array]],
     categories: Sequence[str] | None,
     scores: Scores,
-) -> list[tuple[Answer, ...]]:
-    """The answers for each image: one for each column of classes."""
+) -> tuple[list[tuple[Answer, ...]], list[tuple[Target, ...]]]:
+    """The answers for each image, one for each column of classes, and what to ask for each of them again."""
     if categories is not None and len(categories) != outputs.shape[1]:
         raise InputError(
             f"categories= has {len(categories)} names of classes, but the output has {outputs.shape[1]} classes",
             topic="classes-and-their-names",
         )
 
-    def answer(place: int, one: Target, arrays: dict[str, Array]) -> Answer:
+    def answer(place: int, one: Target, arrays: dict[str, Array]) -> tuple[Answer, Target]:
         layers = {name: value[place] for name, value in arrays.items()}
         relevance = layers.pop("relevance")
         category = category_of_target(one, outputs[place], categories, scores)
-        asked = one if category.index is None else Class(category.index)
-        return Answer(category, relevance if relevance.ndim > 2 else relevance[None], layers, asked)
+        found = Answer(category, relevance if relevance.ndim > 2 else relevance[None], layers)
+        return found, one if category.index is None else Class(category.index)
 
-    return [
-        tuple(answer(place, column[place], arrays) for column, arrays in zip(columns, rows, strict=True))
+    pairs = [
+        [answer(place, column[place], arrays) for column, arrays in zip(columns, rows, strict=True)]
         for place in range(len(outputs))
     ]
+    return [tuple(found for found, _ in some) for some in pairs], [tuple(one for _, one in some) for some in pairs]
 
 
 def as_array(value: torch.Tensor) -> Array:

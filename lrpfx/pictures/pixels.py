@@ -1,4 +1,4 @@
-"""Photographs in any of their forms."""
+"""The pixels of images in any of their forms."""
 
 from typing import Any
 
@@ -39,9 +39,9 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
         return _of_image(photograph)
     if isinstance(photograph, (str, bytes)) or hasattr(photograph, "__fspath__"):
         raise InputTypeError(
-            f"a photograph is an image or an array: open the file, PIL.Image.open({str(photograph)!r})", topic="heatmaps"
+            f"an image is a Pillow image or an array: open the file, PIL.Image.open({str(photograph)!r})", topic="heatmaps"
         )
-    array = array_of(photograph, "a photograph")
+    array = array_of(photograph, "an image")
     if array.dtype == np.uint8:
         return _of_array(array / 255.0, channels)
     if array.dtype == np.uint16:
@@ -50,23 +50,23 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
         return _of_array(array / 255.0, channels)  # arithmetic on bytes made wider integers of them
     if not np.issubdtype(array.dtype, np.floating):
         raise InputTypeError(
-            "a photograph is an image, or an array of uint8, uint16 or floating point, or of other integers up to 255, not of "
-            f"{array.dtype}",
+            "an image is a Pillow image, or an array of uint8, uint16 or floating point, or of other integers up to 255, not "
+            f"of {array.dtype}",
             topic="heatmaps",
         )
-    return _of_array(floats_of(array, "the photograph"), channels)
+    return _of_array(floats_of(array, "the image"), channels)
 
 
-def pixels_of(photograph: Any) -> NDArray[Any]:
-    """As `photograph_of`, but bytes stay bytes in [0, 255]: large photographs take an eighth of the memory."""
-    if isinstance(photograph, Image.Image) and not _is_deep(photograph):
-        return np.asarray(on_white(photograph))
-    return photograph_of(photograph)
+def pixels_of(image: Any) -> NDArray[Any]:
+    """As `photograph_of`, but bytes stay bytes in [0, 255]: large images take an eighth of the memory."""
+    if isinstance(image, Image.Image) and not _is_deep(image):
+        return np.asarray(on_white(image))
+    return photograph_of(image)
 
 
-def grey_of(photograph: NDArray[Any]) -> NDArray[Any]:
-    """The photograph without colours, with three equal channels."""
-    return np.repeat(np.einsum("yxc,c->yx", photograph, _LUMINANCE.astype(photograph.dtype))[..., None], 3, axis=-1)
+def grey_of(image: NDArray[Any]) -> NDArray[Any]:
+    """The image without colours, with three equal channels."""
+    return np.repeat(np.einsum("yxc,c->yx", image, _LUMINANCE.astype(image.dtype))[..., None], 3, axis=-1)
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -88,7 +88,7 @@ def of_16_bits(values: NDArray[Any]) -> Floats:
     largest = int(values.max(initial=0))
     if 0 < largest <= _TWELVE_BITS:
         raise InputError(
-            f"the photograph has 16 bits for each value, but none above {largest}, so it would be nearly black: scale it to "
+            f"the image has 16 bits for each value, but none above {largest}, so it would be nearly black: scale it to "
             f"[0, 1] in floating point by the range that is meant, such as array / {255.0 if largest <= 255 else 4095.0}",
             topic="heatmaps",
         )
@@ -110,18 +110,18 @@ def _of_array(values: Floats, channels: Channels) -> Floats:
     shape = values.shape
     if values.ndim == 4 and shape[0] == 1:
         values = values[0]
-    if values.ndim == 3 and channel_axis(values.shape, channels, "a photograph", shape) == 0:
+    if values.ndim == 3 and channel_axis(values.shape, channels, "an image", shape) == 0:
         values = np.moveaxis(values, 0, -1)
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim != 3 or values.shape[-1] not in COLORS or values.size == 0:
         raise InputTypeError(
-            f"a photograph has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}", topic="heatmaps"
+            f"an image has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}", topic="heatmaps"
         )
     low, high = float(values.min()), float(values.max())
     if low < -_SLACK or high > 1 + _SLACK:
         raise InputError(
-            f"the photograph's values are between {low:.3g} and {high:.3g}, not between 0 and 1: undo the normalization that "
+            f"the image's values are between {low:.3g} and {high:.3g}, not between 0 and 1: undo the normalization that "
             "the model's input has, divide by 255, or convert to uint8",
             topic="heatmaps",
         )

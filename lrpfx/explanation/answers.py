@@ -1,0 +1,120 @@
+"""What a model answers for an explained class: relevance, and what the model says about the class."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lrpfx.errors import printable
+from lrpfx.identity.plain_data import PlainData
+from lrpfx.request.targets import Target
+
+Array = NDArray[Any]
+#: The names of classes or tokens by their indices.
+Names = Sequence[str] | Mapping[int, str] | None
+
+
+@dataclass(frozen=True)
+class Category:
+    """What is explained, a class of the model or another target, with what the model says about it."""
+
+    index: int | None  # None for a target that is not one class
+    name: str
+    score: float  # the model's output, or the relevance that the target gives it
+    probability: float | None  # None if the outputs are no classes
+
+    def __str__(self) -> str:
+        name = printable(self.name)
+        return name if self.probability is None else f"{name} ({self.probability:.0%})"
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Where the relevance of an explained output went."""
+
+    output: float
+    inputs: float
+
+    @property
+    def constants(self) -> float:
+        """What biases, stabilizers and other constants took: all that did not reach the inputs."""
+        return self.output - self.inputs
+
+    def __str__(self) -> str:
+        return f"output {self.output:.4g} = inputs {self.inputs:.4g} + constants {self.constants:.4g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Answer(PlainData):
+    """The relevance for one class."""
+
+    category: Category
+    input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
+    layers: dict[str, Array]  # of recorded layers, without the batch
+
+    @property
+    def summed(self) -> Array:
+        """The relevance of each pixel of the input, (height, width)."""
+        return np.asarray(self.input_relevance.astype(np.float64).sum(0))
+
+    @property
+    def balance(self) -> Balance:
+        """How much of the output's relevance reached the input."""
+        return Balance(self.category.score, float(self.input_relevance.sum(dtype=np.float64)))
+
+
+class Scores(Enum):
+    """What the numbers of an output are, and so how probable the classes are."""
+
+    LOGITS = "logits of classes of which one is right"
+    BINARY = "a logit for each class"
+    PROBABILITIES = "probabilities, or their logarithms"
+    OTHER = "numbers of another kind"
+    UNKNOWN = "not known: probabilities if they look like it, and logits unless all of them lie between 0 and 1"
+
+    def probabilities(self, output: Array) -> Array | None:
+        """The probability of each class, or None."""
+        scores = output.astype(np.float64)
+        between = bool(scores.min() >= 0.0 and scores.max() <= 1.0)
+        if self is Scores.PROBABILITIES:
+            return scores if between else None
+        if self is Scores.BINARY:
+            sigmoid: Array = 0.5 * (1.0 + np.tanh(0.5 * scores))
+            return sigmoid
+        if self is Scores.OTHER or len(scores) < 2:
+            return None
+        if self is Scores.UNKNOWN and between:
+            return scores if abs(scores.sum() - 1.0) < 1e-3 else None
+        shifted = np.exp(scores - scores.max())
+        shares: Array = shifted / shifted.sum()
+        return shares
+
+
+def category_of(output: Array, index: int, categories: Names, scores: Scores) -> Category:
+    """The class with this index."""
+    name = str(index) if categories is None else categories[index]
+    probabilities = scores.probabilities(output)
+    return Category(index, name, float(output[index]), None if probabilities is None else float(probabilities[index]))
+
+
+def category_of_target(target: Target, output: Array, categories: Names, scores: Scores) -> Category:
+    """What a target explains of an output (classes,): a class, a sum of classes, or what the target says it is."""
+    values = torch.as_tensor(output)
+    weights = target.weights(values)
+    if weights is None:
+        return Category(None, str(target), float(target.relevance(values[None]).sum()), None)
+    if len(weights) == 1 and 1.0 in weights.values():
+        return category_of(output, next(iter(weights)), categories, scores)
+    named = {one: str(one) if categories is None else categories[one] for one in weights}
+    terms = [_term(weight, named[one]) for one, weight in weights.items()]
+    score = sum(weight * float(output[one]) for one, weight in weights.items())
+    return Category(None, " ".join(terms).removeprefix("+ "), score, None)
+
+
+def _term(weight: float, name: str) -> str:
+    factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
+    return f"{'−' if weight < 0 else '+'} {factor}{name}"
