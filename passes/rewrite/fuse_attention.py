@@ -182,7 +182,7 @@ def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
             if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(_is_large(value).any()):
                 return True
         row = info.operator
-        if row is None or not (row.memory.view or row.memory.always_view):  # the numbers of views are sizes
+        if row is None or not row.memory.view:  # the numbers of views are sizes
             leaves = pytree.tree_leaves((node.args, node.kwargs))
             numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
             if bool(_is_large(torch.tensor(numbers, dtype=torch.float64)).any()):

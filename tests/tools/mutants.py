@@ -201,8 +201,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a sum over no dimension changes nothing",
     (
         "lrpfx/rules/formulas.py",
-        "of_entries = kind is Product and row is not None and not row.elementwise",
-        "of_entries = kind == Product and row is not None and not row.elementwise",
+        "of_entries = kind is Product and row is not None and not row.entries.elementwise",
+        "of_entries = kind == Product and row is not None and not row.entries.elementwise",
     ): "classes are equal only to themselves",
     (
         "lrpfx/deploy/job.py",
@@ -336,8 +336,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "equal literals of Python are one object",
     (
         "passes/normalize/find_gates.py",
-        "if operator.affine_in == operator.data:  # either may be the signal",
-        "if operator.affine_in >= operator.data:  # either may be the signal",
+        "if operator.merging.affine_in == operator.data:  # either may be the signal",
+        "if operator.merging.affine_in >= operator.data:  # either may be the signal",
     ): "an operation is affine in all of its data or in the first of them",
     (
         "lrpfx/concepts/shares.py",
