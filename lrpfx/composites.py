@@ -816,8 +816,51 @@ class GammaByDepth(_BuiltInComposite):
         return positions
 
 
+class _EpsilonComposite(_BuiltInComposite):
+    """Base of composites with Epsilon for dense layers, and another rule, by its defaults, for convolutions."""
+
+    convolution: ClassVar[type[ZPlus | AlphaBeta]]
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
+    ) -> None:
+        convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
+        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
+
+
+class _EpsilonFlatComposite(_BuiltInComposite):
+    """The same with Flat for the first linear layer."""
+
+    convolution: ClassVar[type[ZPlus | AlphaBeta]]
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
+    ) -> None:
+        convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
+        super().__init__(
+            layer_map,
+            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
+            canonizers,
+            first_map,
+            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
+        )
+
+
 @register_composite("epsilon_plus")
-class EpsilonPlus(_BuiltInComposite):
+class EpsilonPlus(_EpsilonComposite):
     """ZPlus for convolutions, Epsilon for dense layers.
 
     Parameters
@@ -836,21 +879,11 @@ class EpsilonPlus(_BuiltInComposite):
         As for `lrpfx.rules.ZPlus`.
     """
 
-    def __init__(
-        self,
-        epsilon: Stabilization = 1e-6,
-        stabilizer: Stabilization = 1e-6,
-        layer_map: LayerMap | None = None,
-        zero_params: Names = None,
-        canonizers: Sequence[Any] | None = None,
-        conserve: bool = False,
-    ) -> None:
-        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
+    convolution = ZPlus
 
 
 @register_composite("epsilon_alpha2_beta1")
-class EpsilonAlpha2Beta1(_BuiltInComposite):
+class EpsilonAlpha2Beta1(_EpsilonComposite):
     """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers.
 
     Parameters
@@ -869,21 +902,11 @@ class EpsilonAlpha2Beta1(_BuiltInComposite):
         As for `lrpfx.rules.AlphaBeta`.
     """
 
-    def __init__(
-        self,
-        epsilon: Stabilization = 1e-6,
-        stabilizer: Stabilization = 1e-6,
-        layer_map: LayerMap | None = None,
-        zero_params: Names = None,
-        canonizers: Sequence[Any] | None = None,
-        conserve: bool = False,
-    ) -> None:
-        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
+    convolution = AlphaBeta
 
 
 @register_composite("epsilon_plus_flat")
-class EpsilonPlusFlat(_BuiltInComposite):
+class EpsilonPlusFlat(_EpsilonFlatComposite):
     """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers.
 
     Parameters
@@ -904,28 +927,11 @@ class EpsilonPlusFlat(_BuiltInComposite):
         As for `lrpfx.rules.ZPlus`.
     """
 
-    def __init__(
-        self,
-        epsilon: Stabilization = 1e-6,
-        stabilizer: Stabilization = 1e-6,
-        layer_map: LayerMap | None = None,
-        first_map: LayerMap | None = None,
-        zero_params: Names = None,
-        canonizers: Sequence[Any] | None = None,
-        conserve: bool = False,
-    ) -> None:
-        convolution = ZPlus(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(
-            layer_map,
-            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
-            canonizers,
-            first_map,
-            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
-        )
+    convolution = ZPlus
 
 
 @register_composite("epsilon_alpha2_beta1_flat")
-class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
+class EpsilonAlpha2Beta1Flat(_EpsilonFlatComposite):
     """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others.
 
     Parameters
@@ -946,24 +952,7 @@ class EpsilonAlpha2Beta1Flat(_BuiltInComposite):
         As for `lrpfx.rules.AlphaBeta`.
     """
 
-    def __init__(
-        self,
-        epsilon: Stabilization = 1e-6,
-        stabilizer: Stabilization = 1e-6,
-        layer_map: LayerMap | None = None,
-        first_map: LayerMap | None = None,
-        zero_params: Names = None,
-        canonizers: Sequence[Any] | None = None,
-        conserve: bool = False,
-    ) -> None:
-        convolution = AlphaBeta(alpha=2.0, beta=1.0, stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(
-            layer_map,
-            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
-            canonizers,
-            first_map,
-            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
-        )
+    convolution = AlphaBeta
 
 
 class _AttentionComposite(_BuiltInComposite):

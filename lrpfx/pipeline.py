@@ -6,31 +6,31 @@ from collections.abc import Collection
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.nn.parameter import is_lazy
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
-from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.capture import (
     AUTO,
+    CaptureSettings,
     ExampleInputs,
-    Model,
+    Normalize,
+    captured,
     fixed_dimensions,
-    from_normal_form,
     guessed_verification,
-    normal_form,
 )
-from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
-from lrpfx.frontends.symbolic import private_copy
-from lrpfx.frontends.traceable import COMPILED
+from lrpfx.frontends.prepare import Model, Prepared, prepare
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.driver import Verification, run_passes
 from lrpfx.passes.program import Program
-from lrpfx.passes.stages import LOGITS, OUTPUT, STAGES, Settings, passes_of
+from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, passes_of
+from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.interrupts import undisturbed
+
+NO_SETTINGS = Settings()
 
 
 @undisturbed()
@@ -104,51 +104,58 @@ def transform(
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
     check_arguments(model, composite, unassigned, explain, "transform")
-    model = prepared(model, composite)
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
-    later = [stage for stage in STAGES if stage != "normalize"]
+    source = prepare(model, needed_in_graphs(composite.canonizers))
+    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+    after_normalize = (
+        *(Stage.CANONIZE, Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE),
+        *(Stage.REWRITE, Stage.FOLD, Stage.FUSE),
+    )
 
-    def finish(program: Program, verification: Verification | None) -> tuple[Program, list[LrpfxWarning]]:
-        verification = verification or guessed_verification(program, model)
-        messages = run_passes(program, passes_of(settings, *later), verification)
+    def finish(program: Program, verification: Verification | None) -> Program:
+        verification = verification or guessed_verification(program, source)
+        run_passes(program, passes_of(settings, *after_normalize), verification)
         if verification is not None:
             program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
             hold_sizes(program, verification, dynamic_shapes)
-        return program, messages
+        return program
 
-    program, messages = from_normal_form(finish, model, example_inputs, settings, capture, dynamic_shapes)
-    for message in messages:
-        warnings.warn(message, stacklevel=4)
+    program = captured(asked, finish)
+    for note in program.notes:
+        warnings.warn(note, stacklevel=4)
     return ExplainModule(
         program.root,
-        program.graph,
-        program.title,
-        tuple(program.history),
-        program.fold_graph,
-        program.derived,
-        repr(composite),
-        tuple(program.guards),
-        program.frozen,
-        program.unfused,
-        program.dtypes,
+        CompiledGraph(
+            graph=program.graph,
+            title=program.title,
+            composite=repr(composite),
+            unfused=program.unfused or program.graph,
+            history=tuple(program.history),
+            fold_graph=program.fold_graph,
+            derived=program.derived,
+            guards=tuple(program.guards),
+            frozen=program.frozen,
+            dtypes=program.dtypes,
+        ),
     )
 
 
-def prepared(model: Model, composite: Composite) -> Model:
-    """The model to capture: with its weights in memory, and changed by the composite's canonizers, in a private copy."""
-    model = model if isinstance(model, ExportedProgram) else onloaded(model)
-    _check_module(model)
-    canonizers = needed_in_graphs(composite.canonizers)
-    if canonizers:
-        if isinstance(model, ExportedProgram):
-            raise InputError(
-                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself",
-                topic="canonizers-of-modules",
-            )
-        model = private_copy(model)
-        for canonizer in canonizers:
-            canonizer.apply(model)
-    return model
+def _normalize(settings: Settings) -> Normalize:
+    """NORMALIZE, which captures run: it shows whether a graph is right and whether another front end may follow more."""
+    return lambda program, verification: run_passes(program, passes_of(settings, Stage.NORMALIZE), verification)
+
+
+def normal_form(
+    model: Model | Prepared,
+    example_inputs: ExampleInputs = None,
+    settings: Settings = NO_SETTINGS,
+    capture: str = AUTO,
+    dynamic_shapes: DynamicShapes = None,
+) -> tuple[Program, Verification | None]:
+    """The normalized graph of a model, and its output on the example inputs, with which later stages are verified."""
+    source = model if isinstance(model, Prepared) else prepare(model, needs_values=False)
+    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+    return captured(asked, lambda *found: found)
 
 
 def settings_of(
@@ -214,33 +221,3 @@ def check_arguments(model: Model, composite: Composite, unassigned: str, explain
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
     if explain not in (OUTPUT, LOGITS):
         raise InputError(f'explain is "output" or "logits", not {explain!r}')
-
-
-def _check_module(model: Model) -> None:
-    """Raise an error for wrappers whose names would be in the way, for parts that are explained already, and without values."""
-    if isinstance(model, ExportedProgram):
-        return
-    name = type(model).__name__
-    if hasattr(model, COMPILED):
-        raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
-    for path, module in model.named_modules():
-        if isinstance(module, ExplainModule):
-            raise InputTypeError(
-                f"the submodule {path!r} is an explainable module already; put the source model in its place",
-                topic="explainable-module",
-            )
-        if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            raise InputError(
-                f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "
-                "call the model once on an input first"
-            )
-    missing = [path for path, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
-    if missing:
-        raise InputError(
-            f"{name} is on the meta device, where there are no values to explain: {', '.join(missing[:3])}"
-            f"{' and others' if len(missing) > 3 else ''}. Load its weights first, as with "
-            "load_state_dict(..., assign=True)",
-            topic="kinds-of-inputs",
-        )

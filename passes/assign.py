@@ -49,16 +49,15 @@ class Assign(GraphPass):
             if not isinstance(rule, Hook):
                 raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule", topic="composites")
             update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
-            result.matches += 1
-            result.details.append((layer.name, f"{rule}, by {node_info(node).chosen_by}"))
+            result.match(layer.name, f"{rule}, by {node_info(node).chosen_by}")
         unmatched = self.composite.unmatched(context)
         if unmatched:
-            result.warnings.append(_warning(program, self.composite, unmatched))
+            result.notes.append(_warning(program, self.composite, unmatched))
         sums = _sums_of_shifts(program)
         if sums:  # would a convolution in their place, here without random weights, have a rule of its own?
             rule = self.composite.module_map(context, "", nn.Conv1d(1, 1, 1, device="meta"))
             sums = set() if rule is None or type(rule) in (Epsilon, Norm) else sums
-        result.warnings += _products_and_exponentials(program, sums)
+        result.notes += _products_and_exponentials(program, sums)
         return result
 
 
@@ -74,7 +73,7 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
         factors = _factors(node)
         is_product = sum(map(is_data, factors)) == 1
         is_product = is_product and any(is_learned(one, program.root) for one in factors if not is_data(one))
-        if row.of_softmax or node in sums or (is_product and rules - {Epsilon, Norm}):
+        if row.values.of_softmax or node in sums or (is_product and rules - {Epsilon, Norm}):
             found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
     if not found:
         return []
@@ -93,9 +92,9 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
 def _factors(node: fx.Node) -> list[fx.Node]:
     """The operands of a product that sums over a dimension, or may do so: a sum of products without known shapes."""
     row = row_of(node)
-    if row.contraction is None:
+    if row.product.contraction is None:
         return []
-    if not row.adds_up:
+    if not row.entries.adds_up:
         return node.all_input_nodes
     summed = node.all_input_nodes[0]
     return summed.all_input_nodes if node_info(summed).kind is Product and node_info(summed).shape is None else []
@@ -111,8 +110,8 @@ def _sums_of_shifts(program: Program) -> set[fx.Node]:
         sources = [origins.get(one, (one, False)) for one in data]
         others = [one for one in node.all_input_nodes if one not in data]
         scales = info.kind is Product and any(is_learned(one, program.root) for one in others)
-        is_sum = info.kind is Sum and info.operator is not None and info.operator.elementwise
-        moves = info.operator is not None and info.operator.moves
+        is_sum = info.kind is Sum and info.operator is not None and info.operator.entries.elementwise
+        moves = info.operator is not None and info.operator.entries.moves
         if not (scales or is_sum or moves) or len({source for source, _ in sources}) != 1:
             continue
         scaled = scales or any(one for _, one in sources)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.node import Role, calls, function_name, is_call_of, is_data, node_info, update_info
+from lrpfx.ir.operator import Fill
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 
@@ -15,8 +16,6 @@ _NUMBERS = {
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1.0),
 }
 _PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2}
-#: Names of functions that fill with zeros what their operand does not reach.
-_FILLING = ("tril", "triu", "diag", "diag_embed", "diagflat")
 
 
 def number_filling(value: Any) -> float | None:
@@ -24,7 +23,6 @@ def number_filling(value: Any) -> float | None:
     filled = False
     while isinstance(value, fx.Node):
         name = function_name(value)
-        filled = filled or name in _FILLING
         given: dict[Any, Any] = dict(enumerate(value.args)) | value.kwargs
         if name in _NUMBERS:
             return _NUMBERS[name] if not filled or _NUMBERS[name] == 0 else None
@@ -33,8 +31,10 @@ def number_filling(value: Any) -> float | None:
             continue
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
-        if row is None or not (row.moves or row.converts) or row.name == "pad" or len(value.all_input_nodes) != 1:
+        moves = row is not None and (row.entries.moves or row.entries.converts) and len(value.all_input_nodes) == 1
+        if row is None or not moves or row.entries.fills is Fill.NUMBER:
             return None
+        filled = filled or row.entries.fills is Fill.ZERO
         value = value.args[0]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and (not filled or value == 0)
     return float(value) if is_number else None

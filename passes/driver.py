@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.errors import LrpfxError, LrpfxWarning, PassError, VerificationError
+from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
@@ -221,6 +221,7 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
     except LrpfxError as error:
         error.add_note(f"while running the pass {step.name} on {program.title}")
         raise
+    program.notes += result.notes
     changed = not _same(_structure(program), before)
     if changed and not step.edits:
         raise PassError(f"the pass {step.name} must not edit anything, but it changed the graph of {program.title}")
@@ -237,15 +238,13 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
     return result
 
 
-def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> list[LrpfxWarning]:
-    """Run the passes that apply, in order. Return their warnings."""
-    warnings: list[LrpfxWarning] = []
+def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> None:
+    """Run the passes that apply, in order."""
     for step in steps:
         if step.applies(program):
-            warnings += run_pass(program, step, verification).warnings
+            run_pass(program, step, verification)
     if verification is not None and program.unverified:  # the last passes were to be verified with later ones
         _verify(program, verification)
-    return warnings
 
 
 def _check_properties(program: Program, step: GraphPass) -> None:

@@ -65,6 +65,7 @@ class Program:
     guards: list[Guard] = field(default_factory=list)  # facts about the arguments that the graph relies on
     fixed_dimensions: bool = False  # whether a pass relied on an example input's number of dimensions
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
+    notes: list[LrpfxWarning] = field(default_factory=list)  # what the user is to be warned of
     exported: ExportedProgram | None = None  # the exported program, once the graph is lowered
 
     def program(self) -> ExportedProgram:
@@ -76,12 +77,17 @@ class Program:
 
 @dataclass
 class PassResult:
-    """The result of a pass: number of matches, changes, reasons for candidates left alone, and warnings for the user."""
+    """The result of a pass: number of matches, changes, reasons for candidates left alone, and what to warn the user of."""
 
     matches: int = 0
     details: list[tuple[str, str]] = field(default_factory=list)
     reasons: list[tuple[str, str]] = field(default_factory=list)
-    warnings: list[LrpfxWarning] = field(default_factory=list)
+    notes: list[LrpfxWarning] = field(default_factory=list)
+
+    def match(self, name: str, detail: str) -> None:
+        """Count a match, and note what was done at the call of this name."""
+        self.matches += 1
+        self.details.append((name, detail))
 
 
 class GraphPass(ABC):

@@ -1,5 +1,6 @@
 """The compiler's stages in order, and the passes of each stage. Code that runs a stage takes its passes from here."""
 
+import enum
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_padding import MergePadding
 from lrpfx.passes.canonize.merge_pieces import MergePieces
 from lrpfx.passes.canonize.merge_scales import MergeScales
+from lrpfx.passes.canonize.separate_constants import SeparateConstants
 from lrpfx.passes.lower.derive_weights import DeriveWeights
 from lrpfx.passes.lower.drop_detach import DropDetach
 from lrpfx.passes.lower.name_tensors import NameTensors
@@ -66,9 +68,24 @@ class Settings:
     legalize: Sequence[type[GraphPass]] = ()  # passes that write a lowered program in the operators of a backend
 
 
+class Stage(enum.Enum):
+    """The stages after CAPTURE: those of `lrpfx.transform`, then those of `lrpfx.lower` and of backends."""
+
+    NORMALIZE = "normalize"
+    CANONIZE = "canonize"
+    ASSIGN = "assign"
+    VALIDATE = "validate"
+    ANALYZE = "analyze"
+    REWRITE = "rewrite"
+    FOLD = "fold"
+    FUSE = "fuse"
+    LOWER = "lower"
+    LEGALIZE = "legalize"
+
+
 #: The passes of each stage, in execution order.
-STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
-    "normalize": lambda settings: (
+STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
+    Stage.NORMALIZE: lambda settings: (
         UndoDecompositions(),
         NormalizeOperators(settings.constants),
         RemoveInplace(),
@@ -86,40 +103,41 @@ STAGES: dict[str, Callable[[Settings], Sequence[GraphPass]]] = {
         FindGates(),
         FindAttention(),
     ),
-    "canonize": lambda settings: (
+    Stage.CANONIZE: lambda settings: (
         MergePadding(),
         MergeScales(),
         MergePieces(),
         MergePadding(),
         MergeScales(),
         FindBatchNorm(),
+        SeparateConstants(),
         MergeBatchNormLeft(),
         MergeScales(),
         MergeBatchNormRight(),
         *settings.canonizers,
         *([ExplainLogits()] if settings.explain == LOGITS else []),
     ),
-    "assign": lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
-    "validate": lambda settings: (Validate(settings.keep_gradient),),
-    "analyze": lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
-    "rewrite": lambda settings: (
+    Stage.ASSIGN: lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
+    Stage.VALIDATE: lambda settings: (Validate(settings.keep_gradient),),
+    Stage.ANALYZE: lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
+    Stage.REWRITE: lambda settings: (
         *([CarryMultipliers()] if settings.optimize and settings.fold else []),
         *([ChooseShortcuts()] if settings.optimize else []),
         Rewrite(differentiable=not settings.fold),
         CutConstants(),
         *([SaveLess()] if settings.optimize and settings.fold else []),
     ),
-    "fold": lambda settings: (Fold(),) if settings.fold else (),
-    "fuse": lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
-    "lower": lambda settings: (
+    Stage.FOLD: lambda settings: (Fold(),) if settings.fold else (),
+    Stage.FUSE: lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
+    Stage.LOWER: lambda settings: (
         (DropDetach(), OutOfPlace(), PlainViews(), PlainSizes(), NameTensors(settings.module), DeriveWeights(settings.module))
         if settings.module
         else ()
     ),
-    "legalize": lambda settings: [step() for step in settings.legalize],
+    Stage.LEGALIZE: lambda settings: [step() for step in settings.legalize],
 }
 
 
-def passes_of(settings: Settings, *stages: str) -> list[GraphPass]:
+def passes_of(settings: Settings, *stages: Stage) -> list[GraphPass]:
     """The passes of the given stages, in order."""
-    return [step for stage in STAGES if stage in stages for step in STAGES[stage](settings)]
+    return [step for stage in stages for step in STAGES[stage](settings)]

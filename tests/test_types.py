@@ -16,10 +16,10 @@ from lrpfx.operators.table import all_operators
 DROPPED = {"Activation": {nn.MultiheadAttention}}
 
 
-@pytest.mark.parametrize("row", [row for row in all_operators() if row.modules], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in all_operators() if row.spellings.modules], ids=lambda row: row.name)
 def test_modules_of_a_row_are_of_its_kind(row):
     kinds = [kind for kind in vars(types).values() if isinstance(kind, types.SubclassMeta) and kind is not types.Kind]
-    for module in row.modules:
+    for module in row.spellings.modules:
         for kind in kinds:
             assert issubclass(module, kind) == issubclass(row.kind, kind), (module, kind)
 
@@ -93,7 +93,7 @@ TAKEN_APART = {
 NO_RULE = {nn.Embedding, nn.EmbeddingBag, nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d}
 #: Layers with several results (tests/rules/test_recurrent.py).
 NO_RULE |= {nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell}
-LISTED = list(dict.fromkeys(module for row in all_operators() for module in row.modules))
+LISTED = list(dict.fromkeys(module for row in all_operators() for module in row.spellings.modules))
 
 
 def layer_and_shape(module_class):

@@ -68,7 +68,7 @@ class _Graph:
         tensors: dict[str, torch.Tensor] = dict(self.explain_model.named_parameters(remove_duplicate=False))
         tensors.update(self.explain_model.named_buffers(remove_duplicate=False))
         self._own = {name: tensors.get(name) for name in structure.parameters}
-        frozen = self.explain_model.frozen
+        frozen = self.explain_model.compiled.frozen
         # What the graph does not hold under the model's name, or holds as a number, it cannot take from another model.
         self._fixed = {
             name: tensor.detach().clone()

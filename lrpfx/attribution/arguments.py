@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.attribution.cache import cache_of
 from lrpfx.attribution.infinite_masks import hiding, input_node, items_at, other_reader
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
@@ -157,11 +158,12 @@ class Arguments:
 def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
     """For each integer input, the names of its embeddings; `InputTypeError` if no input can carry relevance."""
     found: dict[tuple[Any, ...], list[str]] = {}
+    known = cache_of(module).embeddings
     for place in arguments.integers:
-        if place not in module.lrpfx_cache.embeddings:
-            module.lrpfx_cache.embeddings[place] = _embeddings_at(module.graph, place)
-        if module.lrpfx_cache.embeddings[place]:
-            found[place] = module.lrpfx_cache.embeddings[place]
+        if place not in known:
+            known[place] = _embeddings_at(module.graph, place)
+        if known[place]:
+            found[place] = known[place]
     if not arguments.leaves and not found:
         dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
         raise InputTypeError(
@@ -259,8 +261,8 @@ def _first_layer(module: ExplainModule, tensors: Sequence[torch.Tensor]) -> str:
             if not isinstance(groups, int):
                 return ""  # a run-time size
             channels = attribute_of(node.args[1], module).shape[1] * groups
-            dense = row.weight_layout is WeightLayout.DENSE
-            takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.spatial - 1]}"
+            dense = row.linear.weight_layout is WeightLayout.DENSE
+            takes = f"...×{channels}" if dense else f"batch×{channels}×{_AXES[row.dimensions.spatial - 1]}"
             alone = not dense and any(one.ndim == takes.count("×") for one in tensors)
             remedy = ": pass input[None], a batch of one" if alone else ""
             return f", and the first layer, {info.name}, takes {takes}{remedy}"

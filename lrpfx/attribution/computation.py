@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
+from lrpfx.attribution.cache import cache_of
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import (
     Watch,
@@ -228,7 +229,7 @@ class Computation:
 
     def _meanings(self, values: Sequence[torch.Tensor]) -> dict[str, type[Index]]:
         """What plain indices of the recorded layers mean, where the graph shows it."""
-        known = self.module.lrpfx_cache.meanings
+        known = cache_of(self.module).meanings
         dimensions = {name: value.ndim for name, value in zip(self._names, values, strict=False)}
         new = [name for name, number in dimensions.items() if (name, number) not in known]
         nodes = resolved_names(self.module.unfused_graph, new) if new else {}
@@ -251,7 +252,7 @@ class Computation:
         final = final_probabilities_of(self.module.graph, question.output)
         explains_class = any(target.is_of_classes for target in self.targets)
         row = None if final is None else node_info(final).operator
-        softmax = final if row is not None and row.probability is Probability.OF_ALL_LOGITS else None
+        softmax = final if row is not None and row.values.probability is Probability.OF_ALL_LOGITS else None
         if softmax is not None and explains_class and saturates(softmax):
             return advice(softmax)
         if final is not None and softmax is None and explains_class and is_inverted(final, self.seeds):
@@ -269,9 +270,10 @@ class Computation:
 
     def _balance(self) -> str | None:
         """Where an operation without a rule, whose gradient the user keeps, makes or loses relevance: looked at once."""
-        if self.module.lrpfx_cache.checked_balance:
+        cache = cache_of(self.module)
+        if cache.checked_balance:
             return None
-        self.module.lrpfx_cache.checked_balance = True
+        cache.checked_balance = True
         kept = [node_info(node) for node in data_calls(self.module.graph) if node_info(node).keeps_gradient]
         if not kept or any(issubclass(info.kind or Kind, Linear) for info in kept):
             return None  # the map of a composite that leaves dense layers their gradient is a gradient
@@ -279,7 +281,7 @@ class Computation:
 
     def _cut_inputs(self) -> str | None:
         """What to change where a rule takes all relevance from an input: said once for each module."""
-        cache, module, output = self.module.lrpfx_cache, self.module, self.question.output
+        cache, module, output = cache_of(self.module), self.module, self.question.output
         asked = None if callable(output) else output
         if any(cache.cut_inputs.values()) or asked in cache.cut_inputs:
             return None
@@ -306,14 +308,17 @@ def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphMo
 
     `several`: whether several relevances will be propagated.
     """
-    cache = module.lrpfx_cache
+    cache = cache_of(module)
     compiler = None if explain_model is module else compiler_of(explain_model)
     several = several and compiler is None
     if traced is module and compiler is not None:
         return explain_model
-    if (traced, several) not in cache.runners:
-        cache.runners[traced, several] = Called(traced), with_plain_calls(_for(traced, several))
-    called, runner = cache.runners[traced, several]
+    key = (None if traced is module else traced, several)
+    if key not in cache.runners:
+        plain = with_plain_calls(_for(traced, several))
+        cache.runners[key] = Called(traced), None if plain is module else plain
+    called, found = cache.runners[key]
+    runner = module if found is None else found
     if has_hooks_for_all_modules() or called.are_observed or (traced is module and module.is_observed):
         runner = _for(traced, several)  # made afresh: an earlier copy knows neither new modules nor new hooks
     if compiler is None:  # not by the call of fx, which prints the place of each error
@@ -338,13 +343,14 @@ def _probes(module: ExplainModule, recording: Recording, arguments: Arguments, m
         (str(value.dtype), tuple(value.shape)) for value in pytree.tree_leaves(arguments.passed) if hasattr(value, "shape")
     )
     key = (recording, sizes)
-    if key not in module.lrpfx_cache.layouts:
+    layouts = cache_of(module).layouts
+    if key not in layouts:
         with torch.no_grad():
             _, *layers = arguments.call(recorder_of(module, recording), masks.holders())
         values = [torch.empty_like(layer, device="meta") for layer in layers]
-        module.lrpfx_cache.layouts[key] = values, masks.layouts()
+        layouts[key] = values, masks.layouts()
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
-    values, masked = module.lrpfx_cache.layouts[key]
+    values, masked = layouts[key]
     masks.know(masked, device)
     return {f"{PROBE}{number}": torch.zeros_like(value, device=device).requires_grad_() for number, value in enumerate(values)}
 

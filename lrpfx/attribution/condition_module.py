@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from torch import fx, nn
 
@@ -11,7 +12,8 @@ from lrpfx.ir.node import named_nodes, node_info
 from lrpfx.passes.program import PassRecord
 from lrpfx.request.conditions import Key, checked_place, ends_of, insert_masks, is_edge, shown
 from lrpfx.request.names import recorded_names
-from lrpfx.runtime.explain_module import ExplainModule, copy_graph, explainable
+from lrpfx.runtime.compiled_graph import copy_graph
+from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import free_name
 
@@ -73,9 +75,11 @@ def condition(explain_model: nn.Module, layers: Key | Sequence[Key]) -> ExplainM
     if is_fused and copied.unfused_graph is not copied.graph:
         graph = copy_graph(copied.graph)
         insert_masks(graph, places, names, paths)
-    copied.change_graphs(graph, unfused, module.mask_names | dict(zip(places, names, strict=True)))
+    masked = {**module.mask_names, **dict(zip(places, names, strict=True))}
+    copied.change(replace(copied.compiled, graph=graph, unfused=unfused, mask_names=masked))
     details = tuple((shown(place), name) for place, name in zip(places, names, strict=True))
-    copied.history = (*copied.history, PassRecord("condition", "insert_masks", len(places), details, (), copied.code))
+    record = PassRecord("condition", "insert_masks", len(places), details, (), copied.code)
+    copied.compiled = replace(copied.compiled, history=(*copied.compiled.history, record))
     return copied
 
 

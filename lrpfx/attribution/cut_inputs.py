@@ -78,9 +78,9 @@ def _is_mask(graph: fx.Graph, placeholder: fx.Node) -> bool:
     while pending:  # to the first reader that computes
         read = [user for user in pending.pop().users if is_data(user)]
         rows = [node_info(user).operator for user in read]
-        if any(row is not None and not row.moves and row.kind is not Softmax for row in rows):
+        if any(row is not None and not row.entries.moves and row.kind is not Softmax for row in rows):
             return True
-        pending += [user for user, row in zip(read, rows, strict=True) if row is not None and row.moves]
+        pending += [user for user, row in zip(read, rows, strict=True) if row is not None and row.entries.moves]
     return False
 
 

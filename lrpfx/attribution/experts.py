@@ -9,6 +9,7 @@ from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
+from lrpfx.ir.operator import Repeats
 from lrpfx.request.mixtures import experts_of_rows, lookup_of, mixtures_of, routing_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike
@@ -83,13 +84,13 @@ def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tenso
     rows = values[value].shape[0]
     found: torch.Tensor = torch.arange(rows, device=values[value].device)
     row = node_info(value).operator
-    while row is not None and (row.moves or row.converts):
+    while row is not None and (row.entries.moves or row.entries.converts):
         source = value.all_input_nodes[0]
         looked_up = lookup_of(value)
         if looked_up is not None:
             found = values[looked_up[1]]
             return found
-        if row.name == "repeat_interleave":
+        if row.entries.repeats is Repeats.EACH:
             return torch.div(found, rows // values[source].shape[0], rounding_mode="floor")
         if values[source].shape[:1] != (rows,):
             return found

@@ -10,9 +10,6 @@ from torch import fx
 from lrpfx.ir.node import Role, node_info
 from lrpfx.types import Softmax
 
-#: The rows that turn a mask into a bias on the scores of an attention.
-_BIASES = ("attention_bias", "padding_bias", "head_bias")
-
 
 def input_node(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
     """The input that a place begins with: an argument, by number or by name."""
@@ -56,7 +53,7 @@ def other_reader(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
                 return user
             if row.kind is Softmax or user in seen:
                 continue
-            if not (row.moves or row.selects or row.converts or row.name in ("add", *_BIASES)):
+            if not (row.entries.moves or row.entries.selects or row.entries.converts or row.values.keeps_infinity):
                 return user
             seen.add(user)
             pending.append(user)

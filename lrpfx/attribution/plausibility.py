@@ -122,7 +122,7 @@ def saturates(softmax: fx.Node) -> bool:
 def is_inverted(sigmoid: fx.Node, seeds: Sequence[torch.Tensor]) -> bool:
     """Whether relevance changes its sign at a final sigmoid: its result is positive, but its input is negative."""
     row = node_info(sigmoid).operator
-    return row is not None and not row.logarithm and any(bool(((seed > 0.0) & (seed < 0.5)).any()) for seed in seeds)
+    return row is not None and not row.values.logarithm and any(bool(((seed > 0.0) & (seed < 0.5)).any()) for seed in seeds)
 
 
 def advice_on_sign(sigmoid: fx.Node) -> str:

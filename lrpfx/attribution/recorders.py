@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.attribution.cache import cache_of
 from lrpfx.errors import InputError
 from lrpfx.ir.node import NodeInfo, Role, ancestors_of, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
 from lrpfx.operators.table import spelling_of
 from lrpfx.request.conditions import Place, ends_of, insert_masks, mask_name
 from lrpfx.request.names import resolve_names
-from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, copy_graph, rule_module_of
+from lrpfx.runtime.compiled_graph import copy_graph
+from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, rule_module_of
 from lrpfx.types import Embedding, Neutral
 
 #: How the names of inputs for probes begin.
@@ -40,7 +42,8 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
     With `probed`, it takes a probe for each of these values: see `_probes`.
     """
     key = (recording, probed)
-    if key not in module.lrpfx_cache.recorders:
+    recorders = cache_of(module).recorders
+    if key not in recorders:
         whole = module.unfused_graph
         found = resolve_names(whole, recording.names)
         first = [] if recording.start is None else resolve_names(whole, [recording.start])
@@ -73,8 +76,8 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
         output.args = ((output.args[0], *nodes, *terms),)
         if first:
             _remove_unread(graph)
-        module.lrpfx_cache.recorders[key] = TreeGraphModule(module, graph, module.title)
-    return module.lrpfx_cache.recorders[key]
+        recorders[key] = TreeGraphModule(module, graph, module.title)
+    return recorders[key]
 
 
 def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> None:

@@ -9,7 +9,7 @@ import typer
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of
 from lrpfx.command_line.terminal import counted, say, stages
-from lrpfx.datasets.running import attribute
+from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError

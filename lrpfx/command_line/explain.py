@@ -14,7 +14,7 @@ from PIL import Image
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.options import IMAGES, MODEL, CompositeOptions, ModelOptions, classes_of, numbers_of
-from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_table, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Category
@@ -65,7 +65,7 @@ def explain(
     targets = classes_of(target or [], explainer.categories)
     several = len(targets) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
-    place = Place(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
+    place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
     settings = {
         "model": model,
         "fingerprint": given.fingerprint,
@@ -200,4 +200,4 @@ def _show(results: Results, work: _Work, before: int) -> None:
         say(f"rules: {rows[-1][-1]}")
     rest = f" ({len(rows) - _SHOWN} more in explanations.csv)" if len(rows) > _SHOWN else ""
     kept = f", {before} of them from before" if before else ""
-    say(f"{len(rows)} of {len(images)} explained{kept}: {results.place.folder}/{rest}")
+    say(f"{len(rows)} of {len(images)} explained{kept}: {results.folder.path}/{rest}")

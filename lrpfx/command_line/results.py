@@ -13,15 +13,16 @@ from typing import Any, TextIO
 
 from lrpfx.command_line.image_files import HOPELESS, ImageFile, reason, whole_picture
 from lrpfx.command_line.terminal import in_options
-from lrpfx.deploy.files import locked, whole_file
+from lrpfx.deploy.files import whole_file
 from lrpfx.errors import InputError, os_errors, printable
+from lrpfx.support.runs import check_same_run, sole_writer
 
 
 @dataclass(frozen=True)
-class Place:
+class ResultFolder:
     """A folder for results, with the names of its files, and of the columns between "source" and "version"."""
 
-    folder: Path
+    path: Path
     settings: str  # a file with the settings of the last run
     table: str
     columns: tuple[str, ...]
@@ -34,17 +35,17 @@ class Place:
 
     def pictures_of(self, image: ImageFile) -> list[Path]:
         """The paths of an image's pictures."""
-        return [self.folder / f"{image.name}{ending}" for ending in self.pictures]
+        return [self.path / f"{image.name}{ending}" for ending in self.pictures]
 
     def remove(self, image: ImageFile, endings: Iterable[str]) -> None:
         """Remove pictures of an image that are no longer valid."""
         for ending in endings:
             with suppress(OSError):
-                (self.folder / f"{image.name}{ending}").unlink(missing_ok=True)
+                (self.path / f"{image.name}{ending}").unlink(missing_ok=True)
 
     def writing(self) -> AbstractContextManager[None]:
         """A context in which errors of the file system are said to be of the folder."""
-        return os_errors(InputError, self.folder, "written to")
+        return os_errors(InputError, self.path, "written to")
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Results:
     `images`: those to explain, with names that differ.
     """
 
-    place: Place
+    folder: ResultFolder
     images: list[ImageFile]
     before: dict[str, list[str]]  # rows of earlier runs, by the image's name
     file: TextIO
@@ -65,7 +66,7 @@ class Results:
         with suppress(OSError):
             row = self.before.get(image.shown)
             current = row is not None and row[1] == image.source and row[-2] == version
-            return current and all(path.is_file() for path in self.place.pictures_of(image))
+            return current and all(path.is_file() for path in self.folder.pictures_of(image))
         return False
 
     def add(self, image: ImageFile, version: str, values: Sequence[Any], pictures: Sequence[Callable[[Path], object]]) -> None:
@@ -74,28 +75,28 @@ class Results:
         What the file system refuses is a problem of the image, or an `InputError` if it would refuse other files too.
         """
         try:
-            for path, write in zip(self.place.pictures_of(image), pictures, strict=True):
+            for path, write in zip(self.folder.pictures_of(image), pictures, strict=True):
                 with whole_picture(path) as temporary:
                     write(temporary)
         except OSError as error:
             if error.errno in HOPELESS:
-                with self.place.writing():
+                with self.folder.writing():
                     raise
             self.add_problem(image, error)
         else:
-            self.place.remove(image, self.place.others)
+            self.folder.remove(image, self.folder.others)
             self._append([image.shown, image.source, *values, version, ""])
 
     def add_problem(self, image: ImageFile, error: Exception) -> None:
         """Record why an image has no pictures, and remove those of a former version of the file."""
-        self.place.remove(image, (*self.place.pictures, *self.place.others))
-        empty = [""] * (len(self.place.columns) + 1)
+        self.folder.remove(image, (*self.folder.pictures, *self.folder.others))
+        empty = [""] * (len(self.folder.columns) + 1)
         row = [image.shown, image.source, *empty, printable(in_options(reason(error)))]
         self.problems.append(row)
         self._append(row)
 
     def _append(self, row: Sequence[Any]) -> None:
-        with self.place.writing():
+        with self.folder.writing():
             csv.writer(self.file).writerow(map(_as_text, row))
             self.file.flush()
 
@@ -103,52 +104,50 @@ class Results:
         """Raise `InputError` with the problems, if there are any."""
         if self.problems:
             shown = [f"{row[0]}: {row[-1]}" for row in self.problems]
-            rest = [f"and {len(shown) - 10} others, in {self.place.table}"] if len(shown) > 10 else []
+            rest = [f"and {len(shown) - 10} others, in {self.folder.table}"] if len(shown) > 10 else []
             raise InputError(f"{what}:\n  " + "\n  ".join(shown[:10] + rest), topic="results-of-commands")
 
 
 @contextmanager
 def results_in(
-    place: Place, settings: dict[str, Any], images: Sequence[ImageFile], command: str, one_program: bool
+    folder: ResultFolder, settings: dict[str, Any], images: Sequence[ImageFile], command: str, one_program: bool
 ) -> Iterator[Results]:
     """The results in a folder, of earlier runs or new. In the end there is one row for each image.
 
     `one_program`: whether all results of the folder must have the same settings.
     """
-    path, table = place.folder / place.settings, place.folder / place.table
-    text = json.dumps(settings).encode()
-    with ExitStack() as opened:
-        with place.writing():
-            place.folder.mkdir(parents=True, exist_ok=True)
-            file = opened.enter_context(open(path, "a+b"))
-            if locked(file.fileno()) is False:
-                raise InputError(f"another run writes to {place.folder}", topic="files-and-folders")
-            file.seek(0)
-            before = file.read()
-            if not before and table.exists():
+    path, table = folder.path / folder.settings, folder.path / folder.table
+    text = json.dumps(settings)
+    with sole_writer(path), ExitStack() as opened:
+        with folder.writing():
+            if not path.exists() and table.exists():
                 raise InputError(
-                    f"{place.folder} has an {place.table} that is not from {command}: choose another folder",
+                    f"{folder.path} has an {table.name} that is not from {command}: choose another folder",
                     topic="results-of-commands",
                 )
-            if before and before != text and one_program:
-                raise InputError(
-                    f"{place.folder} has the results of another program, or of other settings: choose another folder",
-                    topic="results-of-commands",
-                )
-            rows = {name: row for name, row in _rows(table, place).items() if not row[-1]}
-            if before != text:
-                file.truncate(0)
-                file.write(text)
-                file.flush()
-            _write_rows(table, [place.all_columns, *rows.values()])
+            if path.exists() and one_program:
+                check_same_run(folder.path, json.loads(text), _settings_in(path))
+            rows = {name: row for name, row in _rows(table, folder).items() if not row[-1]}
+            with whole_file(path, ".json") as temporary:
+                temporary.write_text(text)
+            _write_rows(table, [folder.all_columns, *rows.values()])
             output = opened.enter_context(open(table, "a", newline="", encoding="utf-8"))
-        results = Results(place, _with_names(images, rows), rows, output)
+        results = Results(folder, _with_names(images, rows), rows, output)
         yield results
-        with place.writing():
-            rows = _rows(table, place)
+        with folder.writing():
+            rows = _rows(table, folder)
             names = [image.shown for image in results.images if image.shown in rows]
             ordered = dict.fromkeys([*names, *rows])  # those of removed images last
-            _write_rows(table, [place.all_columns, *(rows[name] for name in ordered)])
+            _write_rows(table, [folder.all_columns, *(rows[name] for name in ordered)])
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{path} is not from lrpfx: choose another folder, or remove it", topic="results-of-commands"
+        ) from error
 
 
 def _with_names(images: Iterable[ImageFile], rows: dict[str, list[str]]) -> list[ImageFile]:
@@ -180,13 +179,13 @@ def _numbered(name: str, number: int) -> str:
     return str(path.with_stem(f"{path.stem}-{number}"))
 
 
-def _rows(table: Path, place: Place) -> dict[str, list[str]]:
+def _rows(table: Path, folder: ResultFolder) -> dict[str, list[str]]:
     """The last row of each image, by its name. The last row of a killed run may be truncated, and is dropped."""
     if not table.exists():
         return {}
     try:
         with open(table, newline="", encoding="utf-8") as file:
-            rows = [list(map(_from_text, row)) for row in csv.reader(file) if len(row) == len(place.all_columns)]
+            rows = [list(map(_from_text, row)) for row in csv.reader(file) if len(row) == len(folder.all_columns)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
             f"{table} is damaged ({error}): choose another folder, or remove it to start over", topic="results-of-commands"

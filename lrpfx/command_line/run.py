@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ARTEFACT, CATEGORIES, ImageOptions, class_of
-from lrpfx.command_line.results import Place, Results, results_in
+from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.lowering import FIXED
@@ -100,7 +100,7 @@ def run(
     explained = [f"{name}{number}" for number in numbers for name in ("explained", "relevance")]
     columns = ("largest", *explained, *(f"output_{number}" for number in range(classes)))
     pictures = tuple(f"{number.replace('_', '.')}.png" for number in numbers)
-    place = Place(output, "run.json", "outputs.csv", columns, pictures)
+    place = ResultFolder(output, "run.json", "outputs.csv", columns, pictures)
     with results_in(place, settings, found, "lrpfx run", one_program=True) as results:
         pending = [image for image in results.images if not results.has(image, _version_of(image))]
         with stages("explaining", len(found)) as shown:

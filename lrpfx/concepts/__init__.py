@@ -5,8 +5,8 @@ their indices mean.
 """
 
 from lrpfx.concepts.attribution_graphs import AttributionGraph, attribution_graph
-from lrpfx.concepts.collecting import collect
 from lrpfx.concepts.collection import Collection, Ranked, merge
+from lrpfx.concepts.collector import collect
 from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_field, receptive_fields
 from lrpfx.concepts.references import Reference, References, gallery, reference

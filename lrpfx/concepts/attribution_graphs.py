@@ -58,10 +58,7 @@ class AttributionGraph:
     def concepts(self, layer: str) -> list[int]:
         """The channels of a layer that are in the graph, the largest magnitude of relevance first.
 
-        Parameters
-        ----------
-        layer
-            The name of the layer.
+        `layer`: the name of the layer.
         """
         return [channel for name, channel in self.graph if name == layer]
 
@@ -71,14 +68,8 @@ class AttributionGraph:
         Without relevance of images, concepts are boxes. The colours of edges and frames are those of positive and negative
         relevance.
 
-        Parameters
-        ----------
-        photograph
-            What heatmaps are drawn over, see `lrpfx.pictures.overlay`.
-        width
-            Of the image, in pixels.
-        cmap
-            The colours, as for `lrpfx.pictures.heatmap`.
+        `photograph`: what heatmaps are drawn over, see `lrpfx.pictures.overlay`. `width`: of the image, in pixels. `cmap`: the
+        colours, as for `lrpfx.pictures.heatmap`.
         """
         width = checked_whole(width, "width is a number of pixels", 300)
         return _Drawing(self, photograph, width, cmap).image()
@@ -102,22 +93,18 @@ def attribution_graph(
     Relevance flows from layer to layer through the concepts of the graph alone, so what flows into a concept is the sum of its
     edges. It takes one forward pass for each layer and one backward pass for each concept.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
     inputs
         One sample, as a batch of one.
-    target
-        As for `lrpfx.attribute`.
     layers
         Names as for `record=`, in any order; they are decomposed from the one nearest to the output downwards.
     channels
         Those to begin with in the first; by default those with the largest magnitude of relevance.
     width
         How many are kept of each layer, or how many of each of them, from the output downwards.
-    output
-        As for `lrpfx.attribute`.
 
     Raises
     ------

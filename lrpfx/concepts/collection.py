@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -12,12 +12,11 @@ from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
-from lrpfx.request.channels import KINDS
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
-GROUPINGS = ("all", "predicted", "true")
 SUFFIX = ".npz"
 FORMAT = 1
 _PROBES = 16  # samples of which hashes are kept
@@ -29,15 +28,8 @@ ALL = 0  # the only group of the grouping "all"
 class Ranked:
     """A sample in a ranking.
 
-    Attributes
-    ----------
-    sample
-        Its number in the dataset.
-    score
-        What it is ranked by.
-    position
-        Where in the channel the entry is largest, as coordinates in the dimensions of the value that are neither that of the
-        batch nor that of the channels.
+    `sample`: its number in the dataset. `score`: what it is ranked by. `position`: where in the channel the entry is largest,
+    as coordinates in the dimensions of the value that are neither that of the batch nor that of the channels.
     """
 
     sample: int
@@ -55,7 +47,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CollectionFacts:
     """What collections must have in common to be merged, or continued."""
 
     model: str  # fingerprint
@@ -72,16 +64,6 @@ class Facts:
         """The target of each sample; None if it was a function."""
         return self.target if isinstance(self.target, int) or self.target in (PREDICTED, TRUE) else None
 
-    def difference(self, other: "Facts") -> str | None:
-        """What differs, in words, or None."""
-        ours, theirs = asdict(self), asdict(other)
-        if self.model != other.model:
-            return "the model, its weights or its rules"
-        for name, value in ours.items():
-            if value != theirs[name]:
-                return f"{name} ({theirs[name]} and {value})"
-        return None
-
 
 @dataclass
 class Collection:
@@ -89,19 +71,12 @@ class Collection:
 
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
 
-    Attributes
-    ----------
-    facts
-        The model, the layers and the settings.
-    rankings
-        By the layer and the kind of the score, and by the class, or `ALL`.
-    samples
-        Intervals [first, behind the last) of the samples that were seen.
-    probes
-        Hashes of some samples, by which a changed dataset is noticed.
+    `facts`: the model, the layers and the settings. `rankings`: by the layer and the kind of the score, and by the class, or
+    `ALL`. `samples`: intervals [first, behind the last) of the samples that were seen. `probes`: hashes of some samples, by
+    which a changed dataset is noticed.
     """
 
-    facts: Facts
+    facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
     samples: tuple[tuple[int, int], ...] = ()
     probes: dict[int, str] = field(default_factory=dict)
@@ -119,10 +94,7 @@ class Collection:
     def classes(self, grouping: str) -> list[int]:
         """The classes in the rankings.
 
-        Parameters
-        ----------
-        grouping
-            "predicted", or "true" for those of the labels.
+        `grouping`: "predicted", or "true" for those of the labels.
         """
         return sorted({group for key, groups in self.rankings.items() if key[3] == grouping for group in groups})
 
@@ -139,29 +111,10 @@ class Collection:
     ) -> tuple[Ranked, ...]:
         """The samples with the largest scores for one channel, the largest first; of equal scores, the smaller sample first.
 
-        Parameters
-        ----------
-        layer
-            The name of the layer.
-        channel
-            The index of the channel.
-        by
-            "relevance" or "activation".
-        reduction
-            The "sum" over positions or the "max".
-        predicted
-            A class: among the samples with this prediction alone.
-        true
-            A class: among the samples with this label alone.
-        count
-            At most so many.
-
-        Raises
-        ------
-        InputError
-            This was not collected.
-        InputTypeError
-            An argument has the wrong type.
+        `layer`: the name of the layer. `channel`: the index of the channel. `by`: "relevance" or "activation". `reduction`: the
+        "sum" over positions or the "max". `predicted`: a class: among the samples with this prediction alone. `true`: a class:
+        among the samples with this label alone. `count`: at most so many. Errors: `InputError`: this was not collected;
+        `InputTypeError`: an argument has the wrong type.
         """
         kind = self.checked(layer, channel)
         for one in (predicted, true):
@@ -193,19 +146,8 @@ class Collection:
     def checked(self, layer: Any, channel: Any) -> Layer:
         """What the values of a layer are.
 
-        Parameters
-        ----------
-        layer
-            The name of the layer.
-        channel
-            The index of a channel.
-
-        Raises
-        ------
-        InputError
-            The layer was not collected, or does not have the channel.
-        InputTypeError
-            An argument has the wrong type.
+        `layer`: the name of the layer. `channel`: the index of a channel. Errors: `InputError`: the layer was not collected, or
+        does not have the channel; `InputTypeError`: an argument has the wrong type.
         """
         if not isinstance(layer, str) or layer not in self.facts.layers:
             raise InputError(
@@ -233,10 +175,7 @@ class Collection:
     def has(self, sample: int) -> bool:
         """Whether a sample was seen.
 
-        Parameters
-        ----------
-        sample
-            Its number in the dataset.
+        `sample`: its number in the dataset.
         """
         return any(first <= sample < last for first, last in self.samples)
 
@@ -245,14 +184,7 @@ class Collection:
     ) -> Self:
         """The collection with further samples.
 
-        Parameters
-        ----------
-        samples
-            Their numbers.
-        rankings
-            The rankings with them, which replace these.
-        probes
-            Hashes of some of them.
+        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: hashes of some of them.
         """
         seen = [(sample, sample + 1) for sample in samples]
         return replace(
@@ -264,15 +196,7 @@ class Collection:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the collection to a file, whole or not at all.
 
-        Parameters
-        ----------
-        path
-            The file (.npz).
-
-        Raises
-        ------
-        ArtefactError
-            It cannot be written.
+        `path`: the file (.npz). Errors: `ArtefactError`: it cannot be written.
         """
         _, target = checked_path(path, (SUFFIX,))
         facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
@@ -289,17 +213,9 @@ class Collection:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Collection":
-        """The collection in a file, of which nothing is executed.
+        """The collection in a file.
 
-        Parameters
-        ----------
-        path
-            The file (.npz).
-
-        Raises
-        ------
-        ArtefactError
-            There is none, or it is damaged.
+        `path`: the file (.npz). Errors: `ArtefactError`: there is none, or it is damaged.
         """
         path = as_path(path)
         with os_errors(ArtefactError, path, "read"):
@@ -316,7 +232,7 @@ class Collection:
         return f"<collection of {self.count} samples: {layers}>"
 
 
-_ARRAYS = {"scores": np.dtype(np.float64), "samples": np.dtype(np.int64), "positions": np.dtype(np.int32)}
+_ARRAYS = ("scores", "samples", "positions")  # of a ranking
 
 
 def merge(parts: Iterable[Collection]) -> Collection:
@@ -347,9 +263,7 @@ def merge(parts: Iterable[Collection]) -> Collection:
 
 
 def _merged(one: Collection, other: Collection) -> Collection:
-    difference = other.facts.difference(one.facts)
-    if difference is not None:
-        raise InputError(f"the collections differ in {difference}", topic="collections")
+    check_same_run("the first collection", asdict(other.facts), asdict(one.facts))
     both = sum(max(0, min(last, end) - max(first, start)) for first, last in one.samples for start, end in other.samples)
     if both:
         raise InputError(f"the collections have {both} samples in common, which would count twice", topic="collections")
@@ -385,62 +299,19 @@ def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
 
 
 def _read(content: bytes) -> Collection:
-    """The collection in the content of a file, with everything checked. Raises `RefusedError` and what NumPy raises."""
+    """The collection in the content of a file."""
     arrays = read_arrays(content)
-    manifest = json.loads(arrays.pop("manifest").tobytes())
+    manifest = json.loads(arrays["manifest"].tobytes())
     if manifest["format"] != FORMAT:
         raise RefusedError(f"it has format {manifest['format']!r}, but this version of lrpfx reads format {FORMAT}")
-    facts = _facts_in(manifest["facts"])
-    samples = tuple((first, last) for first, last in manifest["samples"])
-    if not all(type(one) is int for one in _flat(samples)) or not all(0 <= first < last for first, last in samples):
-        raise RefusedError("its samples are not intervals")
-    probes = {sample: text for sample, text in manifest["probes"]}
-    if not all(type(sample) is int and type(text) is str for sample, text in probes.items()):
-        raise RefusedError("its hashes of samples are invalid")
-    rankings = {}
-    for number, described in enumerate(manifest["rankings"]):
-        key, groups = _key_in(described["key"], facts), described["groups"]
-        if not groups or not all(type(group) is int for group in groups) or len(set(groups)) < len(groups):
-            raise RefusedError(f"the classes of {key} are invalid")
-        columns = [arrays.pop(f"{number}.{name}") for name in _ARRAYS]
-        layer, places = facts.layers[key[0]], facts.top if key[3] == "all" else facts.top_by_class
-        form = (len(groups), places, layer.channels)
-        for array, (name, dtype) in zip(columns, _ARRAYS.items(), strict=True):
-            if array.dtype != dtype or array.shape != (form if name != "positions" else (*form, layer.dimensions)):
-                raise RefusedError(f"the {name} of {key} have another form")
-        if np.isnan(columns[0]).any() or ((columns[1] == NONE) != (columns[0] == -np.inf)).any() or (columns[2] < 0).any():
-            raise RefusedError(f"the scores of {key} are invalid")
-        rankings[key] = {group: Ranking(*parts) for group, *parts in zip(groups, *columns, strict=True)}
-    whole = {(name, quantity, reduction, "all") for name in facts.layers for quantity in QUANTITIES for reduction in REDUCTIONS}
-    if not whole <= set(rankings) or any(list(rankings[key]) != [ALL] for key in whole):
-        raise RefusedError("rankings are missing")
-    if arrays:
-        raise RefusedError(f"it holds {sorted(arrays)[0]!r}, which does not belong in it")
-    return Collection(facts, rankings, _united(samples), probes)
-
-
-def _facts_in(described: Mapping[str, Any]) -> Facts:
+    described = manifest["facts"]
     layers = {name: Layer(**layer) for name, layer in described["layers"].items()}
-    found = Facts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
-    numbers = [found.top, found.top_by_class, *(one for layer in layers.values() for one in (layer.channels, layer.dimensions))]
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise RefusedError("its numbers of places, channels or dimensions are invalid")
-    texts = [found.model, found.output, *found.normalized]
-    is_known = type(found.target) in (str, int) and set(found.normalized) <= set(QUANTITIES)
-    if not is_known or not all(isinstance(text, str) for text in texts):
-        raise RefusedError("its settings are invalid")
-    if not all(layer.kind in KINDS for layer in layers.values()) or type(found.labels) is not bool:
-        raise RefusedError("its layers are invalid")
-    return found
-
-
-def _key_in(described: Any, facts: Facts) -> Key:
-    layer, quantity, reduction, grouping = described
-    if layer not in facts.layers or quantity not in QUANTITIES or reduction not in REDUCTIONS or grouping not in GROUPINGS:
-        raise RefusedError(f"it has no ranking {described!r}")
-    return layer, quantity, reduction, grouping
-
-
-def _flat(pairs: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
-    for pair in pairs:
-        yield from pair
+    facts = CollectionFacts(**{**described, "layers": layers, "normalized": tuple(described["normalized"])})
+    rankings: dict[Key, dict[int, Ranking]] = {}
+    for number, ranked in enumerate(manifest["rankings"]):
+        layer, quantity, reduction, grouping = ranked["key"]
+        columns = [arrays[f"{number}.{name}"] for name in _ARRAYS]
+        groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
+        rankings[layer, quantity, reduction, grouping] = groups
+    samples = tuple((first, last) for first, last in manifest["samples"])
+    return Collection(facts, rankings, samples, {sample: text for sample, text in manifest["probes"]})

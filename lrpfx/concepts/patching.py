@@ -24,12 +24,10 @@ from lrpfx.runtime.explain_module import explainable
 def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[str]) -> dict[str, torch.Tensor]:
     """The values of nodes for an input, by name.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
-        As for `lrpfx.attribute`.
     names
         Names or patterns, as for `record=` of `lrpfx.attribute`.
 
@@ -62,20 +60,14 @@ def patching_effects(
 
     The estimate is exact where all that follows is linear.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
-        As for `lrpfx.attribute`.
     others
         The other inputs, of the same shapes.
-    target
-        As for `lrpfx.attribute`.
     names
         Nodes, as for `record=`.
-    output
-        As for `lrpfx.attribute`.
 
     Returns
     -------

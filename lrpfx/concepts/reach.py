@@ -17,16 +17,12 @@ import torch
 from lrpfx import types
 from lrpfx.concepts import windows
 from lrpfx.ir.node import map_arguments
-from lrpfx.ir.operator import Operator
+from lrpfx.ir.operator import Fill, Form, Operator
+from lrpfx.operators.functions import is_excluding
 from lrpfx.support.torch_internals import pytree
 
 #: The dtype of the reach. All functions take it, and it counts to 2^24.
 _COUNT = torch.float32
-#: Rows whose result is the matrix product of two factors; True for those that multiply the first argument from the left.
-_MATRIX_PRODUCTS = {"matmul": False, "weighted_values": False, "values_weighted": True}
-_EINSUMS = {"einsum": False, "weighted_einsum": False, "values_weighted_einsum": True}
-#: Rows that overwrite fixed places of the first argument with entries of the second.
-_OVERWRITES = ("slice_scatter", "select_scatter", "diagonal_scatter")
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class Call:
 
     def run(self) -> Any:
         """The result; its tensors are `Tracked` if an argument is."""
-        if self.row is not None and self.row.picks and isinstance(self.args[0], (tuple, list, dict)):
+        if self.row is not None and self.row.outputs.picks and isinstance(self.args[0], (tuple, list, dict)):
             return self.function(*self.args, **self.options)  # an item of a container
         args, options = without_reach((self.args, self.options))
         result = self.function(*args, **options)
@@ -144,15 +140,15 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
         return None
     facts: dict[Transfer, Any] = {
         _pooled: row.kind is types.MaxPool,
-        _united: row.elementwise or row.converts,
-        _mixed: row.mixes,
-        _accumulated: row.accumulates,
-        _moved: row.moves or row.result_per_argument or row.name in _OVERWRITES,
-        _windowed: row.spatial or row.kind is types.Interpolation,
+        _united: row.entries.elementwise or row.entries.converts,
+        _mixed: row.entries.mixes,
+        _accumulated: row.entries.accumulates,
+        _moved: row.entries.moves or row.outputs.result_per_argument or row.entries.overwrites,
+        _windowed: row.dimensions.spatial or row.kind is types.Interpolation,
         _looked_up: row.kind is types.Embedding,
-        _multiplied: row.name in _MATRIX_PRODUCTS,
-        _contracted: row.name in _EINSUMS,
-        _weighted_and_summed: row.name == "weighted_sum",
+        _multiplied: row.product.form is Form.MATRICES,
+        _contracted: row.product.form is Form.EINSUM,
+        _weighted_and_summed: row.product.form is Form.SUM,
     }
     return next((transfer for transfer, holds in facts.items() if holds), None)
 
@@ -165,9 +161,9 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
 def _united(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those at their place."""
     assert call.row is not None
-    if call.row.name in _CHOICES:
+    if call.row.entries.chooses:
         return [_chosen(call, number)]
-    read = _tracked(call.first if call.row.like else (call.args, call.options))
+    read = _tracked(call.first if call.row.spellings.like else (call.args, call.options))
     if not read:
         return [_nothing(value) for value in values]
     united = _union([_compact(one.reach[number]) for one in read])
@@ -178,16 +174,16 @@ def _united(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[tor
 
 def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on all those along some dimensions of the first argument, which reductions remove."""
-    assert call.row is not None and call.row.mixes is not None
+    assert call.row is not None and call.row.entries.mixes is not None
     rank = getattr(_value(call.first), "ndim", 0)
-    dims = [dim % rank for dim in call.row.mixes(call.bound, rank)] if rank else []
+    dims = [dim % rank for dim in call.row.entries.mixes(call.bound, rank)] if rank else []
     if not dims:
         return _united(call, number, values)
     if not isinstance(call.first, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
     kept = _compact(call.first.reach[number]).amax(dims, keepdim=True)
-    if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.negates:
-        hidden = call.first.constant & _excludes(call.first.value)
+    if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.values.negates:
+        hidden = call.first.constant & is_excluding(call.first.value)
         if hidden.any():
             return [torch.where(hidden & ~hidden.all(dims[0], keepdim=True), 0.0, kept)]
     removed = kept.squeeze(dims)
@@ -196,9 +192,9 @@ def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
 
 def _accumulated(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those up to their place along a dimension."""
-    assert call.row is not None and call.row.accumulates is not None
+    assert call.row is not None and call.row.entries.accumulates is not None
     united = _union([one.reach[number] for one in _tracked((call.args, call.options))]).broadcast_to(values[0].shape)
-    for dim in call.row.accumulates(call.bound, united.ndim):
+    for dim in call.row.entries.accumulates(call.bound, united.ndim):
         united = united.cummax(dim).values
     return [united] * len(values)
 
@@ -207,22 +203,22 @@ def _moved(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
     """Entries are entries of the first argument: the function moves their reach as well."""
     row = call.row
     assert row is not None
-    sources = len(call.args) if row.result_per_argument else 2 if row.name in _OVERWRITES else 1
+    sources = len(call.args) if row.outputs.result_per_argument else 2 if row.entries.overwrites else 1
     options = dict(call.options)
     moved, others = list(call.args[:sources]), list(call.args[sources:])
     if not moved:
         name = next(iter(options))
         moved = [options.pop(name)]
-    if _tracked((others, options)) and not row.like:
+    if _tracked((others, options)) and not row.spellings.like:
         return None  # which entry moves depends on the inputs
-    if row.name == "pad":
+    if row.entries.fills is Fill.NUMBER:
         options, others = {"pad": call.bound["pad"], "mode": call.bound["mode"]}, []
     moved, others, options = (
         map_arguments(moved, lambda leaf: _reach(leaf, number)),
         without_reach(others),
         without_reach(options),
     )
-    function = row.copying.get(call.function, call.function)  # strides of the reach differ from those of the value
+    function = row.memory.copying.get(call.function, call.function)  # strides of the reach differ from those of the value
     found = pytree.tree_leaves(function(*moved, *others, **options))
     pairs = list(zip(found, values, strict=True))
     return found if all(one.shape == value.shape and one.dtype == _COUNT for one, value in pairs) else None
@@ -233,7 +229,7 @@ def _pooled(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[tor
     (source,) = _tracked((call.args, call.options))
     reach = source.reach[number]
     assert call.row is not None
-    if call.row.spatial and reach.ndim == call.row.rank_of_batch:
+    if call.row.dimensions.spatial and reach.ndim == call.row.rank_of_batch:
         reach = _compact(reach, dims=(0, 1))  # channels that have the same reach
     args, options = map_arguments((call.args, call.options), lambda leaf: reach if leaf is source else _value(leaf))
     return [pytree.tree_leaves(call.function(*args, **options))[0]] * len(values)
@@ -246,7 +242,7 @@ def _windowed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[t
     source, result = call.first, values[0]
     if not isinstance(source, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
-    spatial = row.spatial or source.value.ndim - 2
+    spatial = row.dimensions.spatial or source.value.ndim - 2
     found = _compact(source.reach[number])
     before, after = source.value.shape[-spatial:], result.shape[-spatial:]
     if "weight" in bound:
@@ -290,8 +286,8 @@ def _multiplied(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
     if isinstance(first, Tracked) and isinstance(second, Tracked) and issubclass(call.row.kind, types.WeightedValues):
         without = first.constant & (first.value == 0)  # weights of values that a mask hides
         if without.any():
-            return [_weighted(first.reach[number], second.reach[number], without, _MATRIX_PRODUCTS[call.row.name])]
-    if _MATRIX_PRODUCTS[call.row.name]:
+            return [_weighted(first.reach[number], second.reach[number], without, call.row.product.reversed)]
+    if call.row.product.reversed:
         first, second = second, first
     parts = []
     if isinstance(first, Tracked):
@@ -324,7 +320,7 @@ def _contracted(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
         return None
     given, kept = equation.replace(" ", "").split("->")
     terms = given.split(",")
-    if _EINSUMS[call.row.name]:
+    if call.row.product.reversed:
         factors = factors[::-1]
     parts = []
     for term, factor in zip(terms, factors, strict=True):
@@ -362,27 +358,10 @@ def _largest(call: Call, number: int) -> torch.Tensor:
 # --- entries that do not depend on the inputs -------------------------------------------------------------------------------
 
 
-def _excludes(value: torch.Tensor) -> torch.Tensor:
-    """Whether a score is so low that a softmax excludes it: -inf, or what stands for it."""
-    return value <= torch.finfo(value.dtype).min / 2 if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
-
-
-#: Rows whose result depends on one operand alone where the other is a constant of which this holds.
-_DECIDING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "logical_and": torch.logical_not,
-    "bitwise_and": torch.logical_not,
-    "logical_or": lambda value: value != 0,
-    "bitwise_or": lambda value: value if value.dtype == torch.bool else torch.zeros_like(value, dtype=torch.bool),
-    "add": _excludes,
-}
-#: Rows that choose between two operands. The arguments for the condition, for where it is true, and for where it is not.
-_CHOICES = {"where": ("condition", "input", "other"), "masked_fill": ("mask", "value", "input")}
-
-
 def _decided(call: Call) -> list[torch.Tensor]:
     """Where a constant among the operands decides about the result."""
     assert call.row is not None
-    decides = _DECIDING.get(call.row.name)
+    decides = call.row.values.absorbs
     if decides is None:
         return []
     found = []
@@ -397,7 +376,7 @@ def _decided(call: Call) -> list[torch.Tensor]:
 def _chosen(call: Call, number: int) -> torch.Tensor:
     """An entry depends on the chosen operand where the condition is constant, on all operands elsewhere."""
     assert call.row is not None
-    condition, first, second = (call.bound[name] for name in _CHOICES[call.row.name])
+    condition, first, second = (call.bound[name] for name in call.row.entries.chooses)
     zero = torch.zeros((), dtype=_COUNT, device=_value(condition).device)
     taken, left = (_reach(way, number) if isinstance(way, (Tracked, torch.Tensor)) else zero for way in (first, second))
     chosen = torch.where(_value(condition).bool(), taken, left)

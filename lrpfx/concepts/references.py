@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.concepts.collecting import scores_of
 from lrpfx.concepts.collection import Collection, Layer, Ranked
+from lrpfx.concepts.collector import scores_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.fingerprints import fingerprint_of_module
@@ -28,7 +28,7 @@ from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.samples.items import is_indexed, parts_of
-from lrpfx.samples.preparing import Preparing
+from lrpfx.samples.preparation import Preparation
 from lrpfx.support.html import Html, image_html
 from lrpfx.support.torch_internals import pytree
 
@@ -78,10 +78,7 @@ class Reference:
     def cropped(self) -> Image.Image:
         """The part of the picture that the unit with the largest entry sees.
 
-        Raises
-        ------
-        InputError
-            The sample is not an image.
+        Errors: `InputError`: the sample is not an image.
         """
         return self._seen(self._image())
 
@@ -117,14 +114,7 @@ class Reference:
 class References(Sequence[Reference]):
     """The samples that show what one channel stands for, those with the largest scores first.
 
-    Parameters
-    ----------
-    layer
-        The name of the layer.
-    channel
-        The index of the channel.
-    references
-        The samples.
+    `layer`: the name of the layer. `channel`: the index of the channel. `references`: the samples.
     """
 
     def __init__(self, layer: str, channel: int, references: Sequence[Reference]) -> None:
@@ -181,15 +171,7 @@ def reference(
         The name of the layer.
     channel
         The index of the channel.
-    by
-        See `Collection.top`.
-    reduction
-        See `Collection.top`.
-    predicted
-        See `Collection.top`.
-    true
-        See `Collection.top`.
-    count
+    by, reduction, predicted, true, count
         See `Collection.top`.
     target
         As for `collect`; by default the target that the collection was made for, if that was not a function.
@@ -204,7 +186,7 @@ def reference(
         The model is another one, or samples do not have the scores that they were ranked by, as those of another dataset or of
         random preprocessing.
     """
-    return _Sources(explain_model, dataset, collection, target, output, gates).references(
+    return _ReferenceFinder(explain_model, dataset, collection, target, output, gates).references(
         layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count
     )
 
@@ -230,34 +212,12 @@ def gallery(
 ) -> Image.Image:
     """A sheet with a row for each channel: its references, cropped to what its unit sees and masked by their relevance.
 
+    Other arguments: as for `reference`.
+
     Parameters
     ----------
-    explain_model
-        As for `reference`.
-    dataset
-        As for `reference`.
-    collection
-        As for `reference`.
-    layer
-        As for `reference`.
     channels
         Such as `relevances(attribution, layer).indices[:5]`.
-    by
-        As for `reference`.
-    reduction
-        As for `reference`.
-    predicted
-        As for `reference`.
-    true
-        As for `reference`.
-    count
-        As for `reference`, of each channel.
-    target
-        As for `reference`.
-    output
-        As for `reference`.
-    gates
-        As for `reference`.
     cropped
         Whether to show only what the unit sees.
     masked
@@ -272,12 +232,12 @@ def gallery(
     InputTypeError
         The channels are not a list.
     """
-    sources = _Sources(explain_model, dataset, collection, target, output, gates)
+    finder = _ReferenceFinder(explain_model, dataset, collection, target, output, gates)
     if not isinstance(channels, Sequence):
         raise InputTypeError(f"a gallery has a row for each of several channels, not {channels!r}", topic="collections")
     rows = []
     for channel in channels:
-        found = sources.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
+        found = finder.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
         rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
     if not any(rows):
         raise InputError("there are no references to draw", topic="collections")
@@ -296,7 +256,7 @@ def _drawn(one: Reference, cropped: bool, masked: bool) -> Image.Image:
     return whole.masked if masked else whole.cropped
 
 
-class _Sources:
+class _ReferenceFinder:
     """What references are made of: the model, the dataset and the collection that was made of them."""
 
     def __init__(
@@ -322,7 +282,7 @@ class _Sources:
                 f"references need a dataset with indices, which {type(dataset).__name__} does not have", topic="collections"
             )
         self.dataset = dataset
-        self.preparing = Preparing(self.module.argument_names)
+        self.preparation = Preparation(self.module.argument_names)
         if fingerprint_of_module(self.module) != collection.facts.model:
             raise InputError(
                 "the collection was made of another model, of other weights or of other rules", topic="collections"
@@ -348,7 +308,7 @@ class _Sources:
                 topic="collections",
             )
         sample, label = parts_of(self.dataset[ranked.sample])
-        inputs = default_collate([self.preparing.prepared(sample)])
+        inputs = default_collate([self.preparation.prepared(sample)])
         kind = KINDS[layer.kind]
         if by == "activation":
             found = Computation(self.module, inputs, Question(kind(channel), start=name))

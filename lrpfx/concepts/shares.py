@@ -24,14 +24,8 @@ _SHOWN = 20  # rows of the table as text
 class Share:
     """The relevance of one channel, feature, token or head, summed over positions.
 
-    Attributes
-    ----------
-    index
-        Which one.
-    relevance
-        Its relevance.
-    share
-        Its part of the sum of magnitudes over all of them, with its sign (Achtibat et al. 2023, equation 9).
+    `index`: which one. `relevance`: its relevance. `share`: its part of the sum of magnitudes over all of them, with its sign
+    (Achtibat et al. 2023, equation 9).
     """
 
     index: int
@@ -42,14 +36,7 @@ class Share:
 class Shares(Sequence[Share]):
     """The shares of all channels, the largest magnitude first.
 
-    Parameters
-    ----------
-    layer
-        The name of the layer.
-    kind
-        What the indices are, such as "channel".
-    rows
-        The shares.
+    `layer`: the name of the layer. `kind`: what the indices are, such as "channel". `rows`: the shares.
     """
 
     def __init__(self, layer: str, kind: str, rows: Sequence[Share]) -> None:
@@ -77,10 +64,7 @@ class Shares(Sequence[Share]):
     def to_pandas(self) -> "DataFrame":
         """The rows as a DataFrame with the columns index, relevance and share.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Errors: `InputError`: Pandas is not installed.
         """
         return data_frame([asdict(row) for row in self.rows], {"index": "int64", "relevance": "float64", "share": "float64"})
 

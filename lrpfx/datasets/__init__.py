@@ -2,8 +2,8 @@
 
 from lrpfx.datasets import virelay
 from lrpfx.datasets.clusters import Spray
+from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.ray_engine import RayEngine
-from lrpfx.datasets.running import attribute
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.statistics import Summary, summarize
 from lrpfx.datasets.tables import write_table

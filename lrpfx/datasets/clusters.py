@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.datasets.asked import column_of_relevance
 from lrpfx.datasets.reduced_maps import Size, without_channels
 from lrpfx.datasets.rows import Numbers, without_label
+from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
@@ -111,14 +111,7 @@ class LabelAnalysis:
 class Spray:
     """The analyses of some classes, by label.
 
-    Attributes
-    ----------
-    settings
-        How the classes were analyzed.
-    analyses
-        The analysis of each class.
-    skipped
-        Why other classes have none.
+    `settings`: how the classes were analyzed. `analyses`: the analysis of each class. `skipped`: why other classes have none.
     """
 
     settings: Settings
@@ -128,15 +121,7 @@ class Spray:
     def __getitem__(self, label: int) -> LabelAnalysis:
         """The analysis of one class.
 
-        Parameters
-        ----------
-        label
-            Of the class.
-
-        Raises
-        ------
-        InputError
-            There is none.
+        `label`: of the class. Errors: `InputError`: there is none.
         """
         if label not in self.analyses:
             reason = f": {self.skipped[label]}" if label in self.skipped else f"; the classes are {list(self.analyses)}"
@@ -152,25 +137,14 @@ class Spray:
     def table(self, clusters: int | None = None) -> list[tuple[int, Cluster]]:
         """The clusters with the labels of their classes.
 
-        Parameters
-        ----------
-        clusters
-            How many each class has, by default its best number.
+        `clusters`: how many each class has, by default its best number.
         """
         return [(label, one) for label, analysis in self.analyses.items() for one in analysis.clustering(clusters).clusters]
 
     def to_pandas(self, clusters: int | None = None) -> "DataFrame":
         """The table as a DataFrame: class, clusters, cluster, samples, share, and the typical samples as text.
 
-        Parameters
-        ----------
-        clusters
-            As for `table`.
-
-        Raises
-        ------
-        InputError
-            Pandas is not installed, or a class has no such number of clusters.
+        `clusters`: as for `table`. Errors: `InputError`: Pandas is not installed, or a class has no such number of clusters.
         """
         return data_frame([dict(zip(_COLUMNS, row, strict=True)) for row in self._rows(clusters)], _COLUMNS)
 
@@ -186,25 +160,10 @@ class Spray:
     ) -> Image.Image:
         """A row for each cluster of a class: its mean map, and the relevance of its typical samples.
 
-        Parameters
-        ----------
-        label
-            Of the class.
-        relevance
-            What was analyzed.
-        images
-            The inputs, as `lrpfx.pictures.photograph_of` accepts them; relevance is drawn over them.
-        clusters
-            As for `table`.
-        count
-            How many samples a row has, at most.
-        **settings
-            Those of `lrpfx.pictures.sheet`.
-
-        Raises
-        ------
-        InputError
-            The class was not analyzed or has no such number of clusters, or its relevance is that of vectors.
+        `label`: of the class. `relevance`: what was analyzed. `images`: the inputs, as `lrpfx.pictures.photograph_of` accepts
+        them; relevance is drawn over them. `clusters`: as for `table`. `count`: how many samples a row has, at most.
+        `settings`: those of `lrpfx.pictures.sheet`. Errors: `InputError`: the class was not analyzed or has no such number of
+        clusters, or its relevance is that of vectors.
         """
         analysis = self[label]
         maps = column_of_relevance(relevance, "relevance")

@@ -1,15 +1,17 @@
 """The arrays of a store: what each holds for a sample, and how it lies in chunks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.errors import ArtefactError
-
+#: Arrays of what was found out; those of relevance of several inputs or of layers have names that begin so.
+RELEVANCE, LAYERS = "relevance", "layers."
+OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
+SEED, REACHED = "seed", "reached"
 #: What a sample is in the array "status".
 MISSING, EXPLAINED, FAILED = 0, 1, 2
 #: Arrays with a row for each sample that every store has.
@@ -21,10 +23,10 @@ DONE = "done"
 #: The beginning of the names of scales of the values of another array.
 SCALE = "scale_of."
 
-SAMPLE, BLOCK = "sample", "block"
+#: Dimensions.
+SAMPLE, BLOCK, CONDITION, TARGET = "sample", "block", "condition", "target"
 TEXT_BYTES = {KEY: 256, ERROR: 512}
 _CHUNK_BYTES = 1 << 20
-_MOST_ENTRIES = 1 << 40  # of one sample, and of samples: more is no honest store
 _FILLS: dict[str, float | int] = {"float16": math.nan, "float32": math.nan, "float64": math.nan, "int64": -1}
 _FILLS |= {"uint8": 0, "uint64": 0}
 
@@ -32,7 +34,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """One array. `dimensions`: names, of which the first is that of samples or blocks. `shape`: without this one."""
 
     name: str
@@ -68,50 +70,36 @@ class Layout:
         return {**found, "scaled": self.is_scaled}
 
     @classmethod
-    def from_json(cls, name: str, data: Any) -> "Layout":
-        """The layout that a manifest states. `ArtefactError` for anything else."""
-        try:
-            shape, dtype = tuple(data["shape"]), data["dtype"]
-            found = cls(name, shape, dtype, tuple(data["dimensions"]), data["scaled"])
-        except (TypeError, KeyError) as error:
-            raise ArtefactError(
-                f"the store says nothing about the array {name!r} that could be read", topic="damaged-stores"
-            ) from error
-        sizes = all(type(size) is int and size >= 0 for size in shape) and math.prod(shape) <= _MOST_ENTRIES
-        names = all(isinstance(one, str) for one in found.dimensions) and len(found.dimensions) == len(shape) + 1
-        first = found.dimensions[0] if names else None
-        if not (sizes and names and dtype in _FILLS and type(found.is_scaled) is bool and first in (SAMPLE, BLOCK)):
-            raise ArtefactError(
-                f"the store describes its array {name!r} in a way that lrpfx does not: {data!r}", topic="damaged-stores"
-            )
-        if not name or name.startswith(".") or set(name) & set("/\\\0"):
-            raise ArtefactError(f"{name!r} is not the name of an array", topic="damaged-stores")
-        return found
+    def from_json(cls, name: str, data: Any) -> "ArrayLayout":
+        """The layout that a manifest states."""
+        return cls(name, tuple(data["shape"]), data["dtype"], tuple(data["dimensions"]), data["scaled"])
 
 
-def own_layouts() -> list[Layout]:
+def own_layouts() -> list[ArrayLayout]:
     """The arrays that every store has."""
-    texts = [Layout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
-    of_samples = [Layout(STATUS, (), "uint8", (SAMPLE,)), Layout(LABEL, (), "int64", (SAMPLE,)), *texts]
-    return [*of_samples, Layout(DONE, (), "uint64", (BLOCK,))]
+    texts = [ArrayLayout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
+    of_samples = [ArrayLayout(STATUS, (), "uint8", (SAMPLE,)), ArrayLayout(LABEL, (), "int64", (SAMPLE,)), *texts]
+    return [*of_samples, ArrayLayout(DONE, (), "uint64", (BLOCK,))]
 
 
-def layouts_of(values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], scaled: Sequence[str]) -> list[Layout]:
+def layouts_of(
+    values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], scaled: Sequence[str]
+) -> list[ArrayLayout]:
     """The arrays for explanations like these, and those that every store has. `scaled`: the names of those in float16."""
     found = []
     for name, value in values.items():
         of_scaled = name in scaled
         dtype = "float16" if of_scaled else str(value.dtype)
-        found.append(Layout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
+        found.append(ArrayLayout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
         if of_scaled:
-            found.append(Layout(SCALE + name, (), "float32", (SAMPLE,)))
+            found.append(ArrayLayout(SCALE + name, (), "float32", (SAMPLE,)))
     return [*found, *own_layouts()]
 
 
-def default_block(layouts: Sequence[Layout], batch_size: int, input_bytes: int) -> int:
+def default_block(layouts: Sequence[ArrayLayout], batch_size: int, input_bytes: int) -> int:
     """How many samples are written together: some 16 MiB of them, at most 4096, in whole batches.
 
-    Their inputs, each of so many bytes, go from one machine to another together: at most some 64 MiB.
+    `input_bytes`: of one sample, whose inputs go from one machine to another with those of its block: at most some 64 MiB.
     """
     size = sum(one.row_bytes for one in layouts if one.dimensions[0] == SAMPLE)
     rows = max(1, min(4096, (16 << 20) // max(1, size), (64 << 20) // max(1, input_bytes)))
@@ -131,6 +119,11 @@ def scaled(values: Array) -> tuple[Array, Array]:
     factors[~np.isfinite(found)] = np.nan
     inverse = np.ldexp(1.0, np.where(largest > 0, -exponents, 0)).astype(values.dtype)
     return (values * inverse.reshape(-1, *[1] * (values.ndim - 1))).astype(np.float16), factors
+
+
+def names_of_relevance(names: Iterable[str]) -> list[str]:
+    """Those among the names of arrays that have relevance, of inputs and layers."""
+    return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
 
 
 def text_rows(texts: Sequence[str], size: int) -> Array:

@@ -45,7 +45,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ActorNumbers:
     """The actors that are asked for; None: as many as there is room for. See `RayEngine`."""
 
     explainers: int | None
@@ -81,7 +81,7 @@ def _unchanged_process() -> Iterator[None]:
 
 
 @contextmanager
-def running(wanted: Wanted) -> Iterator[Pool]:
+def running(wanted: ActorNumbers) -> Iterator[Pool]:
     """A context in which Ray runs, with settings of Ray Data for blocks. What it changes in this process is undone."""
     ray, data = packages()
     is_ours = not ray.is_initialized()
@@ -89,7 +89,7 @@ def running(wanted: Wanted) -> Iterator[Pool]:
         try:
             if is_ours:
                 _start(ray, wanted)
-            pool = _pool(ray, wanted)
+            pool = pool_of(ray, wanted)
             context = data.DataContext.get_current().copy()
             context.enable_progress_bars = False
             context.target_max_block_size = context.target_min_block_size = 1  # one block of the store is one of Ray Data
@@ -101,7 +101,7 @@ def running(wanted: Wanted) -> Iterator[Pool]:
                 ray.shutdown()
 
 
-def _start(ray: Any, wanted: Wanted) -> None:
+def _start(ray: Any, wanted: ActorNumbers) -> None:
     """Join the cluster that the environment names, or start Ray here."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not os.environ.get("RAY_ADDRESS"):
@@ -124,14 +124,14 @@ def _cpus_here() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _pool(ray: Any, wanted: Wanted) -> Pool:
+def pool_of(ray: Any, wanted: ActorNumbers, patience: float = _PATIENCE) -> Pool:
     """The actors that the cluster has room for. `InputError` if it has none for those that are asked for.
 
     What others hold is not counted. What an actor that ended had is free a little later, which is waited for.
     """
     has = ray.cluster_resources()
     _planned(wanted, has, has)
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while True:
         free = ray.available_resources()
         is_all = _cpus_and_gpus(free) == _cpus_and_gpus(has)
@@ -141,7 +141,7 @@ def _pool(ray: Any, wanted: Wanted) -> Pool:
         time.sleep(0.05)
 
 
-def _counts(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
+def _counts(wanted: ActorNumbers, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
     """The actors to have of what is free, whether there is room for them or not."""
     cpus, gpus = _cpus_and_gpus(free)
     each = wanted.gpus if wanted.gpus is not None else float(_cpus_and_gpus(has)[1] >= 1)
@@ -158,7 +158,7 @@ def _cpus_and_gpus(resources: Mapping[str, float]) -> tuple[int, float]:
     return int(resources.get("CPU", 0)), resources.get("GPU", 0.0)
 
 
-def _planned(wanted: Wanted, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
+def _planned(wanted: ActorNumbers, has: Mapping[str, float], free: Mapping[str, float]) -> Pool:
     """The actors to have of what is free. `InputError` if there is no room for them."""
     pool = _counts(wanted, has, free)
     if not _is_room(pool, free):
@@ -185,7 +185,7 @@ def dataset_of(rows: Callable[[], Iterator[Row]], cpus: float) -> Any:
         for row in rows():
             yield pyarrow.table({name: [value] for name, value in row.items()})
 
-    class Rows(datasource):
+    class OneTask(datasource):
         def get_read_tasks(self, parallelism: int, per_task_row_limit: Any = None, data_context: Any = None) -> list[Any]:
             metadata = data.block.BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None)
             return [data.ReadTask(tables, metadata)]
@@ -193,7 +193,7 @@ def dataset_of(rows: Callable[[], Iterator[Row]], cpus: float) -> Any:
         def estimate_inmemory_data_size(self) -> int | None:
             return None
 
-    return data.read_datasource(Rows(), override_num_blocks=1, num_cpus=cpus)
+    return data.read_datasource(OneTask(), override_num_blocks=1, num_cpus=cpus)
 
 
 def rows_in(dataset: Any) -> Generator[Row]:
@@ -211,19 +211,19 @@ def rows_in(dataset: Any) -> Generator[Row]:
         ) from error
 
 
-def mapped(wanted: Wanted, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
+def mapped(wanted: ActorNumbers, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
     """The results of a function for these items, in any order. It is sent to each actor that explains, once.
 
     Errors: those of the function; `InputError` if Ray gave an item up, or cannot have what is asked.
     """
     _, data = packages()
     with running(wanted) as pool:
-        desk = open_desk(function)
+        coordinator = new_coordinator(function)
         content = [packed(item) for item in items]
         rows = dataset_of(lambda: ({"number": number, "item": item} for number, item in enumerate(content)), 0)
         done = rows.map_batches(
             _Caller,
-            fn_constructor_args=(desk, pool.cpus),
+            fn_constructor_args=(coordinator, pool.cpus),
             batch_size=1,
             compute=data.ActorPoolStrategy(size=min(pool.explainers, len(items))),
             num_cpus=pool.cpus,
@@ -238,8 +238,8 @@ def mapped(wanted: Wanted, function: Callable[[Any], Any], items: Sequence[Any])
 class _Caller:
     """An actor that calls the function for items."""
 
-    def __init__(self, desk: Any, threads: int) -> None:
-        self.desk = desk
+    def __init__(self, coordinator: Any, threads: int) -> None:
+        self.coordinator = coordinator
         self.threads = threads
         self._function: Callable[[Any], Any] | None = None
 
@@ -247,8 +247,8 @@ class _Caller:
         result = problem = b""
         try:
             if self._function is None:
-                self._function = received(self.desk, 0, self.threads)
-            count_attempt(self.desk, "work on part", int(rows["number"][0]))
+                self._function = received(self.coordinator, 0, self.threads)
+            count_attempt(self.coordinator, "work on part", int(rows["number"][0]))
             result = packed(self._function(unpacked(rows["item"][0])))
         except Exception as error:
             problem = packed_problem(error)
@@ -276,14 +276,14 @@ def unpacked(content: bytes, device: str = "cpu") -> Any:
     return torch.load(io.BytesIO(content), map_location=device, weights_only=False)
 
 
-def open_desk(*values: Any) -> Any:
+def new_coordinator(*values: Any) -> Any:
     """An actor that all others know. It has what they need, and counts how often each part was begun.
 
     Errors: `InputError` if a value cannot be sent.
     """
     ray, _ = packages()
 
-    class Desk:  # inside a function, so that its process need not import torch
+    class Coordinator:  # inside a function, so that its process need not import torch
         def __init__(self, content: list[Any]) -> None:
             self._content = content
             self._attempts: dict[tuple[str, int], int] = {}
@@ -295,18 +295,18 @@ def open_desk(*values: Any) -> Any:
             self._attempts[what, number] = self._attempts.get((what, number), 0) + 1
             return self._attempts[what, number]
 
-    return ray.remote(num_cpus=0)(Desk).remote([ray.put(packed((_VERSIONS, value))) for value in values])
+    return ray.remote(num_cpus=0)(Coordinator).remote([ray.put(packed((_VERSIONS, value))) for value in values])
 
 
-def received(desk: Any, place: int, threads: int) -> Any:
-    """One of the values that the desk has, with tensors on the GPU of this process, if it has one.
+def received(coordinator: Any, place: int, threads: int) -> Any:
+    """One of the values that the coordinator has, with tensors on the GPU of this process, if it has one.
 
     Errors: `InputError` if it needs what is not installed here, or if another release of lrpfx or torch is.
     """
     ray, _ = packages()
     torch.set_num_threads(threads)
     try:
-        content = ray.get(ray.get(desk.content.remote(place)))
+        content = ray.get(ray.get(coordinator.content.remote(place)))
         versions, found = unpacked(content, "cuda" if ray.get_gpu_ids() else "cpu")
     except (ImportError, AttributeError) as error:
         raise InputError(
@@ -320,10 +320,10 @@ def received(desk: Any, place: int, threads: int) -> Any:
     return found
 
 
-def count_attempt(desk: Any, what: str, number: int) -> None:
+def count_attempt(coordinator: Any, what: str, number: int) -> None:
     """Raise `InputError` if a part ended the processes that had it. `what`: what they were to do with it."""
     ray, _ = packages()
-    attempts = ray.get(desk.attempt.remote(what, number))
+    attempts = ray.get(coordinator.attempt.remote(what, number))
     if attempts > RETRIES + 1:
         raise InputError(
             f"{attempts - 1} processes of Ray that were to {what} {number} ended: perhaps a sample of it crashes them, or "

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from lrpfx.datasets.block_explainer import BlockExplainer
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
-from lrpfx.datasets.filling import BlockExplainer
-from lrpfx.datasets.places import Place
+from lrpfx.datasets.locations import Location
 from lrpfx.datasets.ray_cluster import (
+    ActorNumbers,
     Pool,
     Row,
-    Wanted,
     count_attempt,
     dataset_of,
     mapped,
-    open_desk,
+    new_coordinator,
     packages,
     packed,
     packed_problem,
@@ -31,9 +31,9 @@ from lrpfx.datasets.ray_cluster import (
 )
 from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
-from lrpfx.samples.plan import Done, Plan
-from lrpfx.samples.preparing import Batch, batched
-from lrpfx.samples.sources import Indexed, Source, Streamed
+from lrpfx.samples.plan import BlockPlan, DoneBlocks
+from lrpfx.samples.preparation import SampleBatch, batched
+from lrpfx.samples.sources import IndexedSource, SampleSource, StreamSource
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,9 @@ class RayEngine(Engine):
     data set and the model are sent to them; what these import must be installed there. A block whose process or machine is lost
     is tried again, three times. Needs `pip install 'lrpfx[ray]'`.
 
-    Attributes
-    ----------
-    explainers
-        How many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the free CPUs, of
-        which one is left for loading.
-    cpus
-        CPUs, and threads, of each.
-    gpus
-        GPUs of each; by default one if the cluster has any.
+    `explainers`: how many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the
+    free CPUs, of which one is left for loading. `cpus`: CPUs, and threads, of each. `gpus`: GPUs of each; by default one if the
+    cluster has any.
     """
 
     explainers: int | None = None
@@ -62,13 +56,10 @@ class RayEngine(Engine):
     gpus: float | None = None
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ActorNumbers:
         """The actors to have.
 
-        Raises
-        ------
-        InputError
-            `explainers` or `cpus` is not a positive number, or `gpus` is negative.
+        Errors: `InputError`: `explainers` or `cpus` is not a positive number, or `gpus` is negative.
         """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -77,30 +68,22 @@ class RayEngine(Engine):
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):
             raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}", topic="ray")
         packages()
-        return Wanted(self.explainers, self.cpus, gpus)
+        return ActorNumbers(self.explainers, self.cpus, gpus)
 
-    def check(self, source: Source) -> None:
+    def check(self, source: SampleSource) -> None:
         """Check the numbers of actors, and the source of samples.
 
-        Parameters
-        ----------
-        source
-            Where samples come from.
-
-        Raises
-        ------
-        InputError
-            A number is wrong, the source is an iterator, which can be read only once, or its samples are loaded by processes
-            that a function of a DataLoader prepares.
+        `source`: where samples come from. Errors: `InputError`: a number is wrong, the source is an iterator, which can be read
+        only once, or its samples are loaded by processes that a function of a DataLoader prepares.
         """
         _ = self.wanted
-        if isinstance(source, Streamed) and source.is_read_once:
+        if isinstance(source, StreamSource) and source.is_read_once:
             raise InputError(
                 "an iterator can be read only once, and only here: for Ray pass what it was made of, such as an "
                 "IterableDataset",
                 topic="ray",
             )
-        if isinstance(source, Indexed) and source.loaded_by.are_prepared:
+        if isinstance(source, IndexedSource) and source.loaded_by.are_prepared:
             raise InputError(
                 "the processes of Ray do not call the worker_init_fn= of a DataLoader: have the dataset do it where it first "
                 "loads a sample",
@@ -110,34 +93,23 @@ class RayEngine(Engine):
     def steps(self, work: Work) -> Generator[Step]:
         """The steps of the work, as of any engine. An error of a block is raised here.
 
-        Parameters
-        ----------
-        work
-            What to explain, and where to.
-
-        Raises
-        ------
-        InputError
-            Ray gave a block up, or cannot have what is asked.
+        `work`: what to explain, and where to. Errors: `InputError`: Ray gave a block up, or cannot have what is asked.
         """
         pending = _blocks_of(work)
         if pending is not None and not pending:
             return
         with running(self.wanted) as pool:
-            plan = replace(work.plan, done=Done(work.plan.done.counts, int))  # digests are read where they are needed
-            store = _Store(work.writer.place, work.writer.manifest)
-            desk = open_desk((work.explaining, store), _ForLoaders(work.source, plan, store, _probe_of(work.source)))
-            yield from _steps_in(rows_in(_explained(desk, pending, pool, getattr(work.source, "workers", 0))))
+            plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
+            store = _Store(work.writer.location, work.writer.manifest)
+            coordinator = new_coordinator(
+                (work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source))
+            )
+            yield from _steps_in(rows_in(_explained(coordinator, pending, pool, getattr(work.source, "workers", 0))))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
 
-        Parameters
-        ----------
-        function
-            What each actor computes.
-        items
-            What it takes.
+        `function`: what each actor computes. `items`: what it takes.
         """
         if items:
             yield from mapped(self.wanted, function, items)
@@ -157,8 +129,8 @@ def engine_named(engine: Any) -> Engine:
 class _ForLoaders:
     """What those get that load. `probe`: the number of a sample, and its digest."""
 
-    source: Source
-    plan: Plan
+    source: SampleSource
+    plan: BlockPlan
     store: "_Store"
     probe: tuple[int, int] | None
 
@@ -180,7 +152,7 @@ class _ForLoaders:
             )
 
 
-def _probe_of(source: Source) -> tuple[int, int] | None:
+def _probe_of(source: SampleSource) -> tuple[int, int] | None:
     """The first sample that can be loaded, if it is among some."""
     found = next((sample for sample in source.first(_PROBES) if sample.problem is None), None)
     return None if found is None else (found.number, batched(0, [found]).digest)
@@ -188,7 +160,7 @@ def _probe_of(source: Source) -> tuple[int, int] | None:
 
 #: Samples among which one that can be loaded is looked for.
 _PROBES = 32
-#: What the desk has: for those that explain, and for those that load.
+#: What the coordinator has: for those that explain, and for those that load.
 _FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 
 
@@ -196,13 +168,13 @@ _FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 class _Store:
     """The store, which each process opens for itself."""
 
-    place: Place
+    location: Location
     manifest: Manifest
 
     def writer(self) -> BlockWriter:
         """The store, as it is seen from here."""
         try:
-            manifest = read_manifest(self.place)
+            manifest = read_manifest(self.location)
         except ArtefactError as error:
             raise ArtefactError(
                 f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as "
@@ -211,37 +183,37 @@ class _Store:
             ) from error
         if manifest.facts != self.manifest.facts:
             raise ArtefactError(
-                f"a process of Ray sees another store at {self.place}; give a folder that all machines share", topic="ray"
+                f"a process of Ray sees another store at {self.location}; give a folder that all machines share", topic="ray"
             )
-        return BlockWriter(self.place, self.manifest)
+        return BlockWriter(self.location, self.manifest)
 
 
 def _blocks_of(work: Work) -> list[int] | None:
     """The blocks to explain; None if they are not known before the samples are read."""
-    if not isinstance(work.source, Indexed):
+    if not isinstance(work.source, IndexedSource):
         return None
     work.source.check_done(work.plan)
     return work.plan.pending(work.source.length)
 
 
-def _explained(desk: Any, pending: list[int] | None, pool: Pool, workers: int) -> Any:
+def _explained(coordinator: Any, pending: list[int] | None, pool: Pool, workers: int) -> Any:
     """The dataset of Ray whose rows are the blocks that were explained and written."""
     _, data = packages()
     most = pool.explainers
     if pending is None:
-        loaded = dataset_of(lambda: _rows_of_stream(desk), 1)
+        loaded = dataset_of(lambda: _rows_of_stream(coordinator), 1)
     else:
         most = min(most, len(pending))
         loaded = dataset_of(lambda: ({"block": block} for block in pending), 0).map_batches(
             _Loader,
-            fn_constructor_args=(desk,),
+            fn_constructor_args=(coordinator,),
             batch_size=1,
             compute=data.ActorPoolStrategy(min_size=1, max_size=min(workers or pool.loaders, pool.loaders, len(pending))),
             num_cpus=1,
         )
     return loaded.map_batches(
         _Explainer,
-        fn_constructor_args=(desk, pool.cpus),
+        fn_constructor_args=(coordinator, pool.cpus),
         batch_size=1,
         # two calls at once for each, of which one writes while the other explains
         compute=data.ActorPoolStrategy(size=most, max_concurrent_calls_per_actor=2, enable_true_multi_threading=True),
@@ -266,43 +238,43 @@ def _steps_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
 # --- actors ------------------------------------------------------------------------------------------------------------------
 
 
-def _loaded_row(block: int, batches: list[Batch], problem: BaseException | None = None) -> Row:
+def _loaded_row(block: int, batches: list[SampleBatch], problem: BaseException | None = None) -> Row:
     return {"block": block, "batches": packed(batches), "problem": b"" if problem is None else packed_problem(problem)}
 
 
 class _Loader:
     """An actor that loads blocks of samples."""
 
-    def __init__(self, desk: Any) -> None:
-        self.desk = desk
+    def __init__(self, coordinator: Any) -> None:
+        self.coordinator = coordinator
         self._found: _ForLoaders | None = None
 
     def __call__(self, rows: Mapping[str, Any]) -> Row:
         block = int(rows["block"][0])
         try:
             if self._found is None:
-                self._found = received(self.desk, _FOR_LOADERS, 1)
+                self._found = received(self.coordinator, _FOR_LOADERS, 1)
                 self._found.check()
-            count_attempt(self.desk, "load block", block)
+            count_attempt(self.coordinator, "load block", block)
             source = self._found.source
-            assert isinstance(source, Indexed)
+            assert isinstance(source, IndexedSource)
             found = _loaded_row(block, source.block(self._found.plan, block))
         except Exception as error:
             found = _loaded_row(block, [], error)
         return {name: [value] for name, value in found.items()}
 
 
-def _rows_of_stream(desk: Any) -> Iterator[Row]:
+def _rows_of_stream(coordinator: Any) -> Iterator[Row]:
     """The blocks of a stream that are not done, and at the end its problem, if it has one, as that of block -1.
 
     A process that takes the place of another gives the same rows, whatever is done by then: Ray counts them.
     """
-    count_attempt(desk, "read the data set, in turn", 0)
+    count_attempt(coordinator, "read the data set, in turn", 0)
     try:
-        found: _ForLoaders = received(desk, _FOR_LOADERS, 1)
+        found: _ForLoaders = received(coordinator, _FOR_LOADERS, 1)
         found.check()
         writer = found.store.writer()
-        now = done_of(found.store.place, found.store.manifest, writer.arrays)
+        now = done_of(found.store.location, found.store.manifest, writer.arrays)
         plan = replace(found.plan, done=replace(now, counts=found.plan.done.counts))
         for block, batches in groupby(found.source.batches(plan), attrgetter("block")):
             loaded = _loaded_row(block, list(batches))  # an error comes before a block that is not whole is out
@@ -315,8 +287,8 @@ def _rows_of_stream(desk: Any) -> Iterator[Row]:
 class _Explainer:
     """An actor that explains blocks, and writes them."""
 
-    def __init__(self, desk: Any, threads: int) -> None:
-        self.desk = desk
+    def __init__(self, coordinator: Any, threads: int) -> None:
+        self.coordinator = coordinator
         self.threads = threads
         self._alone = threading.Lock()
         self._found: BlockExplainer | None = None
@@ -326,7 +298,7 @@ class _Explainer:
         try:
             if not problem:
                 batches = unpacked(rows["batches"][0])
-                count_attempt(self.desk, "explain block", block)
+                count_attempt(self.coordinator, "explain block", block)
                 with self._alone:
                     explainer = self._ready()
                     written = [filled for _, filled in explainer.blocks(batches) if filled is not None]
@@ -341,6 +313,6 @@ class _Explainer:
 
     def _ready(self) -> BlockExplainer:
         if self._found is None:
-            explaining, store = received(self.desk, _FOR_EXPLAINERS, self.threads)
-            self._found = BlockExplainer(explaining, store.writer())
+            explainer, store = received(self.coordinator, _FOR_EXPLAINERS, self.threads)
+            self._found = BlockExplainer(explainer, store.writer())
         return self._found

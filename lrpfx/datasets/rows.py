@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 
 from lrpfx.errors import InputError, InputTypeError, os_errors
 from lrpfx.pictures.maps import Floats, array_of
+from lrpfx.samples.selection import checked_numbers
 
 Numbers = NDArray[np.int64]
-
-_BLOCK_BYTES = 8 << 20  # that are read together
-_SKIPPED_BYTES = 256 << 10  # that are read and not used, at most, between two samples: less than the cost of another read
 
 
 class Rows(Protocol):
@@ -54,6 +52,8 @@ class Column:
     what: str
     source: Any
     shape: tuple[int, ...] | None  # of a sample; None if shapes may differ
+    block_bytes: int = 8 << 20  # that are read together
+    skipped_bytes: int = 256 << 10  # read and not used, at most, between two samples: less than the cost of another read
 
     def __len__(self) -> int:
         return len(self.source) if self.shape is None else int(self.source.shape[0])  # Zarr's arrays have no length
@@ -116,8 +116,10 @@ class Column:
             return 1, 1
         row = max(1, int(np.prod(self.shape, dtype=np.int64))) * getattr(getattr(self.source, "dtype", None), "itemsize", 8)
         chunk = (getattr(self.source, "chunks", None) or (1,))[0]
-        size = max(1, _BLOCK_BYTES // row)
-        return max(chunk, size // chunk * chunk) if chunk * row <= 4 * _BLOCK_BYTES else size, max(1, _SKIPPED_BYTES // row)
+        size = max(1, self.block_bytes // row)
+        return max(chunk, size // chunk * chunk) if chunk * row <= 4 * self.block_bytes else size, max(
+            1, self.skipped_bytes // row
+        )
 
 
 def column(source: Any, what: str, count: int | None = None) -> Column:
@@ -148,22 +150,10 @@ def without_label(item: Any) -> Any:
 
 
 def chosen(samples: Any, count: int) -> Numbers:
-    """The numbers of samples in rising order: all, or those that are given. `InputError` for others and for repetitions."""
-    if samples is None:
-        found: Numbers = np.arange(count, dtype=np.int64)
-    else:
-        given = array_of(samples if hasattr(samples, "__len__") else list(samples), "samples")
-        if given.ndim != 1 or (given.size and not np.issubdtype(given.dtype, np.integer)):
-            raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
-        found = np.sort(given.astype(np.int64))
+    """The numbers of samples in rising order: all, or those that are given. `InputError` for others and for none."""
+    found: Numbers = np.asarray(np.arange(count) if samples is None else checked_numbers(samples, count), dtype=np.int64)
     if not len(found):
         raise InputError("there are no samples", topic="samples")
-    if found[0] < 0 or found[-1] >= count:
-        raise InputError(
-            f"sample {found[0] if found[0] < 0 else found[-1]} is out of range: there are {count}", topic="reading-stores"
-        )
-    if (np.diff(found) == 0).any():
-        raise InputError("the number of a sample is given twice", topic="statistics")
     return found
 
 

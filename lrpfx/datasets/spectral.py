@@ -11,7 +11,7 @@ from lrpfx.support.optional_packages import optional_package
 
 PURPOSE = "clustering of relevance"
 EXTRA = "datasets"
-_DENSE = 1000  # nodes of a part of the graph above which Lanczos iterations find the eigenvectors
+_DENSE = 1000
 _TIE = 1e-9  # between eigenvalues of which neither comes first
 
 
@@ -42,10 +42,11 @@ def affinity_of(vectors: Floats, neighbors: int) -> Any:
     return (graph + graph.T) / 2
 
 
-def spectrum_of(affinity: Any, count: int, seed: int) -> Spectrum:
+def spectrum_of(affinity: Any, count: int, seed: int, dense: int = _DENSE) -> Spectrum:
     """The spectrum of a graph, with `count` eigenvalues or as many as it has parts, if these are more.
 
     The eigenvectors of each connected part are found by themselves: together, those of eigenvalue 0 could be any rotation.
+    `dense`: the most nodes of a part whose matrix is decomposed as a whole; Lanczos iterations find the eigenvectors of others.
     """
     graphs = optional_package("scipy.sparse.csgraph", PURPOSE, EXTRA)
     parts, membership = graphs.connected_components(affinity, directed=False)
@@ -55,7 +56,7 @@ def spectrum_of(affinity: Any, count: int, seed: int) -> Spectrum:
     found: list[tuple[float, int, NDArray[np.intp], Floats]] = []
     for rank, part in enumerate(np.argsort(-sizes, kind="stable")):
         nodes = np.flatnonzero(membership == part)
-        values, vectors = _eigenvectors(laplacian[nodes][:, nodes], min(count, len(nodes)), roots[nodes], seed)
+        values, vectors = _eigenvectors(laplacian[nodes][:, nodes], min(count, len(nodes)), roots[nodes], seed, dense)
         found += [(float(value), rank, nodes, vector) for value, vector in zip(values, vectors.T, strict=True)]
     found.sort(key=lambda one: one[:2])
     found = found[: max(count, parts)]
@@ -65,10 +66,10 @@ def spectrum_of(affinity: Any, count: int, seed: int) -> Spectrum:
     return Spectrum(np.array([value for value, *_ in found]), coordinates, int(parts))
 
 
-def _eigenvectors(laplacian: Any, count: int, roots: Floats, seed: int) -> tuple[Floats, Floats]:
+def _eigenvectors(laplacian: Any, count: int, roots: Floats, seed: int, dense: int) -> tuple[Floats, Floats]:
     """The smallest eigenvalues and their eigenvectors, for a connected graph with these roots of degrees."""
     size = laplacian.shape[0]
-    if size <= _DENSE or count >= size // 2:
+    if size <= dense or count >= size // 2:
         values, vectors = optional_package("scipy.linalg", PURPOSE, EXTRA).eigh(
             laplacian.toarray(), subset_by_index=[0, count - 1]
         )

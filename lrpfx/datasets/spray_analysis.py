@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.asked import classes_of_relevance, column_of_relevance, sole_target
 from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Settings, Spray
 from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, labels_of, samples_by_label
 from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
+from lrpfx.datasets.store_queries import classes_of_relevance, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Floats, checked_whole

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.datasets.asked import column_of_relevance
 from lrpfx.datasets.reduced_maps import of_equal_weight, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of
+from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.pictures import heatmap, scale_of, sheet
 from lrpfx.pictures.maps import Floats
@@ -74,12 +74,7 @@ class _Sums:
 class Summary:
     """Statistics by array: first of all samples, then of each class.
 
-    Attributes
-    ----------
-    rows
-        The statistics.
-    maps
-        What `mean_map` returns, by array and class.
+    `rows`: the statistics. `maps`: what `mean_map` returns, by array and class.
     """
 
     rows: tuple[Statistic, ...]
@@ -94,17 +89,7 @@ class Summary:
     def of(self, array: str, label: int | None = None) -> Statistic:
         """The statistic of one array and class.
 
-        Parameters
-        ----------
-        array
-            Its name.
-        label
-            Of the class, by default all samples.
-
-        Raises
-        ------
-        InputError
-            There is none.
+        `array`: its name. `label`: of the class, by default all samples. Errors: `InputError`: there is none.
         """
         self._check(array, label)
         return next(row for row in self.rows if (row.array, row.label) == (array, label))
@@ -112,17 +97,7 @@ class Summary:
     def mean_map(self, array: str, label: int | None = None) -> Floats:
         """The mean over samples of maps summed over channels, shape (height, width), or of vectors, shape (features,).
 
-        Parameters
-        ----------
-        array
-            Its name.
-        label
-            Of the class, by default all samples.
-
-        Raises
-        ------
-        InputError
-            There is none.
+        `array`: its name. `label`: of the class, by default all samples. Errors: `InputError`: there is none.
         """
         self._check(array, label)
         return self.maps[array][label]
@@ -130,21 +105,8 @@ class Summary:
     def picture(self, array: str, *, columns: int = 5, names: Sequence[str] | None = None, **settings: Any) -> Image.Image:
         """The mean maps of all classes, in colours of one scale.
 
-        Parameters
-        ----------
-        array
-            Its name.
-        columns
-            How many maps stand in a row.
-        names
-            Of classes.
-        **settings
-            Of `lrpfx.pictures.sheet`.
-
-        Raises
-        ------
-        InputError
-            The means are vectors, or there is no such array.
+        `array`: its name. `columns`: how many maps stand in a row. `names`: of classes. `settings`: of `lrpfx.pictures.sheet`.
+        Errors: `InputError`: the means are vectors, or there is no such array.
         """
         self._check(array, None)
         maps = {label: one for label, one in self.maps[array].items() if label is not None} or self.maps[array]
@@ -158,10 +120,7 @@ class Summary:
     def to_pandas(self) -> "DataFrame":
         """The rows as a DataFrame with the columns array, class (None: all), samples, total, magnitude and share.
 
-        Raises
-        ------
-        InputError
-            Pandas is not installed.
+        Errors: `InputError`: Pandas is not installed.
         """
         rows = [{**asdict(row), "class": row.label} for row in self.rows]
         return data_frame(rows, _COLUMNS)

@@ -4,14 +4,25 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.layout import DONE, ERROR, KEY, LABEL, MISSING, SAMPLE, SCALE, STATUS, TEXT_BYTES, Array, Layout, scaled
-from lrpfx.datasets.places import Place, zarr_package
+from lrpfx.datasets.layout import (
+    DONE,
+    LABEL,
+    MISSING,
+    SAMPLE,
+    SCALE,
+    STATUS,
+    TEXT_BYTES,
+    Array,
+    ArrayLayout,
+    scaled,
+)
+from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
-from lrpfx.samples.plan import Done, samples_in
+from lrpfx.samples.plan import DoneBlocks, samples_in
 
 FORMAT = 1
 #: The attribute of the group with the manifest.
@@ -19,11 +30,7 @@ MANIFEST = "lrpfx"
 #: The attribute while the arrays are made.
 _BEGINNING = "beginning"
 _GROUP = "zarr.json"
-_KEYS = {"name": "default", "configuration": {"separator": "/"}}
 _DONE_BYTES = 12  # of an entry of "done", compressed, at least
-_CODECS = {"sharding_indexed", "bytes", "zstd", "crc32c"}
-_MOST_BYTES = 64 << 20  # of metadata
-_MOST_SAMPLES = 1 << 40
 
 
 # --- manifests ---------------------------------------------------------------------------------------------------------------
@@ -34,7 +41,7 @@ class Manifest:
     """What a store says of itself. `facts`: plain data; its arrays, the length of its blocks, how many samples if known."""
 
     facts: dict[str, Any]
-    layouts: list[Layout]
+    layouts: list[ArrayLayout]
     block: int
     samples: int | None
 
@@ -44,7 +51,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Any) -> "Manifest":
-        """The manifest, checked. Errors: `ArtefactError`."""
+        """The manifest. Errors: `ArtefactError`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             version = data.get("format") if isinstance(data, dict) else None
             raise ArtefactError(
@@ -52,18 +59,11 @@ class Manifest:
                 topic="damaged-stores",
             )
         facts = {name: value for name, value in data.items() if name not in ("format", "block", "samples", "arrays")}
-        block, samples, arrays = data.get("block"), data.get("samples"), data.get("arrays")
-        dicts = all(isinstance(facts.get(name), dict) for name in ("versions", "settings", "data"))
-        texts = all(isinstance(facts.get(name), str) for name in ("model", "composite"))
-        if not (_is_count(block, 1) and (samples is None or _is_count(samples, 0)) and dicts and texts):
-            raise ArtefactError("the store's manifest is damaged", topic="damaged-stores")
-        if not isinstance(arrays, dict):
-            raise ArtefactError("the store's manifest names no arrays", topic="damaged-stores")
-        layouts = [Layout.from_json(name, one) for name, one in arrays.items()]
-        names = {one.name for one in layouts}
-        if missing := {STATUS, LABEL, KEY, ERROR, DONE} - names:
-            raise ArtefactError(f"the store has no array {sorted(missing)[0]!r}", topic="damaged-stores")
-        return cls(facts, layouts, block, samples)
+        try:
+            layouts = [ArrayLayout.from_json(name, one) for name, one in data["arrays"].items()]
+            return cls(facts, layouts, data["block"], data["samples"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArtefactError(f"the store's manifest is damaged: {first_lines(error)}", topic="damaged-stores") from error
 
     @property
     def capacity(self) -> int:
@@ -71,93 +71,46 @@ class Manifest:
         return self.block if self.samples is None else self.samples
 
 
-def _is_count(value: Any, least: int) -> TypeGuard[int]:
-    return type(value) is int and least <= value <= _MOST_SAMPLES
+def is_begun(location: Location) -> bool:
+    """Whether anything is stored at a location. What a run left that was killed at once does not count."""
+    return bool(location.sizes()) and not _is_beginning(location)
 
 
-def is_begun(place: Place) -> bool:
-    """Whether there is a store at a place, or what is none. What a run left that was killed at once counts as nothing."""
-    return bool(place.sizes()) and not _is_beginning(place)
-
-
-def _is_beginning(place: Place) -> bool:
+def _is_beginning(location: Location) -> bool:
     """Whether there is nothing but what a run leaves that is killed while it makes the arrays: descriptions, no values."""
-    if _GROUP not in place.sizes() or _attributes(place).get(MANIFEST) != _BEGINNING:
+    if _GROUP not in location.sizes() or _attributes(location).get(MANIFEST) != _BEGINNING:
         return False
-    return all(re.fullmatch(rf"([^/]+/)?{re.escape(_GROUP)}", name) for name in place.sizes_of_all(""))
+    return all(re.fullmatch(rf"([^/]+/)?{re.escape(_GROUP)}", name) for name in location.sizes_of_all(""))
 
 
-def read_manifest(place: Place) -> Manifest:
+def read_manifest(location: Location) -> Manifest:
     """The manifest of a store. Errors: `ArtefactError`."""
-    if _GROUP not in (names := place.sizes()):
+    if _GROUP not in (names := location.sizes()):
         there = f"it has {', '.join(sorted(names)[:3])}" if names else "it is empty"
         raise ArtefactError(
-            f"{place} is not a store of lrpfx.datasets.attribute: {there}, and no {_GROUP}", topic="damaged-stores"
+            f"{location} is not a store of lrpfx.datasets.attribute: {there}, and no {_GROUP}", topic="damaged-stores"
         )
-    attributes = _attributes(place)
+    attributes = _attributes(location)
     if MANIFEST not in attributes:
-        raise ArtefactError(f"{place} is a Zarr group, but not one that lrpfx.datasets.attribute wrote", topic="damaged-stores")
+        raise ArtefactError(f"{location} is a Zarr group that lrpfx.datasets.attribute did not write", topic="damaged-stores")
     if attributes[MANIFEST] == _BEGINNING:
         raise ArtefactError(
-            f"{place} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "
+            f"{location} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "
             "begins anew there if nothing else is in it",
             topic="damaged-stores",
         )
     return Manifest.from_json(attributes[MANIFEST])
 
 
-def _attributes(place: Place) -> dict[str, Any]:
-    data = _json_in(place, _GROUP)
-    if data.get("zarr_format") != 3 or data.get("node_type") != "group" or not isinstance(data.get("attributes"), dict):
-        raise ArtefactError(f"{place} is not a Zarr 3 group", topic="damaged-stores")
-    found: dict[str, Any] = data["attributes"]
-    return found
-
-
-def _json_in(place: Place, name: str) -> dict[str, Any]:
-    content = place.content(name, _MOST_BYTES)
+def _attributes(location: Location) -> dict[str, Any]:
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ArtefactError(f"{place}/{name} is damaged: {first_lines(error)}", topic="damaged-stores") from error
-    if not isinstance(found, dict):
-        raise ArtefactError(f"{place}/{name} is damaged", topic="damaged-stores")
-    return found
-
-
-def rows_of(place: Place, manifest: Manifest, layout: Layout) -> int:
-    """The samples or blocks that an array has room for. `ArtefactError` unless it is as the manifest says.
-
-    Only the codecs that lrpfx writes are let pass, before Zarr sees any: it would look for others among installed packages.
-    """
-    data = _json_in(place, f"{layout.name}/{_GROUP}")
-    try:
-        rows, *shape = data["shape"]
-        codecs = list(data["codecs"])
-        for one in list(codecs):
-            codecs += [*one.get("configuration", {}).get("codecs", ()), *one.get("configuration", {}).get("index_codecs", ())]
-        names = {one["name"] for one in codecs}
-        grid = data["chunk_grid"]["configuration"]["chunk_shape"]
-        held = manifest.block if layout.dimensions[0] == SAMPLE else 1
-        fits = (
-            data["node_type"] == "array"
-            and data["zarr_format"] == 3
-            and data["data_type"] == layout.dtype
-            and tuple(shape) == layout.shape
-            and type(rows) is int
-            and 0 <= rows <= _MOST_SAMPLES
-            and list(grid) == [held, *(max(1, size) for size in layout.shape)]
-            and names <= _CODECS
-            and data["chunk_key_encoding"] == _KEYS
-            and not data.get("storage_transformers")
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtefactError(
-            f"the array {layout.name!r} of {place} is damaged: {first_lines(error)}", topic="damaged-stores"
-        ) from error
-    if not fits:
-        raise ArtefactError(f"the array {layout.name!r} of {place} is not as the store's manifest says", topic="damaged-stores")
-    return int(rows)
+        data = json.loads(location.content(_GROUP))
+        attributes = data["attributes"] if data["zarr_format"] == 3 and data["node_type"] == "group" else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{location}/{_GROUP} is damaged: {first_lines(error)}", topic="damaged-stores") from error
+    if attributes is None:
+        raise ArtefactError(f"{location} is not a Zarr 3 group", topic="damaged-stores")
+    return dict(attributes)
 
 
 # --- writing -----------------------------------------------------------------------------------------------------------------
@@ -169,14 +122,14 @@ class BlockWriter:
     Of a store of unknown length, one of them makes room for the others.
     """
 
-    def __init__(self, place: Place, manifest: Manifest) -> None:
-        self.place = place
+    def __init__(self, location: Location, manifest: Manifest) -> None:
+        self.location = location
         self.manifest = manifest
         self._open()
 
     def _open(self) -> None:
-        with self.place.errors("opened"):
-            store = self.place.zarr_store()
+        with self.location.errors("opened"):
+            store = self.location.zarr_store()
             self.group = zarr_package().open_group(store, mode="r+", zarr_format=3, use_consolidated=False)
             found = {one.name: self.group[one.name] for one in self.manifest.layouts}
         self.arrays = {name: array.with_config({"write_empty_chunks": True}) for name, array in found.items()}
@@ -198,7 +151,7 @@ class BlockWriter:
         if block >= self.arrays[DONE].shape[0]:
             self._open()  # another process may have made room
             self.make_room(block)
-        with self.place.errors("written"):
+        with self.location.errors("written"):
             first = block * self.manifest.block
             for one in self.manifest.layouts:
                 if one.dimensions[0] != SAMPLE or one.name.startswith(SCALE):
@@ -218,7 +171,7 @@ class BlockWriter:
         room = self.arrays[DONE].shape[0]
         if block >= room:
             room = max(block + 1, 2 * room)
-            with self.place.errors("written"):
+            with self.location.errors("written"):
                 self.resize(room * self.manifest.block, room)
 
     def resize(self, samples: int, blocks: int) -> None:
@@ -231,33 +184,33 @@ class BlockWriter:
     def finish(self, samples: int) -> None:
         """State the number of samples, once it is known."""
         self._open()  # others may have made room
-        with self.place.errors("written"):
+        with self.location.errors("written"):
             manifest = Manifest(self.manifest.facts, self.manifest.layouts, self.manifest.block, samples)
             self.resize(samples, -(-samples // self.manifest.block))
             self.group.attrs[MANIFEST] = manifest.to_json()
             self.manifest = manifest
 
 
-def create(place: Place, manifest: Manifest) -> BlockWriter:
+def create(location: Location, manifest: Manifest) -> BlockWriter:
     """A new store. It counts as one when all its arrays are there. Errors: `ArtefactError`.
 
     Only what a killed beginning left is replaced, whatever the caller has found out before.
     """
-    names = place.sizes()
-    if names and not _is_beginning(place):
+    names = location.sizes()
+    if names and not _is_beginning(location):
         raise ArtefactError(
-            f"{place} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}", topic="damaged-stores"
+            f"{location} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}", topic="damaged-stores"
         )
-    with place.errors("written"):
-        store = place.zarr_store()
+    with location.errors("written"):
+        store = location.zarr_store()
         group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
         for one in manifest.layouts:
             _create_array(group, one, manifest)
         group.attrs[MANIFEST] = manifest.to_json()
-    return BlockWriter(place, manifest)
+    return BlockWriter(location, manifest)
 
 
-def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
+def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest) -> None:
     codecs = zarr_package().codecs
     blocks = -(-manifest.capacity // manifest.block)
     rows, held = (manifest.capacity, manifest.block) if layout.dimensions[0] == SAMPLE else (blocks, 1)
@@ -276,14 +229,13 @@ def _create_array(group: Any, layout: Layout, manifest: Manifest) -> None:
     )
 
 
-def opened_for_writing(place: Place, manifest: Manifest) -> BlockWriter:
-    """The store at a place, after a former run: what a killed one left half written is removed, or written again."""
-    place.remove_leftovers()
-    rows = {one.name: rows_of(place, manifest, one) for one in manifest.layouts}
-    writer = BlockWriter(place, manifest)
+def opened_for_writing(location: Location, manifest: Manifest) -> BlockWriter:
+    """The store at a location, after a former run: what a killed one left half written is removed, or written again."""
+    location.remove_leftovers()
+    writer = BlockWriter(location, manifest)
     if manifest.samples is None:  # it may have been killed while it lengthened the arrays
-        blocks = rows[DONE]
-        with place.errors("written"):
+        blocks = writer.arrays[DONE].shape[0]
+        with location.errors("written"):
             writer.resize(blocks * manifest.block, blocks)
     return writer
 
@@ -291,73 +243,73 @@ def opened_for_writing(place: Place, manifest: Manifest) -> BlockWriter:
 # --- what is there -----------------------------------------------------------------------------------------------------------
 
 
-def done_of(place: Place, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> Done:
+def done_of(location: Location, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> DoneBlocks:
     """What is done. Errors: `ArtefactError`.
 
     A chunk of the array of digests is there once its block is done: a list of their names is read instead of each.
     `looks_for_chunks`: count a block only if all its chunks are still there too.
     """
-    found = {int(name): size for name, size in place.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
+    found = {int(name): size for name, size in location.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
     if not found:
-        check_is_there(place)
+        check_is_there(location)
     blocks = {block: size for block, size in found.items() if block < arrays[DONE].shape[0]}
     for block, size in blocks.items():
         if size < _DONE_BYTES:  # after a power failure, or of a disk that is full
-            raise damaged(place, f"{DONE}/c/{block}", "it is too short")
+            raise damaged(location, f"{DONE}/c/{block}", "it is too short")
     if looks_for_chunks:
-        blocks = {block: blocks[block] for block in _with_all_chunks(place, manifest, blocks)}
+        blocks = {block: blocks[block] for block in _with_all_chunks(location, manifest, blocks)}
     last = max(blocks, default=-1)
     counts = [manifest.block if block in blocks else 0 for block in range(last + 1)]
     if blocks:
         if manifest.samples is None:  # the last block of a stream may be shorter
             first = last * manifest.block
-            status = _of_chunk(place, arrays, STATUS, last, slice(first, first + manifest.block))
+            status = _of_chunk(location, arrays, STATUS, last, slice(first, first + manifest.block))
             counts[last] = int((status != MISSING).sum())
         else:
             counts[last] = samples_in(last, manifest.block, manifest.samples)
-    return Done(
+    return DoneBlocks(
         counts,
-        lambda block: int(_of_chunk(place, arrays, DONE, block, block)),
-        lambda number: int(_of_chunk(place, arrays, LABEL, number // manifest.block, number)),
+        lambda block: int(_of_chunk(location, arrays, DONE, block, block)),
+        lambda number: int(_of_chunk(location, arrays, LABEL, number // manifest.block, number)),
     )
 
 
-def _with_all_chunks(place: Place, manifest: Manifest, blocks: Iterable[int]) -> set[int]:
+def _with_all_chunks(location: Location, manifest: Manifest, blocks: Iterable[int]) -> set[int]:
     """The blocks of these whose chunks are there, in all arrays."""
     whole = set(blocks)
     for one in manifest.layouts:
         if whole and one.dimensions[0] == SAMPLE and 0 not in one.shape:
-            sizes = place.sizes_of_all(one.name)
+            sizes = location.sizes_of_all(one.name)
             whole = {block for block in whole if sizes.get(chunk_of(one, block))}
     return whole
 
 
-def _of_chunk(place: Place, arrays: Mapping[str, Any], name: str, block: int, key: Any) -> Array:
+def _of_chunk(location: Location, arrays: Mapping[str, Any], name: str, block: int, key: Any) -> Array:
     """Values of an array of numbers that are in the chunk of a block. `ArtefactError` if it is damaged."""
     try:
-        return read(place, arrays[name], key)
+        return read(location, arrays[name], key)
     except ArtefactError as error:
-        raise damaged(place, f"{name}/c/{block}", error) from error
+        raise damaged(location, f"{name}/c/{block}", error) from error
 
 
-def chunk_of(layout: Layout, block: int) -> str:
+def chunk_of(layout: ArrayLayout, block: int) -> str:
     """The name of the file or object that has the values of a block."""
     return f"{layout.name}/c/{block}" + "/0" * len(layout.shape)
 
 
-def damaged(place: Place, chunk: str, reason: BaseException | str) -> ArtefactError:
+def damaged(location: Location, chunk: str, reason: BaseException | str) -> ArtefactError:
     """The error for a chunk that cannot be read."""
     if isinstance(reason, BaseException):
         cause = reason.__cause__ or reason
         reason = str(cause) if isinstance(cause, LrpfxError) else first_lines(cause)
     return ArtefactError(
-        f"{place}/{chunk} cannot be read: {reason.rstrip('.')}. Remove what is left of this file, and call "
+        f"{location}/{chunk} cannot be read: {reason.rstrip('.')}. Remove what is left of this file, and call "
         "lrpfx.datasets.attribute with the same arguments: it explains the samples of this block anew",
         topic="damaged-stores",
     )
 
 
-def read(place: Place, array: Any, key: Any) -> Array:
+def read(location: Location, array: Any, key: Any) -> Array:
     """Values of an array. `key`: numbers of samples in order, or as for Zarr. `ArtefactError` if they are damaged."""
     try:
         return np.asarray(array.oindex[key] if isinstance(key, np.ndarray) else array[key])
@@ -369,15 +321,15 @@ def read(place: Place, array: Any, key: Any) -> Array:
         raise
     except Exception as error:  # of the codecs, in many kinds
         raise ArtefactError(
-            f"the array {array.name.strip('/')!r} of {place} cannot be read: {first_lines(error)}", topic="damaged-stores"
+            f"the array {array.name.strip('/')!r} of {location} cannot be read: {first_lines(error)}", topic="damaged-stores"
         ) from error
 
 
-def check_is_there(place: Place) -> None:
+def check_is_there(location: Location) -> None:
     """Raise `ArtefactError` if a store that was opened is gone: what is not there would read as not yet written."""
-    if _GROUP not in place.sizes():
+    if _GROUP not in location.sizes():
         raise ArtefactError(
-            f"the store {place} is not there any more: it was moved or removed since it was opened", topic="damaged-stores"
+            f"the store {location} is not there any more: it was moved or removed since it was opened", topic="damaged-stores"
         )
 
 
@@ -388,10 +340,10 @@ def with_missed_chunks(store: Any) -> Any:
     class WithMissedChunks(kind):
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
             found = await super().get(key, prototype, byte_range)
-            array, is_chunk, place = key.partition("/c/")
+            array, is_chunk, chunk = key.partition("/c/")
             if found is not None or not is_chunk:
                 return found
-            if array != DONE and await super().exists(f"{DONE}/c/{place.partition('/')[0]}"):
+            if array != DONE and await super().exists(f"{DONE}/c/{chunk.partition('/')[0]}"):
                 found = await super().get(key, prototype, byte_range)  # it may have been written in between
                 if found is None:
                     raise ArtefactError("it is lost", topic="damaged-stores")

@@ -1,7 +1,6 @@
 """Tables of what a store holds, in Parquet: a row for each sample, with its scores and where its relevance went."""
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from itertools import product
@@ -11,22 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.asked import checked_view, conditions_of, targets_of
-from lrpfx.datasets.explaining import (
+from lrpfx.datasets.layout import (
     CONDITION,
+    ERROR,
+    EXPLAINED,
+    KEY,
+    LABEL,
     OUTPUT,
     PREDICTION,
     REACHED,
     SEED,
+    STATUS,
     TARGET,
     TOP_CLASSES,
     TOP_SCORES,
     names_of_relevance,
 )
-from lrpfx.datasets.layout import ERROR, EXPLAINED, KEY, LABEL, STATUS
 from lrpfx.datasets.rows import Block, Column, Numbers, column
 from lrpfx.datasets.statistics import sums_of
 from lrpfx.datasets.store import MANIFEST
+from lrpfx.datasets.store_queries import checked_view, conditions_of, targets_of
 from lrpfx.datasets.view import Attributions
 from lrpfx.deploy.files import checked_path, whole_file
 from lrpfx.errors import ArtefactError, os_errors
@@ -114,22 +117,7 @@ class _Table:
         self.of_sample = max(1, len(self.conditions)) * len(self.targets)  # rows
         self.has_scores = PREDICTION in view
         self.arrays = names_of_relevance(view.names)
-        self._check()
         self.schema = self._schema()
-
-    def _check(self) -> None:
-        """Raise `ArtefactError` unless the arrays have the dimensions that they have in a store."""
-        sizes = {CONDITION: len(self.conditions), TARGET: len(self.targets)}
-        leading = self.view[REACHED].shape[1:]
-        wanted = {SEED: tuple(sizes[name] for name in self.view[SEED].dimensions[1:] if name in sizes)}
-        wanted |= dict.fromkeys(self.arrays, leading)
-        wrong = [name for name, shape in wanted.items() if self.view[name].shape[1 : 1 + len(shape)] != shape]
-        if wrong or math.prod(leading) != self.of_sample:
-            name = wrong[0] if wrong else REACHED
-            raise ArtefactError(
-                f"the array {name!r} of {self.view.path} does not have the dimensions of targets and conditions",
-                topic="damaged-stores",
-            )
 
     def _schema(self) -> Any:
         arrow = self.arrow
@@ -216,7 +204,7 @@ class _Table:
     # --- columns of samples, conditions and targets --------------------------------------------------------------------------
 
     def _asked(self, count: int) -> dict[str, Any]:
-        """The names of conditions and targets in each row of so many samples."""
+        """The names of conditions and targets in each row of `count` samples."""
         pairs = list(product(self.conditions or [""], self.targets)) * count
         return {CONDITION: self.arrow.array([one for one, _ in pairs]), TARGET: self.arrow.array([one for _, one in pairs])}
 

@@ -1,28 +1,29 @@
-"""Reading a store, also one that is still written to. Nothing is loaded before it is asked for, and nothing is executed."""
+"""Reading a store, also one that is still written to. Nothing is loaded before it is asked for."""
 
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.explaining import LAYERS, RELEVANCE
 from lrpfx.datasets.layout import (
-    DONE,
     ERROR,
     EXPLAINED,
     FAILED,
     KEY,
     LABEL,
+    LAYERS,
+    RELEVANCE,
     SAMPLE,
     SCALE,
     STATUS,
     TEXT_BYTES,
     Array,
-    Layout,
+    ArrayLayout,
     texts_of,
 )
-from lrpfx.datasets.places import Place, place_of, zarr_package
+from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.store import (
     Manifest,
     check_is_there,
@@ -31,11 +32,10 @@ from lrpfx.datasets.store import (
     done_of,
     read,
     read_manifest,
-    rows_of,
     with_missed_chunks,
 )
-from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, nearest
-from lrpfx.samples.plan import Done
+from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, first_lines, nearest
+from lrpfx.samples.plan import DoneBlocks
 from lrpfx.support.html import element, html_table
 
 
@@ -44,22 +44,14 @@ class StoredArray:
 
     Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
 
-    Parameters
-    ----------
-    place
-        Of the store.
-    manifest
-        What the store says of itself.
-    layout
-        What the array is.
-    arrays
-        The arrays of Zarr that it consists of, by name.
-    length
-        How many samples there are.
+    `location`: of the store. `manifest`: what the store says of itself. `layout`: what the array is. `arrays`: the arrays of
+    Zarr that it consists of, by name. `length`: how many samples there are.
     """
 
-    def __init__(self, place: Place, manifest: Manifest, layout: Layout, arrays: Mapping[str, Any], length: int) -> None:
-        self._place = place
+    def __init__(
+        self, location: Location, manifest: Manifest, layout: ArrayLayout, arrays: Mapping[str, Any], length: int
+    ) -> None:
+        self._location = location
         self._manifest = manifest
         self._layout = layout
         self._arrays = arrays
@@ -81,40 +73,28 @@ class StoredArray:
     def __getitem__(self, key: Any) -> Any:
         """Values at indices, slices, and arrays of indices or truth values, as in NumPy.
 
-        Parameters
-        ----------
-        key
-            The index. What it has for the first dimension chooses the samples that are read; an array for them has one
-            dimension. A new axis (None) cannot come first.
-
-        Raises
-        ------
-        InputError
-            It is out of range.
-        InputTypeError
-            It is not an index.
-        ArtefactError
-            A chunk is damaged or lost, or the store is gone.
+        `key`: the index. What it has for the first dimension chooses the samples that are read; an array for them has one
+        dimension. A new axis (None) cannot come first. Errors: `InputError`: it is out of range; `InputTypeError`: it is not an
+        index; `ArtefactError`: a chunk is damaged or lost, or the store is gone.
         """
-        first, *rest = [_part_of_index(one) for one in (key if isinstance(key, tuple) else (key,))] or [slice(None)]
+        first, *rest = (key if isinstance(key, tuple) else (key,)) or (slice(None),)
         if first is Ellipsis:
             taken = sum(one.ndim if _is_mask(one) else 1 for one in rest if one is not None and one is not Ellipsis)
             if taken < self.ndim:
                 first, rest = slice(None), [Ellipsis, *rest]
             elif rest:
                 first, *rest = rest
-        values = self._values(self._chosen(first))
-        if self._is_text:
-            values = np.array(values, dtype=object)
-        if isinstance(first, int):
-            own: Any = 0
-        elif isinstance(first, slice):
-            own = slice(None)
-        else:
-            own = np.arange(len(values))  # an array, which NumPy pairs with others
         try:
-            return values[(own, *rest)] if rest or isinstance(first, int) else values
-        except IndexError as error:
+            samples = self._samples(first)
+            values = self._values(np.array([samples]) if isinstance(samples, int) else samples)
+            if isinstance(samples, int):
+                return values[(0, *rest)]
+            # an array for an array, which NumPy pairs with others
+            own = slice(None) if isinstance(first, slice) else np.arange(len(values))
+            return values[(own, *rest)] if rest else values
+        except (IndexError, TypeError, ValueError) as error:
+            if isinstance(error, LrpfxError):
+                raise
             raise InputError(f"{self.name} has the shape {self.shape}: {first_lines(error)}", topic="reading-stores") from error
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -129,86 +109,55 @@ class StoredArray:
     def __repr__(self) -> str:
         return f"<{self.name}: {self.dtype} {self.shape}>"
 
-    def _chosen(self, first: Any) -> Any:
-        """The samples that an index of the first dimension means, as a slice or an array of numbers."""
-        if isinstance(first, int):
-            if not -self._length <= first < self._length:
-                raise InputError(f"sample {first} is out of range: there are {self._length}", topic="reading-stores")
-            place = first % self._length
-            return slice(place, place + 1)
+    def _samples(self, first: Any) -> int | slice | Array:
+        """The samples that an index of the first dimension means, as NumPy has it."""
         if isinstance(first, slice):
             start, stop, step = first.indices(self._length)
-            return slice(start, stop) if step == 1 else np.arange(start, stop, step)
-        if _is_mask(first) and first.shape == (self._length,):
-            return first.nonzero()[0]
-        if first is None or first is Ellipsis or first.ndim != 1 or _is_mask(first):
+            return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
+        if hasattr(first, "__index__") and not np.ndim(first) and not isinstance(first, (bool, np.bool_)):
+            return range(self._length)[operator.index(first)]
+        found = np.arange(self._length)[first if isinstance(first, list) else np.asarray(first)]
+        if found.ndim != 1:
             raise InputTypeError(
                 f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}",
                 topic="reading-stores",
             )
-        if first.size and not (-self._length <= first.min() and first.max() < self._length):
-            raise InputError(f"a sample is out of range: there are {self._length}", topic="reading-stores")
-        return first % max(1, self._length)
+        return found
 
     def _values(self, chosen: Any) -> Any:
         values = self._read(self._layout, chosen)
         if self._is_text:
-            return texts_of(values)
+            return np.array(texts_of(values), dtype=object)
         if self._layout.is_scaled:
             factors = self._read(next(one for one in self._manifest.layouts if one.name == SCALE + self.name), chosen)
             values = values.astype(np.float32) * factors.reshape(-1, *[1] * (values.ndim - 1))
         return values
 
-    def _read(self, layout: Layout, chosen: Any) -> Array:
+    def _read(self, layout: ArrayLayout, chosen: Any) -> Array:
         try:
             return self._read_from(self._arrays[layout.name], chosen)
         except ArtefactError:
-            check_is_there(self._place)
+            check_is_there(self._location)
             numbers = np.arange(self._length)[chosen]
             for block in np.unique(numbers // self._manifest.block):
                 self._read_block(layout, int(block))
             raise
 
-    def _read_block(self, layout: Layout, block: int) -> None:
+    def _read_block(self, layout: ArrayLayout, block: int) -> None:
         """Read a chunk, for the `ArtefactError` that names it."""
         first = block * self._manifest.block
         try:
             self._read_from(self._arrays[layout.name], slice(first, min(first + self._manifest.block, self._length)))
         except ArtefactError as error:
-            raise damaged(self._place, chunk_of(layout, block), error) from error
+            raise damaged(self._location, chunk_of(layout, block), error) from error
 
     def _read_from(self, array: Any, chosen: Any) -> Array:
         if isinstance(chosen, slice):
-            return read(self._place, array, slice(chosen.start, max(chosen.start, chosen.stop)))
+            return read(self._location, array, chosen)
         if not chosen.size:
-            return read(self._place, array, slice(0, 0))
+            return read(self._location, array, slice(0, 0))
         numbers, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
-        return read(self._place, array, numbers)[places]
-
-
-def _part_of_index(one: Any) -> Any:
-    """What an index has for a dimension: None, Ellipsis, a slice, an int, or an array. `InputTypeError` for anything else."""
-    if one is None or one is Ellipsis:
-        return one
-    if isinstance(one, slice):
-        try:
-            one.indices(1)
-        except (TypeError, ValueError) as error:
-            raise InputTypeError(f"{one!r} is not a slice of samples or entries: {error}", topic="reading-stores") from error
-        return one
-    try:
-        found = np.asarray(one)
-    except Exception as error:  # of lists of several lengths, and of arrays of other libraries
-        raise InputTypeError(f"{type(one).__name__} is not an index: {first_lines(error)}", topic="reading-stores") from error
-    if found.ndim and not found.size and found.dtype.kind == "f":
-        found = found.astype(np.int64)  # an empty list
-    if found.dtype.kind not in "iub" or (found.dtype.kind == "b" and not found.ndim):
-        raise InputTypeError(
-            f"an index has slices, and indices or arrays of indices or truth values, not {one!r}", topic="reading-stores"
-        )
-    if not found.ndim:
-        return int(found)
-    return found if found.dtype.kind == "b" else found.astype(np.int64)
+        return read(self._location, array, numbers)[places]
 
 
 def _is_mask(one: Any) -> bool:
@@ -226,38 +175,22 @@ class Attributions:
     Samples that are not there or failed have NaN in them. The attribute `path` is that of the store, a str if it has a scheme
     such as "s3://".
 
-    Parameters
-    ----------
-    place
-        Of the store.
-
-    Raises
-    ------
-    ArtefactError
-        There is no store, or it is damaged.
+    `location`: of the store. Errors: `ArtefactError`: there is no store, or it is damaged.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         zarr = zarr_package()
-        self.path = place.path
-        self._place = place
-        self._manifest: Manifest = read_manifest(place)
+        self.path = location.path
+        self._location = location
+        self._manifest: Manifest = read_manifest(location)
         self._layouts = {one.name: one for one in self._manifest.layouts}
-        rows = {one.name: rows_of(place, self._manifest, one) for one in self._manifest.layouts}
         try:
             group = zarr.open_group(
-                with_missed_chunks(place.zarr_store(read_only=True)), mode="r", zarr_format=3, use_consolidated=False
+                with_missed_chunks(location.zarr_store(read_only=True)), mode="r", zarr_format=3, use_consolidated=False
             )
             self._arrays = {name: group[name] for name in self._layouts}
         except Exception as error:  # of a damaged description, in many kinds
-            raise ArtefactError(f"{place} is damaged: {first_lines(error)}", topic="damaged-stores") from error
-        for name, one in self._layouts.items():
-            if one.is_scaled and SCALE + name not in self._layouts:
-                raise ArtefactError(f"{place} has no scales of its array {name!r}", topic="damaged-stores")
-        held = rows[DONE] * self._manifest.block
-        of_samples = [rows[name] for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE]
-        if min(of_samples) < min(held, self._manifest.samples or held):
-            raise ArtefactError(f"{place} is damaged: its arrays have different lengths", topic="damaged-stores")
+            raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
         self._length = self._manifest.samples
         if self._length is None:  # of a stream whose end is not reached
             self._length = self._end()
@@ -268,9 +201,9 @@ class Attributions:
         last = max((block for block, count in enumerate(counts) if count), default=-1)
         return 0 if last < 0 else last * self._manifest.block + counts[last]
 
-    def blocks(self) -> Done:
+    def blocks(self) -> DoneBlocks:
         """Which blocks are done, at this moment."""
-        return done_of(self._place, self._manifest, self._arrays)
+        return done_of(self._location, self._manifest, self._arrays)
 
     def __len__(self) -> int:
         """The number of samples of the data set; of a stream, those up to the last that was there when it was opened."""
@@ -295,16 +228,13 @@ class Attributions:
                 f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}",
                 topic="reading-stores",
             )
-        return StoredArray(self._place, self._manifest, self._layouts[name], self._arrays, len(self))
+        return StoredArray(self._location, self._manifest, self._layouts[name], self._arrays, len(self))
 
     @property
     def relevance(self) -> StoredArray:
         """The relevance of the input.
 
-        Raises
-        ------
-        InputError
-            The model has several inputs: they have names.
+        Errors: `InputError`: the model has several inputs: they have names.
         """
         return self[RELEVANCE]
 
@@ -320,7 +250,7 @@ class Attributions:
 
     @property
     def keys(self) -> list[str]:
-        """The name of each sample, such as the path of a photograph in its folder; an empty text without one."""
+        """The name of each sample, such as the path of an image in its folder; an empty text without one."""
         return [str(one) for one in self[KEY][:]]
 
     @property
@@ -366,7 +296,7 @@ class Attributions:
 def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Attributions:
     """The explanations in a store that `lrpfx.datasets.attribute` wrote or is writing.
 
-    Nothing in it is executed, and nothing is loaded before it is indexed.
+    Nothing is loaded before it is indexed.
 
     Parameters
     ----------
@@ -383,7 +313,7 @@ def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, An
         Zarr is not installed.
     """
     zarr_package()
-    place = place_of(path, storage_options)
-    if not place.sizes():
+    location = location_of(path, storage_options)
+    if not location.sizes():
         raise ArtefactError(f"there is no store {path}", topic="reading-stores")
-    return Attributions(place)
+    return Attributions(location)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.asked import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.clusters import Spray, checked_spray
-from lrpfx.datasets.explaining import OUTPUT, RELEVANCE
+from lrpfx.datasets.layout import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
+from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
 from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
 from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
@@ -41,14 +41,7 @@ Strategy = Literal["true_label", "predicted_label"]
 class Label:
     """A class as ViRelAy's label map has it.
 
-    Attributes
-    ----------
-    index
-        Of the class.
-    key
-        Its WordNet id, or another name that only this class has.
-    name
-        To show.
+    `index`: of the class. `key`: its WordNet id, or another name that only this class has. `name`: to show.
     """
 
     index: int
@@ -211,56 +204,25 @@ def export(
     compression: int = 1,
     progress: bool = False,
 ) -> Path:
-    """Write a project for ViRelAy of a store. `write_project` tells more.
+    """Write a project for ViRelAy of a store. Other arguments: as for `write_project`.
 
     Parameters
     ----------
     view
         Of a store that is complete, with whole outputs and one target.
-    folder
-        As for `write_project`.
     data
         What was explained, a data set with indices or a folder; or its images, an array or a sequence with one for each sample.
     array
         The relevance to show, of an input or a layer.
     preprocess
-        From a photograph to the input of the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values
+        From an image to the input of the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values
         of black and white are measured.
-    mean
+    mean, std
         Of images that were normalized otherwise.
-    std
-        The standard deviation, likewise.
-    value_range
-        The values of black and white, in place of `mean` and `std`.
-    channels
-        As for `write_project`.
-    labels
-        The true classes, by default those of the store.
-    classes
-        Their names, by default the categories of the store.
-    keys
-        As for `write_project`.
-    analyses
-        Such as `lrpfx.datasets.spray(view)`.
-    name
-        Of the project, by default that of the store.
-    model
-        As for `write_project`.
-    method
-        By default the composite of the store.
+    labels, classes, name, method
+        By default the labels, the categories, the name and the composite of the store.
     strategy
         Whether relevance is of the true or the predicted class, which a store with such a target says itself.
-    sum_channels
-        As for `write_project`.
-    compression
-        As for `write_project`.
-    progress
-        As for `write_project`.
-
-    Returns
-    -------
-    Path
-        The path of the project file.
 
     Raises
     ------

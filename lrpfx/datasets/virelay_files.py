@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from lrpfx.datasets.virelay_arrays import DifferentSizesError
-from lrpfx.deploy.files import as_path, sole_writer, whole_file
+from lrpfx.deploy.files import as_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, os_errors
 from lrpfx.support.optional_packages import optional_package
+from lrpfx.support.runs import sole_writer
 
 #: The file of a project, which names all others.
 PROJECT = "project.yaml"
 SUFFIX = ".h5"
 _FILES = "lrpfx-files-"
 
-#: Raises an error if the file that is written is none any more.
+#: Raises the error of a write before, if there was one.
 Check = Callable[[], None]
 
 

@@ -15,12 +15,12 @@ from lrpfx.datasets.virelay_arrays import ValueRange
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures.maps import Channels, Floats, checked_number
-from lrpfx.samples.plan import Plan
-from lrpfx.samples.preparing import Preparing, Sample, as_tensor, is_data
-from lrpfx.samples.sources import Indexed, source_of
+from lrpfx.samples.plan import BlockPlan
+from lrpfx.samples.preparation import Preparation, Sample, as_tensor, is_data
+from lrpfx.samples.sources import IndexedSource, source_of
 
 PerChannel = float | Sequence[float]
-_PREPROCESS = "photographs in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"
+_PREPROCESS = "images in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"
 _MEANING = "mean and std are numbers, or one for each channel, and std is positive"
 
 
@@ -40,7 +40,7 @@ def images_of(
     value_range: ValueRange | None,
     channels: Channels,
 ) -> Images:
-    """The images of a data set. `preprocess`: from a photograph to the model's input, which is shown."""
+    """The images of a data set. `preprocess`: from an image to the model's input, which is shown."""
     if hasattr(data, "shape") and hasattr(data, "dtype") and preprocess is None:
         _check_length(len(column(data, "data")), view)
         found = first = data
@@ -61,7 +61,7 @@ def images_of(
 
 
 def range_before(mean: PerChannel | None, std: PerChannel | None) -> ValueRange | None:
-    """The values of black and of white after normalization: (x - mean) / std of x from 0 to 1. None if there is none."""
+    """The values of black and of white after normalization: (x - mean) / std of x from 0 to 1. None without normalization."""
     if mean is None and std is None:
         return None
     if mean is None or std is None:
@@ -84,8 +84,8 @@ class _ImagesOfData(Sequence[Any]):
     def __init__(self, view: Attributions, data: Any, preprocess: Preprocessing | None) -> None:
         if isinstance(data, (str, os.PathLike)) and preprocess is None:
             raise InputError(_PREPROCESS, topic="virelay")
-        source = source_of(data, _PreparingImages((), preprocess), 0)
-        if not isinstance(source, Indexed):
+        source = source_of(data, _ImagePreparation((), preprocess), 0)
+        if not isinstance(source, IndexedSource):
             raise InputTypeError(
                 f"images are found by their numbers, which a {type(data).__name__} does not have: pass a data set with "
                 "indices, or the images as an array or a sequence, in the order in which they were explained",
@@ -98,7 +98,7 @@ class _ImagesOfData(Sequence[Any]):
                 f"the files in {data} are not those that were explained: their names or sizes differ", topic="virelay"
             )
         if preprocess is not None:  # then the images are what the model was given
-            source.check_done(Plan(view.manifest["block"], 1, view.blocks()))
+            source.check_done(BlockPlan(view.manifest["block"], 1, view.blocks()))
         self.source = source
         self.labels = view.labels
 
@@ -119,7 +119,7 @@ class _ImagesOfData(Sequence[Any]):
         return sample.inputs
 
 
-class _PreparingImages(Preparing):
+class _ImagePreparation(Preparation):
     """Finds the image in a sample, whatever else it has."""
 
     def prepared(self, inputs: Any) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, os_errors
 
 
@@ -75,15 +77,22 @@ def temporary_file(path: Path, suffix: str) -> Iterator[Path]:
     own = f".lrpfx.{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}"  # of the same length for any file name
     for left in path.parent.glob(f"{own}.*"):
         with suppress(OSError), open(left, "rb") as file:
-            if locked(file.fileno()):  # its writer is gone
+            if _is_locked_now(file.fileno()):  # its writer is gone
                 left.unlink()
     temporary = path.parent / f"{own}.{secrets.token_hex(8)}{suffix}"
     try:
         with open(temporary, "xb") as file:
-            locked(file.fileno())
+            _is_locked_now(file.fileno())
             yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _is_locked_now(file: int) -> bool:
+    """Lock an open file until it is closed, if its system has locks that let its writer write by another name of it."""
+    with suppress(OSError):
+        return os.name == "posix" and lock_descriptor(file, blocking=False)
+    return False
 
 
 def put_in_place(temporary: Path, target: Path, like: Path | None = None) -> None:
@@ -95,54 +104,7 @@ def put_in_place(temporary: Path, target: Path, like: Path | None = None) -> Non
     os.replace(temporary, target)
 
 
-def locked(file: int) -> bool | None:
-    """Lock an open file until it is closed. Returns whether that succeeded, or None on a system without such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def hash_of_file(path: Path) -> str:
     """The SHA-256 of a file's content."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextmanager
-def sole_writer(path: Path) -> Iterator[None]:
-    """A context in which no other process writes to `path`. `InputError` if one does already, `ArtefactError` without access.
-
-    The lock is a file beside it, and gone after the context.
-    """
-    name = path.with_name(f".{path.name}.lrpfx-lock")
-    with os_errors(ArtefactError, path, "written"):
-        file = _locked_file(name)
-    if file is None:
-        raise InputError(
-            f"another run writes to {path}: wait until it has ended, or give another path", topic="files-and-folders"
-        )
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            name.unlink()
-        os.close(file)
-
-
-def _locked_file(name: Path) -> int | None:
-    """An open file that this process has locked; None if another one has."""
-    while True:
-        file = os.open(name, os.O_RDWR | os.O_CREAT, 0o666)
-        if locked(file) is False:
-            os.close(file)
-            return None
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file), os.stat(name)):
-                return file
-        os.close(file)  # another process removed it when it ended

@@ -12,8 +12,10 @@ from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.lowering import FIXED, TARGETS, argument_examples, facts_of, open_dimensions, tolerance_of
+from lrpfx.deploy.lowering import FIXED, TARGETS
 from lrpfx.deploy.photographs import check_photographs
+from lrpfx.deploy.program_facts import argument_examples, facts_of, open_dimensions
+from lrpfx.deploy.verification import tolerance_of
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.passes.program import PassRecord
 
@@ -47,6 +49,16 @@ def checked_facts(program: ExportedProgram) -> dict[str, Any]:
     return facts
 
 
+def warn_undetermined(title: str, change: float, allowed: str = "") -> None:
+    """Warn of relevance that rounding changes by such a share of its norm."""
+    warnings.warn(
+        f"the relevance of {title} is numerically undetermined: rounding alone changes it by up to {change:.1e} of its norm, "
+        f"so another runtime or machine may give another map.{allowed} Rules with a larger epsilon or stabilizer change less",
+        LrpfxWarning,
+        stacklevel=7,
+    )
+
+
 def describe(
     program: ExportedProgram,
     kind: str,
@@ -66,13 +78,7 @@ def describe(
     opened = open_dimensions(program)
     test, results = self_test.recorded(program.module(), arguments, facts["dynamic_batch"], tolerance)
     if facts["tolerance"] > max(UNDETERMINED, tolerance_of(results["output"].dtype)):
-        warnings.warn(
-            f"the relevance of {facts['title']} is numerically undetermined: rounding alone changes it by up to "
-            f"{facts['tolerance']:.1e} of its norm, so another runtime or machine may give another map. The file's self-test "
-            f"allows a difference of {tolerance:.1e}. Rules with a larger epsilon or stabilizer change less",
-            LrpfxWarning,
-            stacklevel=6,
-        )
+        warn_undetermined(facts["title"], facts["tolerance"], f" The file's self-test allows a difference of {tolerance:.1e}.")
     manifest = {
         **photographs,
         "format": FORMAT,

@@ -42,7 +42,7 @@ MOST_MADE = 64, 2**28
 #: All values that depend on no argument, which runtimes compute when they load a file, together.
 MOST_FOLDED = 32, 2**28
 #: The products of numbers that computing these values takes. Runtimes may keep them all at once, but not those of matrices.
-MOST_PRODUCTS, _KEPT_OF_MATRICES = 2**28, 1 / 256
+MOST_PRODUCTS, _KEPT_OF_MATRICES = (64, 2**28), 1 / 256
 
 
 def check_operators(model: Any) -> None:
@@ -85,8 +85,8 @@ def check_sizes(model: Any, shapes: Mapping[str, Sequence[int]], length: int) ->
             products += _products(node, dimensions)
     if folded > MOST_FOLDED[0] * length + MOST_FOLDED[1]:
         raise RefusedError(f"a runtime would compute {folded:.1e} bytes to load it, too many for a file of this size")
-    if products > MOST_PRODUCTS:
-        raise RefusedError(f"a runtime would compute {products:.1e} products to load it, too many")
+    if products > MOST_PRODUCTS[0] * length + MOST_PRODUCTS[1]:
+        raise RefusedError(f"a runtime would compute {products:.1e} products to load it, too many for a file of this size")
 
 
 #: Operators that compute each entry from windows of their attribute `kernel_shape`, or from all entries of some dimensions.

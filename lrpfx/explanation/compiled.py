@@ -163,7 +163,7 @@ def _scores_of(module: ExplainModule, output: OutputSelector) -> Scores:
         return Scores.UNKNOWN
     final = final_probabilities_of(module.graph, output)
     row = None if final is None else node_info(final).operator
-    if row is not None and row.probability is Probability.OF_ONE_LOGIT:
+    if row is not None and row.values.probability is Probability.OF_ONE_LOGIT:
         return Scores.PROBABILITIES
     if row is None and _ends_in_layer(module):
         return Scores.LOGITS
@@ -184,7 +184,7 @@ def _ends_in_layer(module: ExplainModule) -> bool:
 def scores_of_logits(final: fx.Node, module: ExplainModule) -> Scores:
     """What the inputs of the softmax or sigmoid are that computed the output of a module."""
     row = node_info(final).operator
-    if row is not None and row.probability is Probability.OF_ONE_LOGIT:
+    if row is not None and row.values.probability is Probability.OF_ONE_LOGIT:
         return Scores.BINARY
     dimension = final.kwargs.get("dim", final.args[1] if len(final.args) > 1 else None)
     of_classes = node_info(final).shape is not None and len(node_info(final).shape or ()) == 2 and dimension in (1, -1, None)

@@ -6,7 +6,6 @@ import functools
 import inspect
 import logging
 import re
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lrpfx.errors import (
     CaptureError,
@@ -30,10 +27,8 @@ from lrpfx.errors import (
     VerificationError,
     first_lines,
 )
-from lrpfx.frontends.dequantize import dequantized
 from lrpfx.frontends.exported import capture_export, capture_program
 from lrpfx.frontends.guessed_inputs import guessed_inputs
-from lrpfx.frontends.offloaded import onloaded
 from lrpfx.frontends.open_sizes import (
     Dimension,
     DynamicShapes,
@@ -49,6 +44,7 @@ from lrpfx.frontends.open_sizes import (
     tensors_in,
     wishes_of,
 )
+from lrpfx.frontends.prepare import Model, Prepared
 from lrpfx.frontends.symbolic import capture_symbolic, private_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
@@ -63,11 +59,10 @@ from lrpfx.passes.driver import (
     log_end,
     not_verified,
     record,
-    run_passes,
     verified_after_all,
 )
 from lrpfx.passes.program import PassResult, Program
-from lrpfx.passes.stages import Settings, passes_of
+from lrpfx.passes.stages import Settings, Stage
 from lrpfx.rules.mapping import MappingContext, RuleMapping
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
@@ -75,56 +70,47 @@ from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
 logger = logging.getLogger(__name__)
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | None
-Model = nn.Module | ExportedProgram
 Result = TypeVar("Result")
 
 _GATHERED, _GATHERED_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 AUTO = "auto"  # try the front ends in order
 DEQUANTIZED = "dequantize"  # the stage that reports replaced quantized layers
-NO_SETTINGS = Settings()
 FROZEN = "freeze_buffers"  # the stage that reports buffers whose values are constants of the graph
 
 
-def normal_form(
-    model: Model,
-    example_inputs: ExampleInputs = None,
-    settings: Settings = NO_SETTINGS,
-    capture: str = AUTO,
-    dynamic_shapes: DynamicShapes = None,
-) -> tuple[Program, Verification | None]:
-    """The normalized graph of `model`, and its output on the example inputs, with which later stages are verified.
+#: NORMALIZE: edits a program, which it verifies if it can.
+Normalize = Callable[[Program, Verification | None], None]
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """What is to be captured, and how.
 
     `capture`: "symbolic" for a symbolic trace; "export" for torch.export, which needs example inputs; "auto" tries the trace,
     and falls back to torch.export if the trace fails, is wrong, or calls unknown operators. The fallback needs example inputs,
     and a composite that maps no module as a whole. `dynamic_shapes`: see `lrpfx.transform`.
     """
-    return from_normal_form(lambda *found: found, model, example_inputs, settings, capture, dynamic_shapes)
+
+    source: Prepared
+    example_inputs: ExampleInputs
+    settings: Settings
+    capture: str
+    dynamic_shapes: DynamicShapes
+    normalize: Normalize
 
 
-def from_normal_form(
-    finish: Callable[[Program, Verification | None], Result],
-    model: Model,
-    example_inputs: ExampleInputs = None,
-    settings: Settings = NO_SETTINGS,
-    capture: str = AUTO,
-    dynamic_shapes: DynamicShapes = None,
-) -> Result:
-    """What `finish` makes of the normal form, never None. If it fails on one front end's graph, the next one is tried."""
-    check_front_end(capture)
-    if isinstance(dynamic_shapes, Mapping) and (example_inputs is None or isinstance(model, ExportedProgram)):
+def captured(asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
+    """What `finish` makes of the normalized graph and of what verifies later stages.
+
+    If it fails on one front end's graph, the next one is tried.
+    """
+    model = asked.source.model
+    check_front_end(asked.capture)
+    if isinstance(asked.dynamic_shapes, Mapping) and (asked.example_inputs is None or isinstance(model, ExportedProgram)):
         raise InputError("dynamic_shapes is for modules with example_inputs; an exported program has sizes of its own")
     if isinstance(model, ExportedProgram):
-        return finish(*_of_exported(model, example_inputs, settings))
-    refuse_scripts(model)
-    check_evaluation_mode(model)
-    unquantized, replaced = dequantized(without_cache(onloaded(model)))
-
-    def finished(program: Program, verification: Verification | None) -> Result:
-        if replaced.matches:
-            record(program, "normalize", DEQUANTIZED, replaced)
-        return finish(program, verification)
-
-    return _captured(unquantized, example_inputs, settings, capture, dynamic_shapes, finished)
+        return finish(*_of_exported(model, asked))
+    return _of_module(model, asked, finish)
 
 
 @dataclass(frozen=True)
@@ -135,8 +121,8 @@ class Request:
     args: tuple[Any, ...] | None  # example inputs
     names: list[str]  # the arguments that they are for
     opaque: set[str]  # paths of modules that the composite maps as a whole
-    settings: Settings
     wishes: dict[Dimension, Wish]  # which sizes may vary
+    asked: CaptureSettings
 
     @property
     def named(self) -> Named:
@@ -183,10 +169,10 @@ class SymbolicTrace(FrontEnd):
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
         if args is None:
-            return _normalized(program, self.name, None, request.settings), None
+            return _normalized(program, self.name, None, request.asked), None
         run = _runner(model)
         verification = Verification(args, run(given), again=lambda: _runner(model)(given))
-        program = _normalized(program, self.name, verification, request.settings)
+        program = _normalized(program, self.name, verification, request.asked)
         if request.wishes:
             guards, verification.another = settle(program, _asked_sizes(request), given, run, request.wishes, given)
             program.guards = [*guards, *program.guards]
@@ -310,7 +296,7 @@ class TorchExport(FrontEnd):
         began = log_begin("capture", self.name)
         program, sizes = capture_export(model, example, dimensions, tied)
         log_end("capture", self.name, len(program.graph.nodes), began)
-        program = _normalized(program, self.name, verification, request.settings)
+        program = _normalized(program, self.name, verification, request.asked)
         guards, another = settle(program, sizes, example, run, request.wishes, named)
         program.guards = [*guards, *program.guards, *_fixed_defaults(model, request.names)]
         # The graph is verified at the sizes of the example, where the model may take another way to the same result.
@@ -325,19 +311,12 @@ class TorchExport(FrontEnd):
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 
 
-def _captured(
-    model: nn.Module,
-    example_inputs: ExampleInputs,
-    settings: Settings,
-    capture: str,
-    dynamic_shapes: DynamicShapes,
-    finish: Callable[[Program, Verification | None], Result],
-) -> Result:
+def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
     """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
-    args, names = positional(model, example_inputs)
-    wishes = wishes_of(dynamic_shapes, dict(zip(names, args or (), strict=True)))
-    request = Request(model, args, names, _opaque_paths(model, settings.composite), settings, wishes)
-    chosen = [one for one in FRONT_ENDS if capture in (AUTO, one.name)]
+    args, names = positional(model, asked.example_inputs)
+    wishes = wishes_of(asked.dynamic_shapes, dict(zip(names, args or (), strict=True)))
+    request = Request(model, args, names, _opaque_paths(model, asked.settings.composite), wishes, asked)
+    chosen = [one for one in FRONT_ENDS if asked.capture in (AUTO, one.name)]
     failures: list[_Failure] = []
     kept: tuple[FrontEnd, Program, Verification | None] | None = None  # a graph with unknown calls
     unknown: list[str] = []
@@ -371,7 +350,7 @@ def _captured(
             stage = _Stage.VERIFICATION if isinstance(error, VerificationError) else _Stage.CAPTURE
             failures.append(_Failure(front_end, error, stage))
             continue
-        unknown = _unknown_calls(program, settings.composite)
+        unknown = _unknown_calls(program, asked.settings.composite)
         if unknown:
             kept = front_end, program, verification
             continue
@@ -502,21 +481,8 @@ def fixed_dimensions(program: Program, verification: Verification) -> list[Guard
     return guards
 
 
-def refuse_scripts(model: nn.Module) -> None:
-    """Raise `CaptureError` for torch.jit modules: their code is not Python."""
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            what = f"the submodule {path!r} is" if path else "the model is"
-            raise CaptureError(
-                f"{what} a {type(module).__name__} of torch.jit, whose code the compiler cannot follow. Transform the Python "
-                "model that it was made from, which can load its state_dict().",
-                topic="scripted-and-quantized",
-            )
-
-
-def _of_exported(
-    model: ExportedProgram, example_inputs: ExampleInputs, settings: Settings
-) -> tuple[Program, Verification | None]:
+def _of_exported(model: ExportedProgram, asked: CaptureSettings) -> tuple[Program, Verification | None]:
+    example_inputs = asked.example_inputs
     began = log_begin("capture", TorchExport.name)
     program = capture_program(model)
     log_end("capture", TorchExport.name, len(program.graph.nodes), began)
@@ -534,21 +500,20 @@ def _of_exported(
                 f"example_inputs give {len(given)} arguments, but the exported program takes {len(names)}",
                 topic="example-inputs",
             )
-        return _normalized(program, TorchExport.name, None, settings), None
+        return _normalized(program, TorchExport.name, None, asked), None
     with torch.no_grad(), RecordChoices() as record_of_choices:
         values = Interpreter(program.root, graph=program.graph).run(*given)
     verification = Verification(tuple(given), values)
     verification.choices = record_of_choices.made
-    return _normalized(program, TorchExport.name, verification, settings), verification
+    return _normalized(program, TorchExport.name, verification, asked), verification
 
 
-def _normalized(program: Program, front_end: str, verification: Verification | None, settings: Settings) -> Program:
+def _normalized(program: Program, front_end: str, verification: Verification | None, asked: CaptureSettings) -> Program:
+    """A captured program after NORMALIZE, if it computes what the model computes, with all that was found out on the way."""
     inputs = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
-    unknown = [name for name in settings.constants if name not in inputs]
-    if isinstance(settings.constants, str) or unknown:
-        raise InputError(
-            f"constants must be names of inputs ({', '.join(inputs)}), not {settings.constants!r}", topic="example-inputs"
-        )
+    constants = asked.settings.constants
+    if isinstance(constants, str) or any(name not in inputs for name in constants):
+        raise InputError(f"constants must be names of inputs ({', '.join(inputs)}), not {constants!r}", topic="example-inputs")
     if front_end == TorchExport.name:
         program.dtypes = _fixed_dtypes(program)
     unverified = program.no_verification if verification is None else ""
@@ -558,10 +523,11 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    messages = run_passes(program, passes_of(settings, "normalize"), verification)
-    own = front_end == TorchExport.name and program.title != ExportedProgram.__name__  # decomposed by lrpfx, if at all
-    for message in [] if own else messages:
-        warnings.warn(message, stacklevel=6)
+    asked.normalize(program, verification)
+    if front_end == TorchExport.name and program.title != ExportedProgram.__name__:
+        program.notes.clear()  # of parts of layers: if anything decomposed them, it was lrpfx
+    if asked.source.dequantized.matches:
+        record(program, Stage.NORMALIZE.value, DEQUANTIZED, asked.source.dequantized)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
@@ -589,15 +555,15 @@ def _fixed_dtypes(program: Program) -> dict[str, torch.dtype]:
     return {}
 
 
-def guessed_verification(program: Program, model: Model) -> Verification | None:
+def guessed_verification(program: Program, source: Prepared) -> Verification | None:
     """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
+    model = source.model
     if isinstance(model, ExportedProgram):
         return None
     guess = guessed_inputs(program)
     if not guess.args:
         not_verified(program, guess.reason)
         return None
-    model, _ = dequantized(without_cache(onloaded(model)))
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     given = dict(zip(names, guess.args, strict=True))
     try:
@@ -620,23 +586,6 @@ def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]
             if composite is None or composite.module_map(MappingContext(), layer.name, layer) is None:
                 unknown.append(info.name)
     return unknown
-
-
-def check_evaluation_mode(model: nn.Module) -> None:
-    """Raise `CaptureError` if a module of `model` would be random, depend on the batch, or change its weights."""
-    names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
-    if names:
-        raise CaptureError(
-            f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
-            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first.",
-            topic="training-mode",
-        )
-
-
-def _differs_in_training(module: nn.Module) -> bool:
-    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
-    power_iteration = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
-    return power_iteration or isinstance(module, (*random, parametrizations._SpectralNorm))
 
 
 def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
@@ -757,22 +706,3 @@ def _succeeds(run: Callable[[Named], Any], named: Named) -> bool:
     except InputError:
         return False
     return True
-
-
-def without_cache(model: nn.Module) -> nn.Module:
-    """A copy whose configurations say `use_cache=False`, or the model itself if none of them asks for a cache.
-
-    Language models of transformers return the keys and values of all layers by default: state of a generation, not an output
-    to explain. Each submodule may hold a configuration of its own.
-    """
-    if not any(_keeps_cache(module) for module in model.modules()):
-        return model
-    copied = private_copy(model, share_parameters=True)  # front ends copy it again
-    for module in copied.modules():
-        if _keeps_cache(module):
-            module.config.use_cache = False  # type: ignore[union-attr]
-    return copied
-
-
-def _keeps_cache(module: nn.Module) -> bool:
-    return getattr(vars(module).get("config"), "use_cache", None) is True

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from lrpfx.errors import CaptureError
-from lrpfx.frontends.symbolic import private_copy
 from lrpfx.passes.program import PassResult
 
 THE_MODEL = "the model"
@@ -20,13 +19,18 @@ _TORCHAO = "torchao."
 _QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
 
 
-def dequantized(model: nn.Module) -> tuple[nn.Module, PassResult]:
-    """`model`, or a copy without quantized layers and weights, and a list of these. `CaptureError` for unsupported ones."""
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a model has quantized layers or weights, or sparse weights."""
+    return any(map(_is_stored_otherwise, model.parameters())) or any(map(_is_quantized, model.modules()))
+
+
+def dequantize(copied: nn.Module) -> tuple[nn.Module, PassResult]:
+    """Replace quantized layers and weights of a private copy; a list of these. `CaptureError` for unsupported ones.
+
+    Returns another module if the copy itself is such a layer.
+    """
     result = PassResult()
-    stored = [name for name, value in model.named_parameters(remove_duplicate=False) if _is_stored_otherwise(value)]
-    if not stored and not any(_is_quantized(module) for module in model.modules()):
-        return model, result
-    copied = private_copy(model, share_parameters=True)
+    stored = [name for name, value in copied.named_parameters(remove_duplicate=False) if _is_stored_otherwise(value)]
     _replace_weights(copied, stored, result)
     replacements: dict[nn.Module, nn.Module] = {}
     for name, module in list(copied.named_modules(remove_duplicate=False)):

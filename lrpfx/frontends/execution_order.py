@@ -8,14 +8,14 @@ from lrpfx.ir.node import calls_before_output, data_calls, node_info
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import Program
-from lrpfx.passes.stages import Settings, passes_of
+from lrpfx.passes.stages import Settings, Stage, passes_of
 
 
 def traced(model: nn.Module) -> Program | None:
     """The normalized graph of `model` in evaluation mode, or None if it cannot be traced."""
     try:
         program = capture_copy(private_copy(model).eval())
-        run_passes(program, passes_of(Settings(), "normalize"))
+        run_passes(program, passes_of(Settings(), Stage.NORMALIZE))
     except LrpfxError:
         return None
     return program

@@ -50,13 +50,13 @@ _functions_kept: dict[Any, Any] = {}
 def _keep_rows_whole() -> None:
     """Give torch an operator for each function that it would take apart, and that is one operation of the table."""
     for row in all_operators():
-        for schema, functions in row.whole.items():
+        for schema, functions in row.spellings.whole.items():
             name = functions[0].__name__
             if functions[0] not in _kept_whole:
                 _library.define(name + schema)
                 _library.impl(name, functions[0], "CompositeExplicitAutograd")
-                if row.empty_result is not None:
-                    torch.library.register_fake(f"lrpfx::{name}", row.empty_result, lib=_library)
+                if row.spellings.empty_result is not None:
+                    torch.library.register_fake(f"lrpfx::{name}", row.spellings.empty_result, lib=_library)
                 overload = getattr(torch.ops.lrpfx, name).default
                 _kept_whole.update(dict.fromkeys(functions, overload))
                 _functions_kept[overload] = functions[0]
@@ -346,7 +346,7 @@ def _writes_into_views(graph: fx.Graph) -> bool:
 
 def _is_view(node: fx.Node) -> bool:
     spelling = spelling_of(node)
-    return spelling is not None and spelling.operator.view
+    return spelling is not None and spelling.operator.memory.view
 
 
 class _Reader:

@@ -154,7 +154,7 @@ def _squeezes(node: fx.Node) -> bool:
     """Whether it depends on sizes which dimensions a call, or its form in place, leaves."""
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     spelling = spelling_of(node) or lookup_method(name.removesuffix("_"))
-    return spelling is not None and spelling.operator.squeezes
+    return spelling is not None and spelling.operator.dimensions.squeezes
 
 
 def _ancestors(node: fx.Node) -> Collection[fx.Node]:

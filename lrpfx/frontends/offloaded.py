@@ -8,29 +8,26 @@ from typing import Any
 
 from torch import nn
 
-from lrpfx.frontends.symbolic import private_copy
-
 #: Attributes under which accelerate keeps the hook of a module, and the forward that the hook wraps.
 _HOOK, _WRAPPED = "_hf_hook", "_old_forward"
 
 
-def onloaded(model: nn.Module) -> nn.Module:
-    """`model`, or a copy without accelerate's hooks that move values, with offloaded weights on the devices that compute.
+def moving_hooks(model: nn.Module) -> dict[str, list[Any]]:
+    """The hooks of accelerate that only move tensors between devices, by the paths of their modules."""
+    return {path: found for path, module in model.named_modules() if (found := list(_moving_hooks(module)))}
 
-    Hooks of other classes stay: they may change values. The model itself stays offloaded.
+
+def onload(copied: nn.Module) -> None:
+    """Give a private copy the weights that were offloaded, on the devices that compute, and remove the hooks that move them.
+
+    Hooks of other classes stay: they may change values.
     """
-    hooks = {path: found for path, module in model.named_modules() if (found := list(_moving_hooks(module)))}
-    if not hooks:
-        return model
-    stores = [hook.weights_map for found in hooks.values() for hook in found]
-    copied = private_copy(model, share_parameters=True, shared=stores)
-    for path, found in hooks.items():
+    for path, found in moving_hooks(copied).items():
         module = copied.get_submodule(path)
         for hook in found:
             if hook.offload:
                 _fetch(module, hook)
         _release(module)
-    return copied
 
 
 def _moving_hooks(module: nn.Module) -> Iterator[Any]:

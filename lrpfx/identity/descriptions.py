@@ -166,15 +166,3 @@ def text_of(description: Any) -> str:
     if kind in ("partial", "method"):
         return text_of(content[0])
     return f"tensor of shape {content}" if kind == "tensor" else str(description.get("text", content))
-
-
-def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions with the same keys, in words."""
-    found = []
-    for name in sorted({*ours, *theirs}):
-        one, other = ours.get(name), theirs.get(name)
-        if one == other:
-            continue
-        shown = [text if len(text) < 60 else f"{text[:57]}..." for text in (repr(other), repr(one))]
-        found.append(f"{name} (it was {shown[0]}, and is {shown[1]} now)" if shown[0] != shown[1] else name)
-    return found

@@ -12,7 +12,8 @@ from torch import nn
 
 from lrpfx.identity.descriptions import described
 from lrpfx.identity.installed_modules import installed_folders
-from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule, restore_graph
+from lrpfx.runtime.compiled_graph import restore_graph
+from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule
 from lrpfx.support.tensors import content_of
 from lrpfx.version import __version__
 
@@ -23,11 +24,11 @@ def fingerprint_of_module(module: ExplainModule) -> str:
     What is derived from these, such as merged weights, is left out: it is rounded differently on other machines.
     """
     unfused = None if module.unfused_graph is module.graph else module.unfused_graph
-    graphs = [module.graph, unfused, module.fold_graph]
+    graphs = [module.graph, unfused, module.compiled.fold_graph]
     parts = [(name, _parts_of(one)) for name, one in module.named_modules(remove_duplicate=False)]
     facts = [module.composite, str(module), module.guards, graphs, [part for part in parts if part[1] is not None]]
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-    own = {name: value for name, value in tensors.items() if name not in module.derived}
+    own = {name: value for name, value in tensors.items() if name not in module.compiled.derived}
     return fingerprint_of_tensors(own, json.dumps(described(facts)).encode())
 
 

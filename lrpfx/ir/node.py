@@ -257,6 +257,21 @@ def is_call_of(value: Any, row: str) -> TypeGuard[fx.Node]:
     return operator is not None and operator.name == row
 
 
+def sources_of_dimensions(view: fx.Node, rank: int) -> list[int | None] | None:
+    """For each of the `rank` dimensions of a view, the same dimension of its argument, None if it is new; None if unknown."""
+    row = node_info(view).operator
+    given: list[Any] = [*view.args[1:], *view.kwargs.values()]
+    dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    if row is None or row.dimensions.dimension_before is None or (row.dimensions.squeezes and not dims):
+        return None
+    before = row.dimensions.dimension_before
+    return [before(place, dims, rank) for place in range(rank)] if _are_numbers(dims) else None
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, (tuple, list)) and all(map(_are_numbers, value)))
+
+
 def calls(graph: fx.Graph) -> Iterator[fx.Node]:
     """The nodes of `graph` that compute something, in execution order."""
     for node in graph.nodes:

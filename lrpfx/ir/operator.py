@@ -6,7 +6,7 @@ The compiler assumes no fact that a row does not state. The rows are in `lrpfx.o
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +37,36 @@ class Probability(enum.Enum):
 
     OF_ONE_LOGIT = "sigmoid"
     OF_ALL_LOGITS = "softmax"
+
+
+class Repeats(enum.Enum):
+    """How a call repeats the entries of its argument."""
+
+    BROADCAST = "along new dimensions and those of size 1, as often as the given sizes say"
+    TILES = "the whole, as often along each dimension as the given numbers say"
+    EACH = "each entry, one after another"
+
+
+class Fill(enum.Enum):
+    """The entries of a result that no entry of an argument is."""
+
+    ZERO = "0"
+    NUMBER = "a number that an argument says"
+
+
+class Form(enum.Enum):
+    """The form of a product of two factors."""
+
+    MATRICES = "a product of matrices, or of stacks of them"
+    EINSUM = "the sum of products that the first argument, an equation, says"
+    SUM = "a sum of products of entries over the argument `dim`"
+
+
+class Matrices(enum.Enum):
+    """The entries of the data that share one of several weight matrices."""
+
+    OF_ENTRIES = "each entry of the first dimensions has one"
+    OF_GROUPS = "groups of rows have one each; an argument says where they end"
 
 
 @dataclass(frozen=True)
@@ -166,19 +196,13 @@ class Sample:
     batch: bool = True  # whether the first dimension of inputs and output is a batch
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Operator:
-    """A row of the operator table."""
+# Facets of a row: facts that belong together. A fact that a facet does not state is not known, and assumed nowhere.
 
-    name: str
-    kind: type[types.Kind]
 
-    # Spellings.
-    function: Function | None = None  # the canonical spelling; None: every spelling keeps its own function
-    arguments: Bound = field(default_factory=dict)  # names in order -> default, or `REQUIRED`
-    data: tuple[str, ...] = ()
-    parameters: tuple[str, ...] = ()  # learned; parameter modifiers apply to them
-    buffers: tuple[str, ...] = ()  # statistics; no modifier applies to them
+@dataclass(frozen=True, eq=False)
+class Spellings:
+    """How calls of an operator are written."""
+
     modules: tuple[type, ...] = ()  # torch.nn classes that are spellings of this operator
     functions: dict[Function, Order] = field(default_factory=dict)  # functions and ATen operators, including the canonical one
     methods: dict[str, Order] = field(default_factory=dict)  # tensor methods
@@ -189,76 +213,122 @@ class Operator:
     whole: dict[str, tuple[Function, ...]] = field(default_factory=dict)  # functions that torch.export would split, by schema
     empty_result: Function | None = None  # an empty result of such a function, if its steps depend on sizes
     counts_as: type | None = None  # the torch.nn class whose rules apply to its calls, if no class is a spelling of it
-    decomposition: Decomposition | None = None  # inserts the calls that it consists of, or returns None to keep it
 
-    # Arguments.
-    indices: tuple[str, ...] = ()  # integer or boolean tensors, by name or position
-    masked_by: str = ""  # the argument that hides keys from queries, for attention with `is_causal`
-    controls: tuple[str, ...] = ()  # may depend on the inputs but take no relevance, such as a sampling grid
 
-    # Result.
-    sign: SignOf | None = None  # None: unknown
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """The entries of the arguments on which an entry of the result depends."""
+
     moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
     selects: bool = False  # likewise, but which argument an entry comes from may depend on values
     converts: bool = False  # every entry of the result is an entry of the first argument, possibly in another dtype
     elementwise: bool = False  # an entry of the result depends only on the data at its position, after broadcasting
-    mixes: Mixes | None = (
-        None  # dimensions over which an entry of the result depends on all entries; on its place in the others
-    )
+    mixes: Mixes | None = None  # dimensions over which an entry depends on all entries; on its place in the others
     accumulates: Mixes | None = None  # the dimension along which an entry depends only on entries up to its place
     adds_up: bool = False  # an entry of the result is a sum of entries of the only input, with nonnegative weights
     multiplies_up: bool = False  # an entry of the result is a product of entries of the only input
+    keeps_order: bool = False  # the entries of the result are those of the first argument, in the same order
+    chooses: tuple[str, ...] = ()  # arguments: a condition, what is taken where it is true, and where it is not
+    overwrites: bool = False  # entries of the second argument replace those at fixed places of the first
+    repeats: Repeats | None = None
+    fills: Fill | None = None
+    indexes: bool = False  # the second argument is an index, as in x[index]
+    gathers: bool = False  # entries of the first argument at an index along a dimension
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """The values of the result."""
+
+    sign: SignOf | None = None
     positive_part: bool = False  # it is max(input, 0)
     keeps_nonpositive: bool = False  # an entry of the result is positive only where the input is positive
     negates: bool = False  # it is an operator of the same kind, applied to -input
     logarithm: bool = False  # it is the natural logarithm
     of_softmax: bool = False  # alone, it is most often a part of a softmax that is written out
     returns_complex: bool | None = None  # whether the result is complex; None: whether an argument is
-    transforms: bool = False  # it is a Fourier transform
     probability: Probability | None = None  # it returns probabilities or their logarithms
     total: Callable[[torch.Tensor, Bound], torch.Tensor] | None = None  # of a softmax: the sums over what it normalizes over
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
-    contraction: Contract | None = None  # set if it is a product of two operands, summed over some dimensions
-    scaled: str = ""  # the row for a call in which one of two operands scales the other
-    activated: str = ""  # the row for a call in which one of two operands is an activation
-    weighted: str = ""  # the row for a call in which attention weights, the first factor, multiply values
-    weighted_last: str = ""  # likewise for weights that are the second factor; they are the first argument of that row
-
-    # Results that are not a signal, and multiple results.
+    ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
     discrete: bool = False  # the result is integer, boolean or piecewise constant
     discrete_with: str = ""  # the argument that makes the result piecewise constant
+    steps: bool = False  # it is 0 or 1: on which side of a bound an entry is
+    power: float | str | None = None  # it is this power of the input, or that which an argument says
+    absorbs: Callable[[torch.Tensor], torch.Tensor] | None = None  # where an operand alone decides about the result
+    keeps_infinity: bool = False  # where an operand is -inf, so is the result
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Several results."""
+
     results: tuple[str, ...] = ()  # names of the results, if there are several
     discrete_results: tuple[int, ...] = ()  # indices of the results that are integer or piecewise constant
     parts: bool = False  # the results are parts of the first argument
     result_per_argument: bool = False  # result number i depends only on argument number i
     picks: bool = False  # the second argument selects one of several results, or entries of a tensor
 
-    # Memory.
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The memory of the result."""
+
     view: bool = False  # the result may share memory with the first argument
     always_view: bool = False  # the result, or each of several, is a view of the first argument and never a copy
     copying: dict[Function, Function] = field(default_factory=dict)  # need matching strides -> can copy
 
-    # For rules, besides the forward.
-    adjoint: Adjoint | None = None  # the gradients of the data inputs: the transposed map of a linear operator
-    constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
-    detached: Detached | None = None  # the operator with its scale held constant, if it normalizes
-    saved_scale: SavedScale | None = None  # the same, for a derivative that saves the scale only
-    ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product of two operands."""
+
+    form: Form | None = None
+    reversed: bool = False  # the first of its data arguments is the second factor
+    contraction: Contract | None = None  # set if it sums over some dimensions, or is a sum of products
+    scaled: str = ""  # the row for a call in which one of two operands scales the other
+    activated: str = ""  # the row for a call in which one of two operands is an activation
+    weighted: str = ""  # the row for a call in which attention weights, the first factor, multiply values
+    weighted_last: str = ""  # likewise for weights that are the second factor; they are the first argument of that row
     proportional_to: tuple[str, ...] = ()  # data arguments to which the result is proportional if the others are constant
 
-    # Merging of affine maps.
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A linear map of the data, and the layout of its parameters."""
+
+    adjoint: Adjoint | None = None  # the gradients of the data inputs: the transposed map
+    constant_response: ConstantResponse | None = None  # its output for an input that is constant per channel
+    transforms: bool = False  # it is a Fourier transform
     weight_layout: WeightLayout | None = None  # set if a map of its channels can be merged into its weight and bias
-    spatial: int = 0  # dimensions that it convolves or pools over; batch and channels precede them in its data
+    matrices: Matrices | None = None  # set if it has several weights
     with_bias_map: str = ""  # the row of the convolution whose bias depends on the position
     with_amounts: str = ""  # the row of the convolution that adds other numbers of zeros on each side
+
+
+@dataclass(frozen=True, eq=False)
+class Merging:
+    """How it and affine maps of its operands and its result are merged."""
+
     affine_in: tuple[str, ...] = ()  # the data arguments in which it is affine if the other operand is constant
     coefficients: Callable[[Any], tuple[Any, Any]] | None = None  # `alpha` -> factors of the two operands of a sum
     channels: Callable[[Channels, Bound], Channels] | None = None  # set if it commutes with a map per channel
-
     scales_features: bool = False  # as its last step, it multiplies the last dimensions by its weight and adds its bias
 
-    # Dimensions.
-    keeps_order: bool = False  # the entries of the result are those of the first argument, in the same order
+
+@dataclass(frozen=True, eq=False)
+class Normalization:
+    """A division by a scale of the input's own."""
+
+    detached: Detached | None = None  # the operator with its scale held constant
+    saved_scale: SavedScale | None = None  # the same, for a derivative that saves the scale only
+
+
+@dataclass(frozen=True, eq=False)
+class Dimensions:
+    """The dimensions of the data and of the result."""
+
+    spatial: int = 0  # dimensions that it convolves or pools over; batch and channels precede them in its data
     rank: Callable[[Bound], int | None] | None = None  # the fixed number of dimensions of its result, or None
     rank_of: dict[type, int] = field(default_factory=dict)  # the number of dimensions of its input and result, by module class
     keeps_rank: bool = False  # the result has as many dimensions as the first argument
@@ -266,6 +336,39 @@ class Operator:
     squeezes: bool = False  # the number of dimensions of the result may depend on sizes
     keeps_last_dimension: Callable[[Sequence[Any], int], bool] | None = None  # from other arguments, input's rank
     dimension_before: DimensionBefore | None = None
+    added: int = 0  # how many dimensions more the result has than the first argument, for rows with `dimension_before`
+    keeps_dimensions: bool = False  # a dimension of the result is the same one of each operand with as many dimensions
+    channels_second: bool = False  # the channels of its data and result are their second dimension
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Operator:
+    """A row of the operator table."""
+
+    name: str
+    kind: type[types.Kind]
+
+    # Arguments.
+    function: Function | None = None  # the canonical spelling; None: every spelling keeps its own function
+    arguments: Bound = field(default_factory=dict)  # names in order -> default, or `REQUIRED`
+    data: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # learned; parameter modifiers apply to them
+    buffers: tuple[str, ...] = ()  # statistics; no modifier applies to them
+    indices: tuple[str, ...] = ()  # integer or boolean tensors, by name or position
+    masked_by: str = ""  # the argument that hides keys from queries, for attention with `is_causal`
+    controls: tuple[str, ...] = ()  # may depend on the inputs but take no relevance, such as a sampling grid
+
+    decomposition: Decomposition | None = None  # inserts the calls that it consists of, or returns None to keep it
+    spellings: Spellings = Spellings()
+    entries: Entries = Entries()
+    values: Values = Values()
+    outputs: Outputs = Outputs()
+    memory: Memory = Memory()
+    product: Product = Product()
+    linear: Linear = Linear()
+    merging: Merging = Merging()
+    normalization: Normalization = Normalization()
+    dimensions: Dimensions = Dimensions()
 
     # For tests.
     sample: Sample | None = None
@@ -292,7 +395,7 @@ class Operator:
     @property
     def returns_several(self) -> bool:
         """Whether a call returns several tensors."""
-        return self.parts or bool(self.results) or self.name.endswith("_with_indices")
+        return self.outputs.parts or bool(self.outputs.results)
 
     @property
     def shares_with_constants(self) -> bool:
@@ -307,12 +410,16 @@ class Operator:
     @property
     def weighs_channels(self) -> bool:
         """Whether it is a dense layer or convolution whose weight has the shape (out, in, ...)."""
-        return self.weight_layout in (WeightLayout.DENSE, WeightLayout.CONVOLUTION)
+        return self.linear.weight_layout in (WeightLayout.DENSE, WeightLayout.CONVOLUTION)
+
+    def exponent(self, bound: Bound) -> Any:
+        """The exponent of the power of the input that a call is, or None."""
+        return bound.get(self.values.power) if isinstance(self.values.power, str) else self.values.power
 
     @property
     def rank_of_batch(self) -> int:
         """The number of dimensions of a dense layer's, convolution's or pooling's data, if channels are its second."""
-        return self.spatial + 2
+        return self.dimensions.spatial + 2
 
 
 @dataclass(frozen=True)
@@ -322,3 +429,9 @@ class Spelling:
     operator: Operator
     arguments: tuple[str, ...]  # names of the positional arguments in the order of this spelling
     inplace: bool = False
+
+
+#: The facets of a row, by the names of their facts.
+FACETS: dict[str, str] = {
+    fact.name: facet.name for facet in fields(Operator) if is_dataclass(facet.default) for fact in fields(facet.default)
+}

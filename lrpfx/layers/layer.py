@@ -89,14 +89,14 @@ class Operation:
     @property
     def has_adjoint(self) -> bool:
         """Whether the gradients of the data have a formula: mostly the transposed map of an operation that is linear."""
-        return self.operator is not None and self.operator.adjoint is not None
+        return self.operator is not None and self.operator.linear.adjoint is not None
 
     def adjoint(self, gradient: torch.Tensor, values: Sequence[Any]) -> tuple[torch.Tensor | None, ...] | None:
         """The gradients of the data inputs, from that of the result; None where there is no formula."""
         operator = self.operator
-        if operator is None or operator.adjoint is None:
+        if operator is None or operator.linear.adjoint is None:
             return None
-        return operator.adjoint(gradient, values[: self.inputs], self.arguments(values))
+        return operator.linear.adjoint(gradient, values[: self.inputs], self.arguments(values))
 
     def arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """The arguments of the operator by name, defaults included."""
@@ -157,11 +157,11 @@ class Layer:
     def __class__(self) -> type:
         """The class for `isinstance`: the module class that corresponds to the layer, otherwise its kind."""
         operator = self.operation.operator
-        if self.module is not None and (operator is None or isinstance(self.module, operator.modules)):
+        if self.module is not None and (operator is None or isinstance(self.module, operator.spellings.modules)):
             return type(self.module)
-        if operator is not None and len(operator.modules) == 1:
-            return operator.modules[0]
-        return self.kind if operator is None or operator.counts_as is None else operator.counts_as
+        if operator is not None and len(operator.spellings.modules) == 1:
+            return operator.spellings.modules[0]
+        return self.kind if operator is None or operator.spellings.counts_as is None else operator.spellings.counts_as
 
     def __repr__(self) -> str:
         return f"<layer {self.name}: {self.description}>"
@@ -231,7 +231,9 @@ def _is_embedding(node: fx.Node) -> bool:
         row = spelling.operator
         if issubclass(row.kind, types.Embedding):
             return True
-        if not (row.moves or row.converts or row.view or row.always_view) or not isinstance(node.args[0], fx.Node):
+        if not (row.entries.moves or row.entries.converts or row.memory.view or row.memory.always_view) or not isinstance(
+            node.args[0], fx.Node
+        ):
             return False
         node = node.args[0]
     return False
@@ -292,7 +294,9 @@ def rows_of(module: nn.Module) -> tuple[Operator, ...]:
 
 def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:
     """The rows that describe `forward` of a module; none if a subclass or the instance overrides it."""
-    return tuple(row for row in rows_of(module) if any(getattr(cls, "forward", None) is forward for cls in row.modules))
+    return tuple(
+        row for row in rows_of(module) if any(getattr(cls, "forward", None) is forward for cls in row.spellings.modules)
+    )
 
 
 def kind_of(module: nn.Module) -> type[types.Kind]:

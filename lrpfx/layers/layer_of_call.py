@@ -50,8 +50,8 @@ def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
 
 
 def _is_needed(row: Operator) -> bool:
-    linear = row.adjoint is not None and bool(row.parameters)
-    return linear or row.detached is not None or issubclass(row.kind, (types.Softmax, types.Gate))
+    linear = row.linear.adjoint is not None and bool(row.parameters)
+    return linear or row.normalization.detached is not None or issubclass(row.kind, (types.Softmax, types.Gate))
 
 
 def _operator_call(operator: Operator, module: nn.Module, names: Sequence[str]) -> Operation:

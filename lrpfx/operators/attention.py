@@ -77,18 +77,16 @@ ROWS: tuple[Operator, ...] = (
     row(
         "softmax",
         types.Softmax,
-        functional.softmax,  # unlike torch.softmax, it accepts dim=None and then chooses the dimension
+        functional.softmax,
         "input dim=None dtype=None",
         modules=[nn.Softmax, nn.Softmax2d],
-        functions=[torch.softmax, torch.special.softmax],
-        methods="softmax",
-        aten="softmax.int special_softmax.default",
         reordered=[(functional.softmax, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
         total=_total,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -105,6 +103,7 @@ ROWS: tuple[Operator, ...] = (
         total=_total,
         decomposition=_of_the_negative,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
     row(
@@ -183,19 +182,23 @@ ROWS: tuple[Operator, ...] = (
         ),
     ),
     neutral(
-        "attention_bias", [attention_bias], methods="", mixes=mixing.no_dimension, without_sample="only the compiler inserts it"
+        "attention_bias",
+        spelled="",
+        functions=[attention_bias],
+        mixes=mixing.no_dimension,
+        keeps_infinity=True,
+        without_sample="only the compiler inserts it",
     ),
-    neutral("padding_bias", [padding_bias], methods="", without_sample="only the compiler inserts it"),
-    neutral("head_bias", [head_bias], methods="", without_sample="only the compiler inserts it"),
+    neutral(
+        "padding_bias", spelled="", functions=[padding_bias], keeps_infinity=True, without_sample="only the compiler inserts it"
+    ),
+    neutral("head_bias", spelled="", functions=[head_bias], keeps_infinity=True, without_sample="only the compiler inserts it"),
     row(
         "log_softmax",
         types.Activation,
         torch.log_softmax,
         "input dim dtype=None",
         modules=[nn.LogSoftmax],
-        functions=[torch.special.log_softmax],
-        methods="log_softmax",
-        aten="log_softmax.int special_log_softmax.default",
         reordered=[(functional.log_softmax, "input dim _stacklevel dtype")],
         sign=signs.never_positive,
         probability=Probability.OF_ALL_LOGITS,

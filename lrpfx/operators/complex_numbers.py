@@ -7,14 +7,14 @@ becomes of each operation. A transform remains one operation, linear in its real
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from lrpfx import types
-from lrpfx.ir.operator import Bound, Builder, Function, Operator, Sample
+from lrpfx.ir.operator import Bound, Builder, Operator, Sample
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import neutral, row
@@ -78,9 +78,8 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
-def _transform(name: str, to_complex: bool, functions: Iterable[Function], aten: str, sample: Sample, **facts: Any) -> Operator:
-    options: dict[str, Any] = {"returns_complex": to_complex, "transforms": True, "sample": sample, **facts}
-    return row(name, types.Sum, functions=functions, aten=aten, **options)
+def _transform(name: str, to_complex: bool, sample: Sample, **facts: Any) -> Operator:
+    return row(name, types.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
 
 
 def _of_torch(name: str) -> Operator:
@@ -95,13 +94,12 @@ def _of_torch(name: str) -> Operator:
 
     # The imaginary part of a sum of real numbers is 0, whatever relevance it is given.
     sample = of(sampled, (2, 4, 4), loses="absent" if of_signals else "")
-    return _transform(f"fft_{name}", to_complex, [function], f"fft_{name}.default", sample)
+    return _transform(f"fft_{name}", to_complex, sample, functions=[function])
 
 
 def _shift(name: str) -> Operator:
     function = getattr(torch.fft, name)
-    options: dict[str, Any] = {"methods": "", "aten": f"fft_{name}.default", "moves": True}
-    return neutral(f"fft_{name}", [function], sample=of(lambda x: function(x, dim=1)), **options)
+    return neutral(f"fft_{name}", functions=[function], moves=True, sample=of(lambda x: function(x, dim=1)))
 
 
 _TO_COMPLEX, _TO_REAL = ("fft", "ifft", "rfft", "ihfft"), ("irfft", "hfft")
@@ -113,7 +111,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         torch.view_as_complex,
         "input",
-        aten="view_as_complex.default",
         view=True,
         returns_complex=True,
         sample=of(lambda x: torch.view_as_complex(x).real, (2, 2, 2)),
@@ -123,7 +120,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         torch.view_as_real,
         "input",
-        aten="view_as_real.default",
         view=True,
         returns_complex=False,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
@@ -133,20 +129,12 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         torch.real,
         "input",
-        aten="real.default",
         view=True,
         returns_complex=False,
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
     row(
-        "imag",
-        types.Neutral,
-        torch.imag,
-        "input",
-        aten="imag.default",
-        view=True,
-        returns_complex=False,
-        sample=of(lambda x: torch.imag(_pairs(x))),
+        "imag", types.Neutral, torch.imag, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))
     ),
     row(
         "complex",
@@ -154,7 +142,6 @@ ROWS: tuple[Operator, ...] = (
         torch.complex,
         "real imag",
         data="real imag",
-        aten="complex.default",
         returns_complex=True,
         sample=of(lambda x, y: torch.view_as_real(torch.complex(x, y)), (2, 4), (2, 4)),
     ),
@@ -164,27 +151,23 @@ ROWS: tuple[Operator, ...] = (
         torch.polar,
         "abs angle",
         data="abs angle",
-        aten="polar.default",
         returns_complex=True,
         decomposition=_polar,
         sample=of(lambda x, y: torch.view_as_real(torch.polar(x, y)), (2, 4), (2, 4)),
     ),
     neutral(
         "conj",
-        [torch.conj, torch.conj_physical],
-        methods="conj conj_physical",
+        spelled="conj conj_physical",
         inplace=[torch.conj_physical_],
         inplace_methods="conj_physical_",
-        aten="conj.default _conj.default conj_physical.default _conj_physical.default",
+        aten="_conj.default _conj_physical.default",
         inplace_aten="conj_physical_.default",
         view=True,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x).conj() * torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
     neutral(
         "resolve_conj",
-        [torch.resolve_conj, torch.resolve_neg],
-        methods="resolve_conj resolve_neg",
-        aten="resolve_conj.default resolve_neg.default",
+        spelled="resolve_conj resolve_neg",
         view=True,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x).resolve_conj()), (2, 2, 2)),
     ),
@@ -193,8 +176,6 @@ ROWS: tuple[Operator, ...] = (
         types.Unknown,
         torch.angle,
         "input",
-        methods="angle",
-        aten="angle.default",
         returns_complex=False,
         sample=of(lambda x: torch.angle(torch.view_as_complex(x)), (2, 2, 2)),
     ),
@@ -208,33 +189,21 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.last_dimension,
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
-    row(
-        "fourier",
-        types.Sum,
-        functions=[fourier],
-        returns_complex=False,
-        without_sample="only the compiler inserts it",
-    ),
+    row("fourier", types.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"),
     *(_of_torch(f"{name}{dimensions}") for name in (*_TO_COMPLEX, *_TO_REAL) for dimensions in ("", "2", "n")),
     _shift("fftshift"),
     _shift("ifftshift"),
     _transform(
         "stft",
         True,
-        [torch.stft],
-        "stft.default stft.center",
         of(
             lambda x: torch.stft(x.flatten(1), 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs(),
             (2, 4, 4),
         ),
-        methods="stft",
     ),
     _transform(
         "istft",
         False,
-        [torch.istft],
-        "istft.default",
         of(lambda x: torch.istft(torch.fft.rfft(x, dim=1), 4, 2, window=torch.hann_window(4, dtype=x.dtype)), (2, 4, 4)),
-        methods="istft",
     ),
 )

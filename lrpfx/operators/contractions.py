@@ -150,8 +150,8 @@ def _without_added_dimensions(factor: Any, rank_of: RankOf) -> tuple[Any, Sequen
     row = node_info(factor).operator
     source, given = factor.args
     added: list[int] = []
-    if row is not None and row.dimension_before is not None and isinstance(given, int):
-        added = [place for place in range(rank) if row.dimension_before(place, (given,), rank) is None]
+    if row is not None and row.dimensions.dimension_before is not None and isinstance(given, int):
+        added = [place for place in range(rank) if row.dimensions.dimension_before(place, (given,), rank) is None]
     elif factor.target is operator.getitem:
         added = [place % rank for place in added_by_index(given if isinstance(given, tuple) else (given,)) or ()]
     return (source, added) if added else (given_factor, ())

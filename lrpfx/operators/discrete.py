@@ -3,7 +3,6 @@
 import builtins
 import math
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,77 +16,72 @@ from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import mask
 
 
-def _all_overloads(packet: str) -> str:
-    """The names of all overloads of an ATen operator that return their result."""
-    known = getattr(torch.ops.aten, packet).overloads() if hasattr(torch.ops.aten, packet) else []
-    return " ".join(f"{packet}.{name}" for name in known if "out" not in name and name not in ("int", "str", "dimname"))
+def _constant(name: str, sample: Sample, also: str = "", **facts: Any) -> Operator:
+    return neutral(name, spelled=f"{name} {also}", discrete=True, sample=sample, **facts)
 
 
-def _constant(
-    name: str,
-    sample: Sample,
-    functions: Iterable[Function] = (),
-    methods: str = "",
-    inplace_methods: str = "",
-    aten: str = "",
-    **facts: Any,
-) -> Operator:
-    """A row for a torch function, the tensor method of the same name, and further spellings."""
-    own_inplace = f"{name}_" if hasattr(torch.Tensor, f"{name}_") else ""
-    return neutral(
-        name,
-        [getattr(torch, name), *functions],
-        methods=f"{name} {methods}",
-        inplace_methods=f"{own_inplace} {inplace_methods}",
-        aten=f"{_all_overloads(name)} {aten}",
-        discrete=True,
-        sample=sample,
-        **facts,
+def _comparison(name: str, steps: bool = False) -> Operator:
+    function, spelled = getattr(torch, name), [getattr(operator, name)]
+    return _constant(
+        name, mask(lambda x: function(x, 0.1)), functions=spelled, methods=f"__{name}__", mixes=mixing.no_dimension, steps=steps
     )
 
 
-def _comparison(name: str) -> Operator:
-    function = getattr(torch, name)
-    sample = mask(lambda x: function(x, 0.1))
-    return _constant(name, sample, [getattr(operator, name)], f"__{name}__", mixes=mixing.no_dimension)
-
-
-def _of_bits(name: str, symbol: str, function: Function, inplace: Function, sample: Sample) -> Operator:
+def _of_bits(name: str, function: Function, inplace: Function, sample: Sample, **facts: Any) -> Operator:
     """A row for a bitwise operator, which has a Python symbol."""
     return _constant(
         f"bitwise_{name}",
         sample,
-        [function],
-        f"__{symbol}__ __r{symbol}__",
-        f"__i{symbol}__",
-        _all_overloads(f"__{symbol}__"),
+        f"__{name}__",
+        functions=[function],
         inplace=[inplace],
+        methods=f"__r{name}__",
+        inplace_methods=f"__i{name}__",
+        aten=f"bitwise_{name}.Scalar_Tensor",
         indices="0 1 input other",
         mixes=mixing.no_dimension,
+        **facts,
     )
 
 
-def _by_itself(name: str, functions: Iterable[Function] = (), methods: str = "", **facts: Any) -> Operator:
+def _by_itself(name: str, also: str = "", **facts: Any) -> Operator:
     function = getattr(torch, name)
-    return _constant(name, mask(lambda x: function(x)), functions, methods, mixes=mixing.no_dimension, **facts)
+    return _constant(name, mask(lambda x: function(x)), also, mixes=mixing.no_dimension, **facts)
 
 
-def _of_truth_values(name: str) -> Operator:
+def _of_truth_values(name: str, **facts: Any) -> Operator:
     function = getattr(torch, name)
-    return _constant(name, mask(lambda x: function(x > 0, x > 0.5)), mixes=mixing.no_dimension)
+    return _constant(name, mask(lambda x: function(x > 0, x > 0.5)), mixes=mixing.no_dimension, **facts)
+
+
+def _is_true(value: torch.Tensor) -> torch.Tensor:
+    """Where a boolean is true; nowhere for integers, whose bits decide one by one."""
+    return value if value.dtype == torch.bool else torch.zeros_like(value, dtype=torch.bool)
 
 
 ROWS: tuple[Operator, ...] = (
-    *map(_comparison, ("eq", "ne", "lt", "le", "gt", "ge")),
+    *map(_comparison, ("eq", "ne")),
+    *(_comparison(name, steps=True) for name in ("lt", "le", "gt", "ge")),
     _constant("isclose", mask(lambda x: torch.isclose(x, x.roll(1))), mixes=mixing.no_dimension),
-    _constant("isin", mask(lambda x: torch.isin(x, torch.tensor([0.0, 1.0])))),
-    *map(_by_itself, ("isnan", "isinf", "isfinite", "signbit", "logical_not")),
-    *map(_of_truth_values, ("logical_and", "logical_or", "logical_xor")),
-    _of_bits("and", "and", operator.and_, operator.iand, mask(lambda x: (x > 0) & (x < 0.5))),
-    _of_bits("or", "or", operator.or_, operator.ior, mask(lambda x: (x < 0).__or__(x > 0.5))),
-    _of_bits("xor", "xor", operator.xor, operator.ixor, mask(lambda x: (x > 0) ^ (x < 0.5))),
     _constant(
-        "bitwise_not", mask(lambda x: ~(x > 0)), [operator.invert], "__invert__", indices="0 input", mixes=mixing.no_dimension
+        "isin",
+        mask(lambda x: torch.isin(x, torch.tensor([0.0, 1.0]))),
+        aten="isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor",
+    ),
+    *map(_by_itself, ("isnan", "isinf", "isfinite", "signbit", "logical_not")),
+    _of_truth_values("logical_and", absorbs=torch.logical_not),
+    _of_truth_values("logical_or", absorbs=lambda value: value != 0),
+    _of_truth_values("logical_xor"),
+    _of_bits("and", operator.and_, operator.iand, mask(lambda x: (x > 0) & (x < 0.5)), absorbs=torch.logical_not),
+    _of_bits("or", operator.or_, operator.ior, mask(lambda x: (x < 0).__or__(x > 0.5)), absorbs=_is_true),
+    _of_bits("xor", operator.xor, operator.ixor, mask(lambda x: (x > 0) ^ (x < 0.5))),
+    _constant(
+        "bitwise_not",
+        mask(lambda x: ~(x > 0)),
+        functions=[operator.invert],
+        methods="__invert__",
+        indices="0 input",
+        mixes=mixing.no_dimension,
     ),
     _constant("all", mask(lambda x: (x > 0).all(1, keepdim=True)), mixes=mixing.given()),
     _constant("any", mask(lambda x: (x > 0).any(1, keepdim=True)), mixes=mixing.given()),
@@ -96,25 +90,28 @@ ROWS: tuple[Operator, ...] = (
     _constant("argmax", mask(lambda x: x.argmax(1, keepdim=True)), mixes=mixing.given()),
     _constant("argmin", mask(lambda x: x.argmin(dim=1, keepdim=True)), mixes=mixing.given()),
     _constant("argsort", mask(lambda x: x.argsort(1)), mixes=mixing.given(default=-1)),
-    _constant("searchsorted", mask(lambda x: torch.searchsorted(torch.tensor([0.0, 0.5]), x))),
-    _constant("bucketize", mask(lambda x: torch.bucketize(x, torch.tensor([0.0, 0.5])))),
+    _constant(
+        "searchsorted",
+        mask(lambda x: torch.searchsorted(torch.tensor([0.0, 0.5]), x)),
+        aten="searchsorted.Tensor searchsorted.Scalar",
+    ),
+    _constant("bucketize", mask(lambda x: torch.bucketize(x, torch.tensor([0.0, 0.5]))), aten="bucketize.Scalar"),
     _constant("bincount", mask(lambda x: torch.bincount((x[:, 0] > 0).long(), minlength=4), (4, 4), batch=False)),
     _by_itself("sign"),
     _by_itself("sgn"),
-    _by_itself("round", [builtins.round], "__round__"),
-    _by_itself("floor", [math.floor], "__floor__"),
-    _by_itself("ceil", [math.ceil], "__ceil__"),
-    _by_itself("trunc", [torch.fix], "fix", inplace_methods="fix_"),
+    _by_itself("round", functions=[builtins.round], methods="__round__"),
+    _by_itself("floor", functions=[math.floor], methods="__floor__"),
+    _by_itself("ceil", functions=[math.ceil], methods="__ceil__"),
+    _by_itself("trunc", "fix"),
     row(
         "floor_divide",
         types.Neutral,
         floor_divided,
         "input other",
-        functions=[torch.floor_divide, operator.floordiv],
+        functions=[operator.floordiv],
         inplace=[operator.ifloordiv],
-        methods="floor_divide __floordiv__",
-        inplace_methods="floor_divide_ __ifloordiv__",
-        aten=_all_overloads("floor_divide"),
+        methods="__floordiv__",
+        inplace_methods="__ifloordiv__",
         discrete=True,
         mixes=mixing.no_dimension,
         reflected="floor_divides",
@@ -135,11 +132,9 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         heaviside,
         "input values",
-        functions=[torch.heaviside],
-        methods="heaviside",
-        aten="heaviside.default",
         discrete=True,
         mixes=mixing.no_dimension,
+        steps=True,
         sample=mask(lambda x: torch.heaviside(x, torch.tensor(0.5))),
     ),
     row(
@@ -147,26 +142,15 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         histogram,
         "input bins=100 min=0 max=0",
-        functions=[torch.histc],
-        methods="histc",
-        aten="histc.default",
         discrete=True,
         sample=mask(lambda x: torch.histc(x, 4, -1, 1), batch=False),
     ),
     neutral(
         "to_integer",
-        methods="bool long int short byte char",
+        spelled="bool long int short byte char",
         discrete=True,
         converts=True,
         sample=mask(lambda x: x.bool().long() + x.int() + x.short()),
     ),
-    neutral(
-        "one_hot",
-        [functional.one_hot],
-        methods="",
-        aten="one_hot.default",
-        discrete=True,
-        indices="0 input self",
-        sample=mask(lambda x: functional.one_hot(x.argmax(1), 4)),
-    ),
+    neutral("one_hot", discrete=True, indices="0 input self", sample=mask(lambda x: functional.one_hot(x.argmax(1), 4))),
 )

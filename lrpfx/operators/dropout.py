@@ -22,7 +22,7 @@ def _dropout(name: str, module: type, shape: tuple[int, ...], native: Sequence[F
         getattr(functional, name),
         "input p=0.5 training=True",
         modules=[module],
-        reordered=[(spelled, "input p training") for spelled in native],
+        functions=native,
         view=True,
         mixes=mixing.no_dimension,
         sample=call(input=signal(2, 4, *shape), p=0.3, training=False),

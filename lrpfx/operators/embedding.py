@@ -1,6 +1,5 @@
 """Embeddings: lookup of vectors."""
 
-import torch
 from torch import nn
 from torch.nn import functional
 
@@ -20,10 +19,7 @@ ROWS: tuple[Operator, ...] = (
         indices="input",
         aliases="indices=input",
         modules=[nn.Embedding],
-        reordered=[
-            (torch.embedding, "weight input padding_idx scale_grad_by_freq sparse"),
-            (torch.ops.aten.embedding.default, "weight input padding_idx scale_grad_by_freq sparse"),
-        ],
+        order="weight input padding_idx scale_grad_by_freq sparse",
         sample=call(
             input=Fixed([[1, 2], [3, 0]]),
             weight=weight(5, 4),
@@ -42,6 +38,7 @@ ROWS: tuple[Operator, ...] = (
         "per_sample_weights=None include_last_offset=False padding_idx=None",
         parameters="weight",
         modules=[nn.EmbeddingBag],
+        spelled="",
         functions=[functional.embedding_bag],
         indices="input offsets",
         aliases="indices=input",

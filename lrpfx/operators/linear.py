@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import Role, node_info
-from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Operator, Sample, WeightLayout
+from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Matrices, Operator, Sample, WeightLayout
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import (
     conv1d_with_bias_map,
@@ -251,7 +251,6 @@ ROWS: tuple[Operator, ...] = (
         "input weight bias=None",
         parameters="weight bias",
         modules=[nn.Linear],
-        aten="linear.default",
         adjoint=_linear_adjoint,
         constant_response=_linear_response,
         weight_layout=WeightLayout.DENSE,
@@ -282,6 +281,7 @@ ROWS: tuple[Operator, ...] = (
         adjoint=_grouped_adjoint,
         keeps_rank=True,
         broadcasts=False,
+        matrices=Matrices.OF_GROUPS,
         sample=call(batch=False, input=signal(4, 3), weight=weight(3, 3, 2), offsets=Fixed([1, 1, 4])),
     ),
     row(
@@ -293,6 +293,7 @@ ROWS: tuple[Operator, ...] = (
         counts_as=nn.Linear,
         adjoint=_selected_adjoint,
         mixes=mixing.last_dimension,
+        matrices=Matrices.OF_ENTRIES,
         sample=call(batch=False, input=signal(2, 3, 4), weight=weight(2, 4, 5)),
     ),
     row(
@@ -304,6 +305,7 @@ ROWS: tuple[Operator, ...] = (
         counts_as=nn.Linear,
         adjoint=_selected_adjoint_of_columns,
         mixes=mixing.second_last_dimension,
+        matrices=Matrices.OF_ENTRIES,
         sample=call(batch=False, input=signal(2, 4, 3), weight=weight(2, 5, 4)),
     ),
     _convolution(1, torch.conv1d, nn.Conv1d),

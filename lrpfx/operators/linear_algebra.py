@@ -47,7 +47,7 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, types.Sum, function, arguments, reordered=[(spelled, order), (overload, order)], **facts)
+    return row(name, types.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
 
 
 def _some_sparse() -> torch.Tensor:
@@ -76,7 +76,7 @@ ROWS: tuple[Operator, ...] = (
         torch.sparse.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
-        aten="_sparse_addmm.default",
+        spelled="_sparse_addmm",
         aliases="mat=input",
         decomposition=sum_and_product("mat1", "mat2"),
         sample=of(lambda x: torch.sparse.addmm(x, _some_sparse(), x, beta=2.0, alpha=3.0), (4, 3), batch=False),
@@ -87,8 +87,6 @@ ROWS: tuple[Operator, ...] = (
         torch.kron,
         "input other",
         data="input other",
-        methods="kron",
-        aten="kron.default",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
     ),
@@ -98,9 +96,7 @@ ROWS: tuple[Operator, ...] = (
         torch.linalg.cross,
         "input other dim=-1",
         data="input other",
-        aten="linalg_cross.default",
-        reordered=[(torch.cross, "input other dim"), (torch.ops.aten.cross.default, "input other dim")],
-        reordered_methods=[("cross", "input other dim")],
+        spelled="cross linalg_cross",
         decomposition=_cross,
         sample=call(input=signal(2, 3), other=signal(2, 3), dim=1),
     ),
@@ -140,8 +136,6 @@ ROWS: tuple[Operator, ...] = (
         types.Sum,
         torch.cholesky_solve,
         "input input2 upper=False",
-        methods="cholesky_solve",
-        aten="cholesky_solve.default",
         aliases="B=input L=input2",
         sample=call(input=signal(2, 3, 2), input2=weight(3, 3, low=0.5)),
     ),

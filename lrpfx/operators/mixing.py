@@ -7,13 +7,18 @@ first argument.
 from collections.abc import Sequence
 from typing import Any
 
-from lrpfx.ir.operator import Mixes
+from lrpfx.ir.operator import Mixes, Operator
 
 Arguments = dict[Any, Any]
 
 
 def no_dimension(bound: Arguments, rank: int) -> Sequence[int]:
     return ()
+
+
+def keeps_places(row: Operator) -> bool:
+    """Whether an entry of the result depends only on entries at its place."""
+    return row.entries.elementwise or row.entries.mixes is no_dimension
 
 
 def first_dimension(bound: Arguments, rank: int) -> Sequence[int]:

@@ -63,9 +63,6 @@ def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tenso
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
-_native_batch_norm = "input weight bias running_mean running_var training momentum eps cudnn_enabled"
-_native_instance_norm = "input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled"
-
 
 ROWS: tuple[Operator, ...] = (
     row(
@@ -76,7 +73,7 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight bias",
         buffers="running_mean running_var",
         modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
-        reordered=[(torch.batch_norm, _native_batch_norm), (torch.ops.aten.batch_norm.default, _native_batch_norm)],
+        order="input weight bias running_mean running_var training momentum eps cudnn_enabled",
         rank_of={nn.BatchNorm2d: 4, nn.BatchNorm3d: 5},
         keeps_rank=True,
         broadcasts=False,
@@ -99,14 +96,12 @@ ROWS: tuple[Operator, ...] = (
         "input normalized_shape weight=None bias=None eps=1e-05",
         parameters="weight bias",
         modules=[nn.LayerNorm],
-        reordered=[
-            (torch.layer_norm, "input normalized_shape weight bias eps cudnn_enable"),
-            (torch.ops.aten.layer_norm.default, "input normalized_shape weight bias eps cudnn_enable"),
-        ],
+        order="input normalized_shape weight bias eps cudnn_enable",
         detached=_detached_layer_norm,
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
         scales_features=True,
         mixes=mixing.normalized,
+        keeps_dimensions=True,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -116,12 +111,10 @@ ROWS: tuple[Operator, ...] = (
         "input num_groups weight=None bias=None eps=1e-05",
         parameters="weight bias",
         modules=[nn.GroupNorm],
-        reordered=[
-            (torch.group_norm, "input num_groups weight bias eps cudnn_enabled"),
-            (torch.ops.aten.group_norm.default, "input num_groups weight bias eps cudnn_enabled"),
-        ],
+        order="input num_groups weight bias eps cudnn_enabled",
         detached=_detached_group_norm,
         mixes=mixing.sample,
+        channels_second=True,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
     ),
     row(
@@ -132,12 +125,10 @@ ROWS: tuple[Operator, ...] = (
         parameters="weight bias",
         buffers="running_mean running_var",
         modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
-        reordered=[
-            (torch.instance_norm, _native_instance_norm),
-            (torch.ops.aten.instance_norm.default, _native_instance_norm),
-        ],
+        order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
         detached=_detached_instance_norm,
         mixes=mixing.positions,
+        channels_second=True,
         sample=call(
             loses="bias",
             input=IMAGE,
@@ -157,9 +148,8 @@ ROWS: tuple[Operator, ...] = (
         "input normalized_shape weight=None eps=None",
         parameters="weight",
         modules=[nn.RMSNorm],
-        functions=[torch.rms_norm],
-        aten="rms_norm.default",
         mixes=mixing.normalized,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),
     row(
@@ -170,6 +160,7 @@ ROWS: tuple[Operator, ...] = (
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
         mixes=mixing.given(),
+        keeps_dimensions=True,
         sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
     ),
     row(
@@ -184,6 +175,7 @@ ROWS: tuple[Operator, ...] = (
             )
         },
         mixes=mixing.channels,
+        keeps_dimensions=True,
         sample=call(input=IMAGE, size=3, alpha=0.3, beta=0.6, k=2.0),
     ),
 )

@@ -581,7 +581,7 @@ ROWS: tuple[Operator, ...] = (
         torch._C._VariableFunctions._pack_padded_sequence,
         "input lengths batch_first",
         indices="lengths",
-        aten="_pack_padded_sequence.default",
+        spelled="_pack_padded_sequence",
         decomposition=_refuse_packed,
         without_sample="it is refused",
     ),

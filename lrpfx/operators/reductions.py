@@ -45,12 +45,11 @@ def _without_missing(build: Builder) -> fx.Node:
     return build.call("quantile_without", filled, missing, build["q"], label="", **options)
 
 
-def _reductions(by: str, functions: tuple[Function, Function, Function], overloads: str, reduce: str) -> tuple[Operator, ...]:
+def _reductions(by: str, functions: tuple[Function, Function, Function], reduce: str) -> tuple[Operator, ...]:
     """The rows of `torch.scatter_reduce` or `torch.index_reduce`: as it is spelled, by sums and means, and by choices."""
-    order, name = "input dim index source reduce include_self", f"{by}_reduce"
+    name = f"{by}_reduce"
     index = Fixed([[0, 0], [1, 3]] if by == "scatter" else [0, 0])
     places: dict[str, Any] = {"input": MATRIX, "dim": 1, "index": index, "source": signal(2, 2)}
-    packet, in_place = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_")
     reduced, averaged, chosen = functions
     arguments = "input source dim index reduce include_self=True"
     return (
@@ -60,10 +59,8 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], overloa
             reduced,
             arguments,
             data="input source",
-            reordered=[(getattr(torch, name), order), (getattr(packet, overloads), order)],
-            reordered_inplace=[(getattr(in_place, overloads), order)],
-            reordered_methods=[(name, order)],
-            reordered_inplace_methods=[(f"{name}_", order)],
+            spelled=name,
+            order="input dim index source reduce include_self",
             indices="index",
             decomposition=_by_kind,
             sample=call(**places, reduce=reduce, include_self=False),
@@ -91,15 +88,13 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], overloa
 
 
 ROWS: tuple[Operator, ...] = (
-    *_reductions("scatter", (scatter_reduced, scatter_averaged, scatter_chosen), "two", "amax"),
-    *_reductions("index", (index_reduced, index_averaged, index_chosen), "default", "mean"),
+    *_reductions("scatter", (scatter_reduced, scatter_averaged, scatter_chosen), "amax"),
+    *_reductions("index", (index_reduced, index_averaged, index_chosen), "mean"),
     row(
         "quantile",
         types.Sum,
         torch.quantile,
         "input q dim=None keepdim=False interpolation='linear'",
-        methods="quantile",
-        aten="quantile.default quantile.scalar",
         mixes=mixing.given(2),
         sample=call(input=MATRIX, q=0.3, dim=1, keepdim=True),
     ),
@@ -108,8 +103,6 @@ ROWS: tuple[Operator, ...] = (
         types.Sum,
         torch.nanquantile,
         "input q dim=None keepdim=False interpolation='linear'",
-        methods="nanquantile",
-        aten="nanquantile.default nanquantile.scalar",
         decomposition=_without_missing,
         mixes=mixing.given(2),
         sample=of(lambda x: torch.nanquantile(torch.where(x > 0.9, torch.nan, x), 0.3, 1, keepdim=True)),

@@ -19,6 +19,7 @@ ROWS: tuple[Operator, ...] = (
         "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
         modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
         sign=signs.of_interpolation,
+        keeps_dimensions=True,
         sample=call(
             input=IMAGE,
             size=None,
@@ -32,10 +33,12 @@ ROWS: tuple[Operator, ...] = (
     row(
         "upsample",
         types.Interpolation,
+        spelled="",
         aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
         "upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec "
         "_upsample_bicubic2d_aa.vec _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec "
         "_upsample_nearest_exact3d.vec",
+        keeps_dimensions=True,
         sample=of(lambda x: torch.ops.aten.upsample_nearest2d.vec(x, [6, 6], None), (2, 3, 4, 4)),
     ),
     row(
@@ -43,16 +46,11 @@ ROWS: tuple[Operator, ...] = (
         types.Interpolation,
         grid_sampled,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
-        functions=[functional.grid_sample, torch.grid_sampler],
+        spelled="grid_sample grid_sampler",
         aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
         aliases="interpolation_mode=mode",
         controls="grid",
-        sample=call(
-            input=IMAGE,
-            grid=signal(2, 3, 3, 2),
-            mode="bilinear",
-            padding_mode="border",
-            align_corners=True,
-        ),
+        channels_second=True,
+        sample=call(input=IMAGE, grid=signal(2, 3, 3, 2), mode="bilinear", padding_mode="border", align_corners=True),
     ),
 )

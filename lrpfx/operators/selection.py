@@ -1,7 +1,7 @@
 """Operations that combine entries of several tensors, overwrite entries, or choose among them."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Channels, Function, NotAffineError, Operator, Sample
+from lrpfx.ir.operator import Bound, Builder, Channels, Fill, NotAffineError, Operator, Sample
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
@@ -52,9 +52,9 @@ def _logarithm_of_sum(base: float | None) -> Callable[[Builder], fx.Node]:
     return decompose
 
 
-def _combining(name: str, functions: Iterable[Function], **facts: Any) -> Operator:
+def _combining(name: str, **facts: Any) -> Operator:
     """A row for an operator that combines the tensors of a list."""
-    return neutral(name, functions, methods="", sign=signs.of_tensors, moves=True, **facts)
+    return neutral(name, sign=signs.of_tensors, moves=True, **facts)
 
 
 def _joined_along(dim: int, least: int, stacks: bool = True) -> Callable[[Builder], fx.Node | None]:
@@ -93,9 +93,7 @@ def _of_two(name: str, other_name: str) -> Operator:
         getattr(torch, name),
         "input other",
         data="input other",
-        functions=[getattr(torch, other_name)],
-        methods=f"{name} {other_name}",
-        aten=f"{name}.default {other_name}.default",
+        spelled=f"{name} {other_name}",
         sign=signs.of_both,
         selects=True,
         mixes=mixing.no_dimension,
@@ -104,18 +102,9 @@ def _of_two(name: str, other_name: str) -> Operator:
     )
 
 
-def _with_places(name: str, sample: Sample, further_aten: str = "", **facts: Any) -> Operator:
+def _with_places(name: str, sample: Sample, **facts: Any) -> Operator:
     """A row for an operator that returns values and their indices."""
-    return neutral(
-        name,
-        [getattr(torch, name)],
-        aten=f"{name}.default {further_aten}",
-        results="values indices",
-        discrete_results=(1,),
-        selects=True,
-        sample=sample,
-        **facts,
-    )
+    return neutral(name, results="values indices", discrete_results=(1,), selects=True, sample=sample, **facts)
 
 
 _MASK = Fixed([[True, False, True, True], [False, False, True, True]])
@@ -127,67 +116,42 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         functional.pad,
         "input pad mode='constant' value=None",
-        aten="pad.default",
         reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
         sign=signs.of_padding,
         moves=True,
         channels=_padded,
+        keeps_dimensions=True,
+        fills=Fill.NUMBER,
         sample=call(loses="constants", input=IMAGE, pad=(1, 2), mode="constant", value=0.5),
     ),
     _combining(
         "cat",
-        [torch.cat, torch.concat, torch.concatenate],
-        aten="cat.default concat.default concatenate.default",
+        spelled="cat concat concatenate",
+        keeps_dimensions=True,
         sample=of(lambda x, y: torch.cat([x, y], axis=1), (2, 3), (2, 4)),  # type: ignore[call-arg]  # numpy's name
     ),
+    _combining("stack", sample=of(lambda x, y: torch.stack([x, y], 1), (2, 4), (2, 4))),
     _combining(
-        "stack",
-        [torch.stack],
-        aten="stack.default",
-        sample=of(lambda x, y: torch.stack([x, y], 1), (2, 4), (2, 4)),
-    ),
-    _combining(
-        "hstack",
-        [torch.hstack],
-        aten="hstack.default",
-        decomposition=_joined_along(1, 2, stacks=False),
-        sample=of(lambda x, y: torch.hstack([x, y]), (2, 3), (2, 4)),
+        "hstack", decomposition=_joined_along(1, 2, stacks=False), sample=of(lambda x, y: torch.hstack([x, y]), (2, 3), (2, 4))
     ),
     _combining(
         "vstack",
-        [torch.vstack, torch.row_stack],
-        aten="vstack.default row_stack.default",
+        spelled="vstack row_stack",
         decomposition=_joined_along(0, 2),
         sample=of(lambda x, y: torch.vstack([x, y]), (1, 4), (2, 4), batch=False),
     ),
+    _combining("dstack", decomposition=_joined_along(2, 3), sample=of(lambda x, y: torch.dstack([x, y]), (2, 4), (2, 4))),
     _combining(
-        "dstack",
-        [torch.dstack],
-        aten="dstack.default",
-        decomposition=_joined_along(2, 3),
-        sample=of(lambda x, y: torch.dstack([x, y]), (2, 4), (2, 4)),
-    ),
-    _combining(
-        "column_stack",
-        [torch.column_stack],
-        aten="column_stack.default",
-        decomposition=_joined_along(1, 2),
-        sample=of(lambda x, y: torch.column_stack([x, y]), (2, 3), (2, 4)),
+        "column_stack", decomposition=_joined_along(1, 2), sample=of(lambda x, y: torch.column_stack([x, y]), (2, 3), (2, 4))
     ),
     neutral(
         "broadcast_tensors",
-        [torch.broadcast_tensors],
-        methods="",
-        aten="broadcast_tensors.default",
         view=True,
         result_per_argument=True,
         sample=of(lambda x, y: torch.broadcast_tensors(x, y)[0] + torch.broadcast_tensors(x, y)[1], (2, 3, 1), (2, 1, 4)),
     ),
     neutral(
         "meshgrid",
-        [torch.meshgrid],
-        methods="",
-        aten="meshgrid.default meshgrid.indexing",
         view=True,
         result_per_argument=True,
         sample=of(lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), (3,), (4,), batch=False),
@@ -198,12 +162,13 @@ ROWS: tuple[Operator, ...] = (
         torch.where,
         "condition input other",
         data="condition input other",
-        reordered_methods=[("where", "input condition other")],
+        reordered=[("where", "input condition other")],
         aten="where.self where.ScalarOther where.ScalarSelf where.Scalar",
         indices="condition",
         sign=signs.of_both,
         selects=True,
         mixes=mixing.no_dimension,
+        chooses=("condition", "input", "other"),
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -211,35 +176,21 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         torch.masked_fill,
         "input mask value",
-        methods="masked_fill",
-        inplace_methods="masked_fill_",
-        aten="masked_fill.Scalar masked_fill.Tensor",
-        inplace_aten="masked_fill_.Scalar masked_fill_.Tensor",
         indices="mask",
         sign=signs.of_masked_fill,
         selects=True,
         mixes=mixing.no_dimension,
+        chooses=("mask", "value", "input"),
         sample=call(loses="constants", input=MATRIX, mask=_MASK, value=0.5),
     ),
     neutral(
-        "slice_scatter",
-        [torch.slice_scatter],
-        aten="slice_scatter.default",
-        selects=True,
-        sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2)),
+        "slice_scatter", selects=True, overwrites=True, sample=of(lambda x, y: x.slice_scatter(y, 1, 1, 3), (2, 4), (2, 2))
     ),
-    neutral(
-        "select_scatter",
-        [torch.select_scatter],
-        aten="select_scatter.default",
-        selects=True,
-        sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,)),
-    ),
+    neutral("select_scatter", selects=True, overwrites=True, sample=of(lambda x, y: x.select_scatter(y, 1, 1), (2, 4), (2,))),
     neutral(
         "diagonal_scatter",
-        [torch.diagonal_scatter],
-        aten="diagonal_scatter.default",
         selects=True,
+        overwrites=True,
         sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
     ),
     row(
@@ -247,11 +198,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         overwritten_at,
         "input indices values accumulate=False",
-        functions=[torch.index_put],
-        methods="index_put",
-        inplace_methods="index_put_",
-        aten="index_put.default",
-        inplace_aten="index_put_.default",
         decomposition=_accumulated,
         selects=True,
         sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
@@ -261,11 +207,6 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         scattered,
         "input dim index source",
-        functions=[torch.scatter],
-        methods="scatter",
-        inplace_methods="scatter_",
-        aten="scatter.src scatter.value",
-        inplace_aten="scatter_.src scatter_.value",
         aliases="value=source",
         indices="index",
         selects=True,
@@ -277,10 +218,7 @@ ROWS: tuple[Operator, ...] = (
         index_copied,
         "input source dim index",
         data="input source",
-        reordered=[(spelled, "input dim index source") for spelled in (torch.index_copy, torch.ops.aten.index_copy.default)],
-        reordered_methods=[("index_copy", "input dim index source")],
-        reordered_inplace_methods=[("index_copy_", "input dim index source")],
-        reordered_inplace=[(torch.ops.aten.index_copy_.default, "input dim index source")],
+        order="input dim index source",
         indices="index",
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 2]), source=signal(2, 2)),
@@ -291,16 +229,7 @@ ROWS: tuple[Operator, ...] = (
         index_filled,
         "input value dim index",
         data="input value",
-        reordered=[
-            (spelled, "input dim index value")
-            for spelled in (torch.index_fill, torch.ops.aten.index_fill.int_Scalar, torch.ops.aten.index_fill.int_Tensor)
-        ],
-        reordered_methods=[("index_fill", "input dim index value")],
-        reordered_inplace_methods=[("index_fill_", "input dim index value")],
-        reordered_inplace=[
-            (spelled, "input dim index value")
-            for spelled in (torch.ops.aten.index_fill_.int_Scalar, torch.ops.aten.index_fill_.int_Tensor)
-        ],
+        order="input dim index value",
         indices="index",
         selects=True,
         sample=call(loses="constants", input=MATRIX, dim=1, index=Fixed([0, 2]), value=0.5),
@@ -311,9 +240,7 @@ ROWS: tuple[Operator, ...] = (
         mask_scattered,
         "input source mask",
         data="input source",
-        reordered=[(spelled, "input mask source") for spelled in (torch.masked_scatter, torch.ops.aten.masked_scatter.default)],
-        reordered_methods=[("masked_scatter", "input mask source")],
-        reordered_inplace_methods=[("masked_scatter_", "input mask source")],
+        order="input mask source",
         indices="mask",
         sample=call(batch=False, input=MATRIX, source=signal(5), mask=_MASK),
     ),
@@ -322,41 +249,17 @@ ROWS: tuple[Operator, ...] = (
         types.Neutral,
         copied,
         "input source non_blocking=False",
-        methods="",
-        inplace_methods="copy_",
         aten="copy.default",
         inplace_aten="copy_.default",
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    row(
-        "fill",
-        types.Neutral,
-        torch.fill,
-        "input value",
-        inplace_methods="fill_",
-        aten="fill.Tensor fill.Scalar",
-        inplace_aten="fill_.Tensor fill_.Scalar",
-        sample=call(loses="constants", input=MATRIX, value=0.5),
-    ),
-    row(
-        "zero",
-        types.Neutral,
-        torch.zeros_like,
-        "input",
-        inplace=[torch.zero_],
-        aten="zero.default",
-        inplace_methods="zero_",
-        inplace_aten="zero_.default",
-        discrete=True,
-        sample=of(lambda x: x + x.clone().zero_()),
-    ),
+    row("fill", types.Neutral, torch.fill, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    row("zero", types.Neutral, torch.zeros_like, "input", discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
-        [functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d],
-        methods="",
+        spelled="max_unpool1d max_unpool2d max_unpool3d",
         modules=[nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d],
-        aten="max_unpool2d.default max_unpool3d.default",
         sign=signs.of_input,
         selects=True,
         sample=of(
@@ -369,62 +272,32 @@ ROWS: tuple[Operator, ...] = (
     ),
     _of_two("maximum", "fmax"),
     _of_two("minimum", "fmin"),
+    neutral("amax", sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amax(1))),
     neutral(
-        "amax",
-        [torch.amax],
-        aten="amax.default",
-        sign=signs.of_input,
-        selects=True,
-        mixes=mixing.given(),
-        sample=of(lambda x: x.amax(1)),
+        "amin", sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amin(axis=1, keepdims=True))
     ),
-    neutral(
-        "amin",
-        [torch.amin],
-        aten="amin.default",
-        sign=signs.of_input,
-        selects=True,
-        mixes=mixing.given(),
-        sample=of(lambda x: x.amin(axis=1, keepdims=True)),
-    ),
-    _with_places("max", of(lambda x: x.max(dim=1).values), "max.dim max.other", mixes=mixing.given()),
-    _with_places("min", of(lambda x: torch.min(x, 1)[0]), "min.dim min.other", mixes=mixing.given()),
-    _with_places("median", of(lambda x: x.median(1).values), "median.dim", mixes=mixing.given()),
-    _with_places("nanmedian", of(lambda x: x.nanmedian(1).values), "nanmedian.dim", mixes=mixing.given()),
+    _with_places("max", of(lambda x: x.max(dim=1).values), mixes=mixing.given()),
+    _with_places("min", of(lambda x: torch.min(x, 1)[0]), mixes=mixing.given()),
+    _with_places("median", of(lambda x: x.median(1).values), mixes=mixing.given()),
+    _with_places("nanmedian", of(lambda x: x.nanmedian(1).values), mixes=mixing.given()),
     _with_places("mode", of(lambda x: x.mode(1).values), mixes=mixing.given(default=-1)),
     _with_places("kthvalue", of(lambda x: torch.kthvalue(x, 2, dim=1).values), mixes=mixing.given(2, -1)),
     _with_places("topk", of(lambda x: x.topk(2, 1).values), mixes=mixing.given(2, -1)),
-    _with_places("sort", of(lambda x: x.sort(1)[0]), "sort.stable", mixes=mixing.given(default=-1)),
+    _with_places("sort", of(lambda x: x.sort(1)[0]), mixes=mixing.given(default=-1)),
     _with_places("cummax", of(lambda x: x.cummax(1)[0]), accumulates=mixing.given()),
     _with_places("cummin", of(lambda x: x.cummin(1)[0]), accumulates=mixing.given()),
     # A soft maximum: its gradient consists of shares that add up to 1.
     neutral(
         "logsumexp",
-        [torch.logsumexp, torch.special.logsumexp],
-        aten="logsumexp.default special_logsumexp.default",
+        spelled="logsumexp special_logsumexp",
+        functions=[torch.special.logsumexp],
         mixes=mixing.given(),
         sample=of(lambda x: x.logsumexp(1)),
     ),
-    neutral(
-        "logcumsumexp",
-        [torch.logcumsumexp],
-        aten="logcumsumexp.default",
-        accumulates=mixing.given(),
-        sample=of(lambda x: x.logcumsumexp(1)),
-    ),
-    neutral(
-        "msort",
-        [torch.msort],
-        aten="msort.default",
-        selects=True,
-        mixes=mixing.first_dimension,
-        sample=of(lambda x: torch.msort(x), (4, 2), batch=False),
-    ),
+    neutral("logcumsumexp", accumulates=mixing.given(), sample=of(lambda x: x.logcumsumexp(1))),
+    neutral("msort", selects=True, mixes=mixing.first_dimension, sample=of(lambda x: torch.msort(x), (4, 2), batch=False)),
     neutral(
         "put",
-        functions=[torch.put],
-        methods="put",
-        aten="put.default",
         indices="1",
         selects=True,
         sample=of(lambda x, y: x.put(torch.tensor([1, 5]), y), (2, 4), (2,), batch=False, loses="replaced"),
@@ -435,9 +308,8 @@ ROWS: tuple[Operator, ...] = (
         torch.logaddexp,
         "input other",
         data="input other",
-        methods="logaddexp",
-        aten="logaddexp.default",
         decomposition=_logarithm_of_sum(None),
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
     row(
@@ -446,9 +318,8 @@ ROWS: tuple[Operator, ...] = (
         torch.logaddexp2,
         "input other",
         data="input other",
-        methods="logaddexp2",
-        aten="logaddexp2.default",
         decomposition=_logarithm_of_sum(2.0),
+        mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
 )

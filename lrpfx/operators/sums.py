@@ -11,9 +11,9 @@ from torch.nn import functional
 from lrpfx import layer as layers
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Operator
+from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
+from lrpfx.operators.functions import index_added, index_put_accumulated, is_excluding, scatter_added, slope
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
@@ -49,22 +49,10 @@ def _slopes(build: Builder) -> tuple[fx.Node, ...] | None:
     return tuple(build.call("slope", build["input"], *pair, edge_order=build["edge_order"]) for pair in pairs)
 
 
-def _integrals() -> tuple[Operator, ...]:
-    """The rows of integrals by the trapezoidal rule, along one dimension."""
-    return tuple(
-        row(
-            name,
-            types.Sum,
-            functions=functions,
-            aten=aten,
-            mixes=mixing.given(default=-1),
-            sample=of(lambda y, function=functions[0]: function(y, dx=0.5, dim=1)),
-        )
-        for name, functions, aten in (
-            ("trapezoid", [torch.trapezoid, torch.trapz], "trapezoid.dx trapezoid.x"),
-            ("cumulative_trapezoid", [torch.cumulative_trapezoid], "cumulative_trapezoid.dx cumulative_trapezoid.x"),
-        )
-    )
+def _integral(name: str, function: Function, also: str = "") -> Operator:
+    """A row for an integral by the trapezoidal rule, along one dimension."""
+    sample = of(lambda y: function(y, dx=0.5, dim=1))
+    return row(name, types.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
 
 
 ROWS: tuple[Operator, ...] = (
@@ -77,16 +65,16 @@ ROWS: tuple[Operator, ...] = (
         modules=[layers.Sum],
         functions=[operator.add],
         inplace=[operator.iadd],
-        methods="add __add__ __radd__",
-        inplace_methods="add_ __iadd__",
-        aten="add.Tensor add.Scalar",
-        inplace_aten="add_.Tensor add_.Scalar",
+        methods="__add__ __radd__",
+        inplace_methods="__iadd__",
         adjoint=_addition_adjoint,
         reflected="add",
         sign=signs.of_sum,
         elementwise=True,
         affine_in="input other",
         coefficients=lambda alpha: (1, alpha),
+        absorbs=is_excluding,
+        keeps_infinity=True,
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
     row(
@@ -95,12 +83,11 @@ ROWS: tuple[Operator, ...] = (
         torch.sub,
         "input other alpha=1",
         data="input other",
-        functions=[operator.sub, torch.subtract],
+        spelled="sub subtract",
+        functions=[operator.sub],
         inplace=[operator.isub],
-        methods="sub subtract __sub__",
-        inplace_methods="sub_ subtract_ __isub__",
-        aten="sub.Tensor sub.Scalar subtract.Tensor subtract.Scalar",
-        inplace_aten="sub_.Tensor sub_.Scalar",
+        methods="__sub__",
+        inplace_methods="__isub__",
         reflected="rsub",
         sign=signs.of_difference,
         elementwise=True,
@@ -115,7 +102,6 @@ ROWS: tuple[Operator, ...] = (
         "input other alpha=1",
         data="input other",
         methods="__rsub__",
-        aten="rsub.Tensor rsub.Scalar",
         sign=signs.of_reversed_difference,
         elementwise=True,
         affine_in="input other",
@@ -128,8 +114,6 @@ ROWS: tuple[Operator, ...] = (
         torch.sum,
         "input dim=None keepdim=False dtype=None",
         modules=[layers.Sum],
-        methods="sum",
-        aten="sum.default sum.dim_IntList",
         contraction=contractions.of_sum,
         sign=signs.of_input,
         adds_up=True,
@@ -141,23 +125,14 @@ ROWS: tuple[Operator, ...] = (
         types.Sum,
         torch.cumsum,
         "input dim dtype=None",
-        methods="cumsum",
-        aten="cumsum.default",
         sign=signs.of_input,
         adds_up=True,
         accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row(
-        "diff",
-        types.Sum,
-        functions=[torch.diff],
-        methods="diff",
-        aten="diff.default",
-        mixes=mixing.given(2, -1),
-        sample=of(lambda x: torch.diff(x, dim=1)),
-    ),
-    *_integrals(),
+    row("diff", types.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
+    _integral("trapezoid", torch.trapezoid, "trapz"),
+    _integral("cumulative_trapezoid", torch.cumulative_trapezoid),
     row(
         "gradient",
         types.Sum,
@@ -180,33 +155,15 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
     ),
-    row(
-        "nansum",
-        types.Sum,
-        functions=[torch.nansum],
-        methods="nansum",
-        aten="nansum.default",
-        mixes=mixing.given(),
-        sample=of(lambda x: torch.nansum(x, 1)),
-    ),
-    row(
-        "trace",
-        types.Sum,
-        functions=[torch.trace],
-        methods="trace",
-        aten="trace.default",
-        adds_up=True,
-        sample=of(lambda x: torch.trace(x), (4, 4), batch=False),
-    ),
+    row("nansum", types.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
+    row("trace", types.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
     row(
         "scatter_add",
         types.Sum,
         scatter_added,
         "input source dim index",
         data="input source",
-        reordered=[(spelled, "input dim index source") for spelled in (torch.scatter_add, torch.ops.aten.scatter_add.default)],
-        reordered_methods=[("scatter_add", "input dim index source")],
-        reordered_inplace_methods=[("scatter_add_", "input dim index source")],
+        order="input dim index source",
         indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 0], [1, 3]]), source=signal(2, 2)),
     ),
@@ -216,11 +173,7 @@ ROWS: tuple[Operator, ...] = (
         index_added,
         "input source dim index alpha=1",
         data="input source",
-        reordered=[
-            (spelled, "input dim index source alpha") for spelled in (torch.index_add, torch.ops.aten.index_add.default)
-        ],
-        reordered_methods=[("index_add", "input dim index source alpha")],
-        reordered_inplace_methods=[("index_add_", "input dim index source alpha")],
+        order="input dim index source alpha",
         indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 0, 2]), source=signal(2, 3), alpha=2),
     ),
@@ -247,9 +200,8 @@ ROWS: tuple[Operator, ...] = (
         torch.lerp,
         "input end weight",
         data="input end weight",
-        methods="lerp",
-        aten="lerp.Tensor lerp.Scalar",
         decomposition=_interpolated,
+        keeps_dimensions=True,
         sample=call(input=MATRIX, end=signal(2, 4), weight=0.3),
     ),
     row(
@@ -265,7 +217,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "col2im",
         types.Sum,
-        aten="col2im.default",
         sign=signs.of_input,
         adds_up=True,
         sample=of(lambda x: torch.ops.aten.col2im.default(x, [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), (2, 8, 9)),

@@ -109,10 +109,10 @@ def add(row: Operator) -> None:
     if row.name in _operators:
         raise InputError(f"the operator table has a row named {row.name!r}", topic="own-rules")
     _operators[row.name] = row
-    row.kind.include(row.modules)
-    _functions.update({function: Spelling(row, *order) for function, order in row.functions.items()})
-    _methods.update({method: Spelling(row, *order) for method, order in row.methods.items()})
-    _foreign.update({path: Spelling(row, *order) for path, order in row.foreign.items()})
+    row.kind.include(row.spellings.modules)
+    _functions.update({function: Spelling(row, *order) for function, order in row.spellings.functions.items()})
+    _methods.update({method: Spelling(row, *order) for method, order in row.spellings.methods.items()})
+    _foreign.update({path: Spelling(row, *order) for path, order in row.spellings.foreign.items()})
     rows_of_class.cache_clear()
 
 
@@ -168,13 +168,13 @@ def all_operators() -> tuple[Operator, ...]:
 
 def module_classes() -> tuple[type, ...]:
     """All module classes in the table."""
-    return tuple({module for row in _operators.values() for module in row.modules})
+    return tuple({module for row in _operators.values() for module in row.spellings.modules})
 
 
 @functools.lru_cache(maxsize=1024)
 def rows_of_class(module_class: type) -> tuple[Operator, ...]:
     """The rows that list a module class or one of its base classes."""
-    return tuple(row for row in _operators.values() if issubclass(module_class, row.modules))
+    return tuple(row for row in _operators.values() if issubclass(module_class, row.spellings.modules))
 
 
 for _family in FAMILIES:

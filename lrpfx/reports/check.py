@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import advice, saturates
+from lrpfx.canonizers import needed_in_graphs
 from lrpfx.composites import Composite
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxError, nearest
 from lrpfx.frontends.capture import (
@@ -19,24 +20,21 @@ from lrpfx.frontends.capture import (
     FRONT_ENDS,
     FROZEN,
     ExampleInputs,
-    Model,
-    check_evaluation_mode,
     check_front_end,
     examples_of,
     guessed_verification,
-    normal_form,
     positional,
-    refuse_scripts,
 )
 from lrpfx.frontends.open_sizes import DynamicShapes
+from lrpfx.frontends.prepare import Model, prepare
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.canonize.explain_logits import final_softmax
 from lrpfx.passes.driver import Verification, run_passes
 from lrpfx.passes.program import Program
-from lrpfx.passes.stages import Settings, passes_of
+from lrpfx.passes.stages import Settings, Stage, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.pipeline import check_arguments, prepared, settings_of
+from lrpfx.pipeline import check_arguments, normal_form, settings_of
 from lrpfx.runtime.rule_table import NEUTRAL
 from lrpfx.support.html import bullets, element
 from lrpfx.support.table import Table
@@ -206,24 +204,19 @@ def check(
     if sum((bool(inputs), bool(keywords), example_inputs is not None)) > 1:
         raise InputTypeError("give example inputs by position, by name or as example_inputs=, not in two ways")
     title = type(model).__name__
+    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
+    front_ends: dict[str, str] = {}
+    found: dict[str, tuple[Program, Verification | None]] = {}
+    try:
+        source = prepare(model, needed_in_graphs(composite.canonizers))
+    except CaptureError as error:
+        step = "call model.eval()" if error.topic == "training-mode" else "follow the advice of the error"
+        return _hopeless(title, {}, str(error), step)
     if isinstance(model, nn.Module):
-        try:
-            refuse_scripts(model)
-        except CaptureError as error:
-            return _hopeless(title, {}, str(error), "pass the Python model")
         _check_names(model, keywords)
     example = keywords or (examples_of(model, inputs) if inputs else example_inputs)
     if isinstance(model, nn.Module):
         positional(model, example)  # raises an error for inputs that do not fit
-    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
-    front_ends: dict[str, str] = {}
-    found: dict[str, tuple[Program, Verification | None]] = {}
-    if isinstance(model, nn.Module):
-        try:
-            check_evaluation_mode(model)
-        except LrpfxError as error:
-            return _hopeless(title, {}, str(error), "call model.eval()")
-    model = prepared(model, composite)
     for front_end in FRONT_ENDS:
         name = front_end.name
         if capture not in (AUTO, name):
@@ -234,8 +227,8 @@ def check(
             front_ends[name] = "not tried: it needs example inputs"
         else:
             try:
-                program, verification = normal_form(model, example, settings, name, dynamic_shapes)
-                found[name] = program, verification or guessed_verification(program, model)
+                program, verification = normal_form(source, example, settings, name, dynamic_shapes)
+                found[name] = program, verification or guessed_verification(program, source)
                 front_ends[name] = "works"
             except InputError:
                 raise
@@ -278,7 +271,8 @@ def _report(
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        warnings += map(str, run_passes(program, passes_of(settings, "canonize", "assign"), verification))
+        run_passes(program, passes_of(settings, Stage.CANONIZE, Stage.ASSIGN), verification)
+        warnings += map(str, program.notes)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
         without_relevance = advice_on_cut_inputs(program.graph, lambda node: node_info(node).rule)

@@ -62,7 +62,7 @@ def history(compiled: nn.Module | ExportedProgram) -> History:
     `compiled`: the result of `lrpfx.transform` or `lrpfx.lower`. Raises `InputTypeError`: it is anything else.
     """
     if not isinstance(compiled, ExportedProgram):
-        return History(explainable(compiled, "history").history)
+        return History(explainable(compiled, "history").compiled.history)
     if HISTORY not in compiled.graph_module.meta:
         raise InputTypeError("the program was not made by lrpfx.lower", topic="reports")
     return History(compiled.graph_module.meta[HISTORY])

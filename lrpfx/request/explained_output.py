@@ -224,7 +224,7 @@ class _Operations(TorchDispatchMode):
         row = None if spelling is None else spelling.operator
         depends = [bool(one.dependence) for one in read]
         linear = _Found(Dependence.LINEAR)
-        if row is not None and row.discrete:
+        if row is not None and row.values.discrete:
             return _Found()
         if name in _NOT_IN:
             if kwargs.get("rounding_mode") is not None:
@@ -237,12 +237,12 @@ class _Operations(TorchDispatchMode):
         elif (
             name in _SUMS
             or name.startswith(_RESAMPLINGS)
-            or (row is not None and row.adds_up)
+            or (row is not None and row.entries.adds_up)
             or (name.endswith("batch_norm") and not any(depends[1:]) and _argument(func, args, kwargs, "training") is False)
             or _accumulates(func, args, kwargs)
         ):
             return linear
-        elif name in _ENTRIES or (row is not None and (row.moves or row.selects)):
+        elif name in _ENTRIES or (row is not None and (row.entries.moves or row.entries.selects)):
             return most
         return _Found(Dependence.OTHER, name.removeprefix("_"), user_source())
 

@@ -4,18 +4,10 @@ import operator
 
 from torch import fx
 
-from lrpfx.ir.node import Role, node_info
+from lrpfx.ir.node import Role, node_info, sources_of_dimensions
 from lrpfx.ir.operator import Operator
-from lrpfx.types import Activation, BatchNorm, Convolution, Dropout, Embedding, Linear, Recurrent
-
-#: Rows whose data has its channels in dimension 1, beside convolutions, pooling and batch norms.
-_SECOND = ("group_norm", "instance_norm", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "grid_sample", "lp_pool")
-#: Rows that leave every dimension where it is, beside functions of single entries.
-_KEEPING = (
-    *("layer_norm", "rms_norm", "normalize", "local_response_norm", "softmax", "softmin", "interpolate", "upsample"),
-    *("cat", "pad", "chunk", "split", "tensor_split", "slice", "narrow", "roll", "flip", "where", "masked_fill", "detach"),
-    *("maximum", "minimum", "glu", "lerp", "addcmul", "addcdiv"),
-)
+from lrpfx.operators.mixing import keeps_places
+from lrpfx.types import Activation, BatchNorm, Convolution, Embedding, Linear, Recurrent
 
 Known = dict[tuple[fx.Node, int], int | None]
 
@@ -51,9 +43,10 @@ def _found_above(node: fx.Node, rank: int, known: Known) -> int | None:
         parts = node_info(sources[0]).operator
         assert parts is not None
         return _made(sources[0], rank, known) if parts.returns_several else None
-    if row.dimension_before is not None:
-        before = _made(sources[0], _rank_before(row, rank), known)
-        return next((place for place in range(rank) if before is not None and _before(node, row, place, rank) == before), None)
+    if row.dimensions.dimension_before is not None:
+        before = _made(sources[0], rank - row.dimensions.added, known)
+        places = sources_of_dimensions(node, rank) or []
+        return None if before is None or before not in places else places.index(before)
     if not _keeps(row):
         return None
     found = {_made(source, rank, known) for source in sources if _rank_of(source, rank) == rank} - {None}
@@ -76,10 +69,10 @@ def _found_below(node: fx.Node, user: fx.Node, rank: int, known: Known) -> int |
     own = _of_layer(row, rank)
     if own is not None:
         return own if user.args and user.args[0] is node else None
-    if row.dimension_before is not None:
-        after = rank + rank - _rank_before(row, rank)
-        below = _read(user, after, known)
-        return None if below is None else _before(user, row, below, after)
+    if row.dimensions.dimension_before is not None:
+        after = rank + row.dimensions.added
+        below, places = _read(user, after, known), sources_of_dimensions(user, after)
+        return None if below is None or places is None else places[below]
     if not _keeps(row) or _rank_of(user, rank) != rank:
         return None
     made = _made(user, rank, {})
@@ -88,28 +81,16 @@ def _found_below(node: fx.Node, user: fx.Node, rank: int, known: Known) -> int |
 
 def _of_layer(row: Operator, rank: int) -> int | None:
     """The dimension of the channels of a layer's data and result; None for what is not a layer with channels."""
-    if row.spatial:
+    if row.dimensions.spatial:
         return 1 if rank == row.rank_of_batch else None
-    if issubclass(row.kind, (BatchNorm, Convolution)) or row.name in _SECOND:
+    if issubclass(row.kind, (BatchNorm, Convolution)) or row.dimensions.channels_second:
         return 1 if rank > 1 else None
-    return rank - 1 if issubclass(row.kind, (Linear, Embedding, Recurrent)) and not row.elementwise else None
+    return rank - 1 if issubclass(row.kind, (Linear, Embedding, Recurrent)) and not row.entries.elementwise else None
 
 
 def _keeps(row: Operator) -> bool:
-    return row.elementwise or issubclass(row.kind, (Activation, Dropout)) or row.name in _KEEPING
-
-
-def _before(node: fx.Node, row: Operator, place: int, rank: int) -> int | None:
-    """The dimension of the argument of a view that is dimension `place` of its result."""
-    given = [*node.args[1:], *node.kwargs.values()]
-    dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    assert row.dimension_before is not None
-    return row.dimension_before(place, dims, rank) if dims else None
-
-
-def _rank_before(row: Operator, rank: int) -> int:
-    """The number of dimensions of a view's argument."""
-    return rank + {"unsqueeze": -1, "squeeze": 1}.get(row.name, 0)
+    """Whether every dimension stays where it is."""
+    return keeps_places(row) or row.dimensions.keeps_dimensions or issubclass(row.kind, Activation)
 
 
 def _rank_of(node: fx.Node, rank: int) -> int:

@@ -5,6 +5,7 @@ from torch import fx
 
 from lrpfx.errors import InputError, nearest
 from lrpfx.ir.node import Role, node_info, output_node
+from lrpfx.ir.operator import Matrices
 
 
 def mixtures_of(graph: fx.Graph) -> dict[str, list[fx.Node]]:
@@ -58,14 +59,14 @@ def routing_of(product: fx.Node) -> tuple[fx.Node, ...] | None:
     Either the ends of groups of rows, or the experts of the rows and all matrices.
     """
     row = node_info(product).operator
-    if row is not None and row.name in ("selected_linear", "selected_linear_of_columns"):
+    if row is not None and row.linear.matrices is Matrices.OF_ENTRIES:
         matrices = product.args[1]
         looked_up = lookup_of(matrices) if isinstance(matrices, fx.Node) else None
         return None if looked_up is None else (looked_up[1], looked_up[0])
     constants = [value for value in product.all_input_nodes if node_info(value).role is Role.CONSTANT]
     if row is None or len(constants) != 1:
         return None
-    return (constants[0],) if row.name == "grouped_linear" else None
+    return (constants[0],) if row.linear.matrices is Matrices.OF_GROUPS else None
 
 
 def experts_of_rows(
@@ -96,7 +97,7 @@ def experts_of_rows(
 def lookup_of(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """What a call looks up along the first dimension, and the tensor of indices; None for other calls."""
     row = node_info(node).operator
-    if row is None or row.name not in ("index", "getitem"):
+    if row is None or not row.entries.indexes:
         return None
     source, index = node.args[:2]
     index = index[0] if isinstance(index, (list, tuple)) and len(index) == 1 else index

@@ -136,10 +136,10 @@ def is_exact(stabilizer: StabilizerFunction) -> bool:
 def _proportional_inputs(layer: Layer) -> list[bool]:
     """For each input of an element-wise product, whether the output is proportional to it if the others are constant."""
     row = layer.operation.operator
-    if row is None or not row.elementwise or not issubclass(layer.kind, Product):
+    if row is None or not row.entries.elementwise or not issubclass(layer.kind, Product):
         return [False]
     names = layer.operation.names_of_inputs
-    return [name in row.proportional_to for name in names] if len(names) == len(layer.inputs) else [False]
+    return [name in row.product.proportional_to for name in names] if len(names) == len(layer.inputs) else [False]
 
 
 def _parts_by_sign(zero_params: Names) -> tuple[list[Clamp], list[ClampMod]]:
@@ -353,7 +353,7 @@ class _OnesAsInput(_OtherInputs):
         if layer.input_count is not None:
             self._check_count(layer.input_count)
         row = layer.operation.row
-        if row is not None and issubclass(row.kind, Sum) and len(row.data) == 1 and not row.adds_up:
+        if row is not None and issubclass(row.kind, Sum) and len(row.data) == 1 and not row.entries.adds_up:
             raise RuleError(f"it runs the layer on ones, but {row.name} subtracts, so that the ones cancel")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -491,7 +491,7 @@ class Flat(_OnesAsInput):
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         row = layer.operation.operator
-        alike = is_affine(layer) and row is not None and row.constant_response is not None
+        alike = is_affine(layer) and row is not None and row.linear.constant_response is not None
         applies = alike and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
         return EvenSpread(self, self.stabilizer) if applies else self
 
@@ -517,7 +517,7 @@ def _is_gated_unit(kind: type[Kind], inputs: int) -> bool:
 
 def _adds_up(operation: Operation) -> bool:
     """Whether the operator table marks a layer as one that adds up entries of its input."""
-    return operation.row is not None and operation.row.adds_up
+    return operation.row is not None and operation.row.entries.adds_up
 
 
 class _SharingRule(Hook):
@@ -534,7 +534,7 @@ class _SharingRule(Hook):
         if _is_gated_unit(operation.kind, len(inputs)) or self.divides(operation, inputs, output):
             return
         row = operation.row
-        if row is not None and len(row.data) > 1 and not row.elementwise:
+        if row is not None and len(row.data) > 1 and not row.entries.elementwise:
             raise RuleError(
                 f"it divides relevance entry by entry, but {row.name} does not combine entries at the same position; "
                 "lrpfx.transform gives each step of a module its own rule"
@@ -585,7 +585,7 @@ class Uniform(_SharingRule):
     @staticmethod
     def _multiplies_up(operation: Operation) -> bool:
         """Whether an entry of a layer's output is a product of entries of its input."""
-        return operation.row is not None and operation.row.multiplies_up
+        return operation.row is not None and operation.row.entries.multiplies_up
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         first = call.inputs[0]
@@ -765,7 +765,7 @@ class _ProductRule(EpsilonRule):
     @staticmethod
     def _check_product(operation: Operation, inputs: int) -> None:
         kind, row = operation.kind, operation.row
-        of_entries = kind is Product and row is not None and not row.elementwise
+        of_entries = kind is Product and row is not None and not row.entries.elementwise
         if kind is Gate or of_entries or (inputs > 1 and kind not in (MatMul, WeightedValues, Product, GatedProduct)):
             raise RuleError(
                 f"it is for matrix products, but this layer has {inputs} input(s) and is of kind {kind.__name__}; "
@@ -860,7 +860,7 @@ class SoftmaxTaylor(Hook):
         super().check(layer)
         if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax):
             raise RuleError("it is only for softmax")
-        if layer.operation.operator is None or layer.operation.operator.total is None:
+        if layer.operation.operator is None or layer.operation.operator.values.total is None:
             raise RuleError("it is only for softmax")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -885,20 +885,20 @@ class SoftmaxTaylor(Hook):
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         row = layer.operation.operator
-        return None if row is None or row.negates else Derivative(divides=False)
+        return None if row is None or row.values.negates else Derivative(divides=False)
 
 
 def _scores(call: LayerCall) -> torch.Tensor:
     """The argument of the softmax: the input, negated for a softmin module."""
     operator = call.operation.operator
-    return -call.inputs[0] if operator is not None and operator.negates else call.inputs[0]
+    return -call.inputs[0] if operator is not None and operator.values.negates else call.inputs[0]
 
 
 def _total(call: LayerCall, values: torch.Tensor) -> torch.Tensor:
     """The sum of values over what a softmax normalizes over, at each entry."""
     operator = call.operation.operator
-    assert operator is not None and operator.total is not None
-    return operator.total(values, call.arguments())
+    assert operator is not None and operator.values.total is not None
+    return operator.values.total(values, call.arguments())
 
 
 class _ConstantScales(TorchFunctionMode):
@@ -906,10 +906,10 @@ class _ConstantScales(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         spelling = lookup(func)
-        if spelling is None or spelling.operator.detached is None:
+        if spelling is None or spelling.operator.normalization.detached is None:
             return func(*args, **(kwargs or {}))
         given = {**dict(zip(spelling.arguments, args, strict=False)), **(kwargs or {})}
-        return spelling.operator.detached(given["input"], {**spelling.operator.arguments, **given})
+        return spelling.operator.normalization.detached(given["input"], {**spelling.operator.arguments, **given})
 
 
 class NormalizationEpsilon(EpsilonRule):
@@ -934,7 +934,7 @@ class NormalizationEpsilon(EpsilonRule):
         super().check(layer)
         operator = layer.operation.operator
         whole = operator is None and issubclass(layer.kind, (LayerNorm, Opaque))  # a module that normalizes somewhere inside
-        if not whole and (operator is None or operator.detached is None):
+        if not whole and (operator is None or operator.normalization.detached is None):
             raise RuleError("it is only for layer, group and instance norm")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -949,8 +949,8 @@ class NormalizationEpsilon(EpsilonRule):
     def _with_constant_scale(call: LayerCall) -> Callable[[torch.Tensor], torch.Tensor]:
         """The layer as a function of its input, with a derivative that treats the scale as a constant."""
         operator = call.operation.operator
-        if operator is not None and operator.detached is not None:
-            detached, arguments = operator.detached, call.arguments()
+        if operator is not None and operator.normalization.detached is not None:
+            detached, arguments = operator.normalization.detached, call.arguments()
             return lambda input: detached(input, arguments)
 
         def run(input: torch.Tensor) -> torch.Tensor:  # a module that normalizes somewhere inside
@@ -969,7 +969,7 @@ class NormalizationEpsilon(EpsilonRule):
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         row = layer.operation.operator
-        return HeldScale() if is_exact(self.epsilon) and row is not None and row.detached is not None else None
+        return HeldScale() if is_exact(self.epsilon) and row is not None and row.normalization.detached is not None else None
 
 
 class _ElementWiseRule(Hook):
@@ -980,7 +980,7 @@ class _ElementWiseRule(Hook):
         if layer.input_count is not None:
             self._check_count(layer.input_count)
         row = layer.operation.row
-        if issubclass(layer.kind, Neutral) and not (row is not None and row.elementwise):
+        if issubclass(layer.kind, Neutral) and not (row is not None and row.entries.elementwise):
             raise RuleError("it acts entry by entry, but this layer only moves values and needs no rule")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -1010,9 +1010,9 @@ class Pass(_ElementWiseRule):
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         row = layer.operation.operator
-        if row is not None and issubclass(row.kind, RMSNorm) and row.detached is not None:
+        if row is not None and issubclass(row.kind, RMSNorm) and row.normalization.detached is not None:
             return HeldScale(divides=False)
-        has_ratio = row is not None and row.ratio is not None and not layer.parameters and not layer.extras
+        has_ratio = row is not None and row.values.ratio is not None and not layer.parameters and not layer.extras
         return Ratio() if has_ratio else None
 
 

@@ -45,7 +45,7 @@ class SignalTakesAll(EpsilonRule):
             raise RuleError(f"it is for recurrent layers, but this layer is of kind {layer.kind.__name__}")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if call.operation.listed.elementwise:
+        if call.operation.listed.entries.elementwise:
             state, terms = _step(call, self.epsilon)
             ratio = relevance * state.inverse
             return tuple(terms[name] * ratio if name in terms else None for name in call.operation.names_of_inputs)
@@ -54,7 +54,7 @@ class SignalTakesAll(EpsilonRule):
         return tuple(by_name[name] for name in call.operation.names_of_inputs)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
-        if call.operation.listed.elementwise:
+        if call.operation.listed.entries.elementwise:
             state, terms = _step(call, self.epsilon)
             ratio, inputs = relevance * state.inverse, call.operation.names_of_inputs
             constants = sum((term * ratio).sum() for name, term in terms.items() if name not in inputs)

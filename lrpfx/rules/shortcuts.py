@@ -29,7 +29,7 @@ def is_affine(layer: Layer) -> bool:
 def is_plain_addition(layer: Layer) -> bool:
     """Whether a layer computes a + b."""
     operation = layer.operation
-    coefficients = None if operation.operator is None else operation.operator.coefficients
+    coefficients = None if operation.operator is None else operation.operator.merging.coefficients
     adds = coefficients is not None and coefficients(1) == (1, 1)
     return adds and operation.inputs == 2 and operation.kwargs.get("alpha", 1) == 1 and len(operation.args) == 2
 
@@ -276,7 +276,7 @@ class EvenSpread(Shortcut):
         arguments = {**arguments, "weight": ones, "bias": None}
         count = members * _constant_response(call, None, {**arguments, "weight": ones[:1], "groups": 1})
         shares = relevance.unflatten(channel, (groups, -1)).sum(channel) / self.stabilizer(count)
-        adjoint = call.operation.listed.adjoint
+        adjoint = call.operation.listed.linear.adjoint
         pulled = None if adjoint is None else adjoint(shares, (input.narrow(channel, 0, groups),), arguments)
         if pulled is None or pulled[0] is None:
             return self.rule.propagate(call.with_modified(self.rule.parameter_modifiers), relevance)
@@ -332,7 +332,7 @@ class BoundedInput(Shortcut):
 
 def _constant_response(call: LayerCall, values: torch.Tensor | None, arguments: dict[str, Any]) -> torch.Tensor:
     """The layer's output for an input with one value in each channel, by default 1."""
-    respond = call.operation.listed.constant_response
+    respond = call.operation.listed.linear.constant_response
     if respond is None:
         raise RuleError(f"the row {call.operation.listed} has no response to a constant input")
     return respond(call.inputs[0].shape, values, arguments)

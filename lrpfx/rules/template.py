@@ -119,7 +119,7 @@ class BasicHook(Hook):
             raise RuleError("the layer has no input that can receive relevance")
         several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (types.MatMul, types.Product))
         row = layer.operation.row
-        of_entries = issubclass(layer.kind, types.Product) and row is not None and not row.elementwise
+        of_entries = issubclass(layer.kind, types.Product) and row is not None and not row.entries.elementwise
         if several or of_entries or issubclass(layer.kind, types.Gate):
             raise RuleError(
                 "it is for layers that are linear in their inputs, but this one multiplies, and each factor would get all "

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -12,15 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError, printable
 from lrpfx.ir.guards import FixedValue, Guard
-from lrpfx.ir.node import map_arguments
 from lrpfx.ir.written_names import check_names
+from lrpfx.runtime.compiled_graph import CompiledGraph, restore_graph
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
 from lrpfx.runtime.overwriting import on_copies
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
-from lrpfx.support.dotted_paths import dotted_path, resolve_path
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import tensor_from
@@ -170,20 +169,6 @@ def executed(module: Tree, execution: Execution) -> Tree:
     return cast(Tree, variant(module))
 
 
-@dataclass
-class Cache:
-    """What attribution makes of an explainable module once, for later calls."""
-
-    recorders: dict[tuple[Any, ...], TreeGraphModule] = field(default_factory=dict)
-    runners: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # a recorder and how it runs -> it, and with plain calls
-    compiled: dict[tuple[Any, ...], Callable[..., Any]] = field(default_factory=dict)
-    layouts: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # of recorded and masked values, without memory
-    meanings: dict[tuple[str, int], Any] = field(default_factory=dict)  # of indices of a node with so many dimensions, or None
-    embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
-    checked_balance: bool = False  # whether relevance was watched at operations that keep their plain gradient
-    cut_inputs: dict[Any, str | None] = field(default_factory=dict)  # output -> which inputs a rule leaves without relevance
-
-
 class ExplainModule(TreeGraphModule):
     """A network whose gradient is relevance, as returned by `lrpfx.transform`.
 
@@ -199,45 +184,38 @@ class ExplainModule(TreeGraphModule):
     call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.
     """
 
-    def __init__(
-        self,
-        root: nn.Module,
-        graph: fx.Graph,
-        title: str,
-        history: tuple[Any, ...],
-        fold_graph: fx.Graph | None,
-        derived: tuple[str, ...],
-        composite: str,
-        guards: tuple[Guard, ...],
-        frozen: dict[str, torch.Tensor],
-        unfused: fx.Graph | None = None,
-        dtypes: dict[str, torch.dtype] | None = None,
-        mask_names: Mapping[Any, str] | None = None,
-    ) -> None:
-        """`unfused`: the graph with one node for each operation that has a rule, if `graph` runs several as one.
-
-        `dtypes`: those of parameters and buffers, by name, for which alone the graph is valid; None if it follows their dtype.
-        `mask_names`: the inputs that are masks on relevance, by the places that they mask.
-        """
-        super().__init__(root, graph, title)
-        self.unfused_graph = self.graph if unfused is None else unfused
-        self.mask_names: dict[Any, str] = dict(mask_names or {})
-        self.composite = composite
-        self.frozen = frozen
-        self.dtypes = dtypes or {}
+    def __init__(self, root: nn.Module, compiled: CompiledGraph) -> None:
+        """`root`: the modules and tensors that the graphs read."""
+        super().__init__(root, compiled.graph, compiled.title)
+        self.compiled = compiled
         self._misfit = self._cast_problem()
-        self.history = history
-        self.fold_graph = fold_graph
-        self.derived = derived
-        self.guards = guards
-        self.lrpfx_cache = Cache()
         self._inputs = self._defaults()
-        self._fixed = {one.place.argument: one.value for one in guards if isinstance(one, FixedValue) and one.default}
+        self._fixed = {one.place.argument: one.value for one in compiled.guards if isinstance(one, FixedValue) and one.default}
         self._sources = self._folded_tensors()
         self._versions = self._current_versions()
         self._read = self._parameters_read()
         self.register_forward_pre_hook(_admit, with_kwargs=True)
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
+
+    @property
+    def composite(self) -> str:
+        """The composite, as text."""
+        return self.compiled.composite
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What calls must fulfil."""
+        return self.compiled.guards
+
+    @property
+    def unfused_graph(self) -> fx.Graph:
+        """The graph with one node for each operation that has a rule."""
+        return self.compiled.unfused
+
+    @property
+    def mask_names(self) -> Mapping[Any, str]:
+        """The inputs that are masks on relevance, by the places that they mask."""
+        return self.compiled.mask_names
 
     def _repr_html_(self) -> str:
         """The table of rules, for notebooks."""
@@ -248,22 +226,21 @@ class ExplainModule(TreeGraphModule):
         """The inputs by name, each with its default in a tuple if it has one."""
         return {str(node.target): node.args for node in self.graph.find_nodes(op="placeholder")}
 
-    def change_graphs(self, graph: fx.Graph, unfused: fx.Graph, mask_names: Mapping[Any, str]) -> None:
-        """Run `graph` from now on. `unfused` and `mask_names`: as for the constructor."""
-        self.graph, self.unfused_graph, self.mask_names = graph, unfused, dict(mask_names)
-        graph.owning_module = None
+    def change(self, compiled: CompiledGraph) -> None:
+        """Run another compiled graph on the same tensors from now on."""
+        self.compiled, self.graph = compiled, compiled.graph
+        compiled.graph.owning_module = None
         self._inputs = self._defaults()
         self._read = self._parameters_read()
-        self.lrpfx_cache = Cache()
 
     def refold(self) -> None:
         """Recompute the merged and modified weights from the parameters."""
         self._check_tables()
-        if self.fold_graph is None:
+        if self.compiled.fold_graph is None:
             return
         with undisturbed(), torch.inference_mode(False), torch.no_grad():
-            values = Interpreter(self, graph=self.fold_graph).run()
-        for name, value in zip(self.derived, values, strict=True):
+            values = Interpreter(self, graph=self.compiled.fold_graph).run()
+        for name, value in zip(self.compiled.derived, values, strict=True):
             set_derived_buffer(self, name, value)
         self._sources = self._folded_tensors()
         self._versions = self._current_versions()
@@ -271,7 +248,7 @@ class ExplainModule(TreeGraphModule):
     def _folded_tensors(self) -> list[tuple[dict[str, Any], str]]:
         """The locations of the tensors that derived buffers are computed from: tables, and keys in them."""
         found = []
-        for node in [] if self.fold_graph is None else self.fold_graph.find_nodes(op="get_attr"):
+        for node in [] if self.compiled.fold_graph is None else self.compiled.fold_graph.find_nodes(op="get_attr"):
             path, _, leaf = str(node.target).rpartition(".")
             holder = self.get_submodule(path)
             table = holder._parameters if leaf in holder._parameters else holder._buffers
@@ -286,7 +263,7 @@ class ExplainModule(TreeGraphModule):
     def _parameters_read(self) -> list[tuple[dict[str, Any], str]]:
         """The locations of the parameters that the graph and derived buffers read: tables, and keys in them."""
         found = []
-        for graph in filter(None, (self.graph, self.fold_graph)):
+        for graph in filter(None, (self.graph, self.compiled.fold_graph)):
             for node in graph.find_nodes(op="get_attr"):
                 path, _, leaf = str(node.target).rpartition(".")
                 holder = self.get_submodule(path)
@@ -317,7 +294,7 @@ class ExplainModule(TreeGraphModule):
 
     def _cast_problem(self) -> str | None:
         """Why the graph is not valid for the present dtypes of the parameters; None if it is."""
-        for name, dtype in self.dtypes.items():
+        for name, dtype in self.compiled.dtypes.items():
             path, _, leaf = name.rpartition(".")
             present = getattr(self.get_submodule(path), leaf).dtype
             if present != dtype:
@@ -442,19 +419,18 @@ class ExplainModule(TreeGraphModule):
         share_tables(self, root)
         return root
 
-    def _state(self, of_graph: Callable[[fx.Graph], Any]) -> tuple[Any, ...]:
-        """What the constructor takes after the tree; `of_graph` makes copies or data of the graphs."""
-        fold_graph = None if self.fold_graph is None else of_graph(self.fold_graph)
-        unfused = None if self.unfused_graph is self.graph else of_graph(self.unfused_graph)
-        facts = (self.derived, self.composite, self.guards, self.frozen)
-        return (of_graph(self.graph), self.title, self.history, fold_graph, *facts, unfused, self.dtypes, self.mask_names)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
-        self._check_tables()
-        self._refold_if_changed()
-        copied = ExplainModule(copy.deepcopy(self._tree(), memo), *self._state(copy_graph))
+        compiled = self._present().copied()
+        copied = ExplainModule(copy.deepcopy(self._tree(), memo), compiled)
         copied._copy_hooks(self)
         return copied
+
+    def _present(self) -> CompiledGraph:
+        """What the module runs now, with derived buffers of the present parameters."""
+        self._check_tables()
+        self._refold_if_changed()
+        unfused = self.graph if self.compiled.unfused is self.compiled.graph else self.compiled.unfused
+        return replace(self.compiled, graph=self.graph, unfused=unfused)
 
     def _copy_hooks(self, source: nn.Module) -> None:
         own = {key for key, hook in source._forward_pre_hooks.items() if hook is _admit}  # the copy has its own
@@ -463,9 +439,8 @@ class ExplainModule(TreeGraphModule):
             getattr(self, name).update({key: hook for key, hook in hooks.items() if key not in own})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._check_tables()
-        self._refold_if_changed()
-        return (_rebuild, (self._tree(), *self._state(graph_state)))
+        compiled = self._present()
+        return ExplainModule, (self._tree(), compiled)
 
 
 def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
@@ -475,7 +450,7 @@ def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
     assert isinstance(module, ExplainModule)
-    for name, value in module.frozen.items():
+    for name, value in module.compiled.frozen.items():
         if not torch.equal(module.get_buffer(name).to(value), value):
             raise InputError(
                 f"the loaded value of {name} differs from the constant in the graph: forward read it as a number when "
@@ -484,52 +459,6 @@ def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
             )
     module._misfit = module._cast_problem()  # `assign=True` may change dtypes
     module.refold()
-
-
-def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy of `graph` with the same names and metadata."""
-    return restore_graph(graph_state(graph))
-
-
-class _Reference:
-    """A node by name, in the picklable form of a graph."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    """A graph as plain, picklable data."""
-    records = []
-    for node in graph.nodes:
-        args, kwargs = map_arguments(
-            (node.args, node.kwargs), lambda leaf: _Reference(leaf.name) if isinstance(leaf, fx.Node) else leaf
-        )
-        target = node.target
-        if not isinstance(target, str):
-            target = (dotted_path(target) or target,)
-        records.append((node.op, node.name, target, args, kwargs, dict(node.meta)))
-    return records
-
-
-def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
-    """The graph that `graph_state` turned into data."""
-    graph = fx.Graph()
-    nodes: dict[str, fx.Node] = {}
-    for op, name, target, args, kwargs, meta in records:
-        if isinstance(target, tuple):
-            target = resolve_path(target[0]) if isinstance(target[0], str) else target[0]
-        args, kwargs = map_arguments((args, kwargs), lambda leaf: nodes[leaf.name] if isinstance(leaf, _Reference) else leaf)
-        node = graph.create_node(op, target, args, kwargs, name=name)
-        node.meta.update(meta)
-        nodes[name] = node
-    return graph
-
-
-def _rebuild(root: Scope, *state: Any) -> ExplainModule:
-    """The module of a pickled state, in which graphs are lists."""
-    restored: tuple[Any, ...] = tuple(restore_graph(one) if isinstance(one, list) else one for one in state)
-    return ExplainModule(root, *restored)
 
 
 def explainable(module: Any, caller: str) -> ExplainModule:

@@ -128,7 +128,7 @@ class LayerCall:
         output, linear_shares = with_linear_shares(run_changed, (*inputs, *(parameters[place] for place in biases)))
 
         row = self.operation.operator
-        unbiased = row is not None and row.weight_layout is not None and self.arguments().get("bias") is None
+        unbiased = row is not None and row.linear.weight_layout is not None and self.arguments().get("bias") is None
 
         def taken(gradient: torch.Tensor) -> dict[str, torch.Tensor]:
             shares = linear_shares(gradient)

@@ -101,7 +101,7 @@ class HeldScale(MultiplierForm):
     divides: bool = True
 
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
-        if operation.listed.saved_scale is not None:
+        if operation.listed.normalization.saved_scale is not None:
             return apply(_WithSavedScale, operation, *values)[0]
         return apply(_WithHeldScale, operation, *values)
 
@@ -225,7 +225,7 @@ class _ByRatio(_Function):
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
         values, _ = saved_values(ctx)
-        ratio = ctx.operation.listed.ratio(values[0], ctx.operation.arguments(values))
+        ratio = ctx.operation.listed.values.ratio(values[0], ctx.operation.arguments(values))
         return None, multiplier * ratio, *(None for _ in values[1:])
 
 
@@ -259,7 +259,7 @@ class _WithSavedScale(torch.autograd.Function):
 
 
 def _saved_scale(operation: Operation) -> SavedScale:
-    found = operation.listed.saved_scale
+    found = operation.listed.normalization.saved_scale
     if found is None:
         raise RuleError(f"{operation.listed} has no derivative that saves its scale only", topic="defects")
     return found
@@ -267,7 +267,7 @@ def _saved_scale(operation: Operation) -> SavedScale:
 
 def _held(operation: Operation, values: Sequence[Any]) -> torch.Tensor:
     """A normalization with its scale held constant."""
-    arguments, detached = operation.arguments(values), operation.listed.detached
+    arguments, detached = operation.arguments(values), operation.listed.normalization.detached
     if detached is None:
         raise RuleError(f"{operation.listed} does not normalize", topic="defects")
     return detached(arguments["input"], arguments)

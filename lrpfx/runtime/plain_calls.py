@@ -10,7 +10,8 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.node import Role, node_info, set_info
-from lrpfx.runtime.explain_module import RuleModule, TreeGraphModule, copy_graph, rule_module_of
+from lrpfx.runtime.compiled_graph import copy_graph
+from lrpfx.runtime.explain_module import RuleModule, TreeGraphModule, rule_module_of
 from lrpfx.runtime.multipliers import with_shares
 from lrpfx.runtime.propagation import constant
 

@@ -77,7 +77,7 @@ class _Beginning:
 
 
 def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
-    """The processes of a DataLoader. `count`: so many instead of its own.
+    """The processes of a DataLoader. `count`: their number instead of its own.
 
     Errors: `InputError` if what its own are prepared by would not be called.
     """

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lrpfx.samples.preparing import Sample
+from lrpfx.samples.preparation import Sample
 
 
 @dataclass(frozen=True)
-class Done:
+class DoneBlocks:
     """What is done of a store. `counts`: the samples of each block that is done, or 0, up to the last that is."""
 
     counts: list[int]
@@ -15,13 +15,13 @@ class Done:
     label: Callable[[int], int] = int  # of a sample of such a block, -1 without one
 
     @classmethod
-    def nothing(cls) -> "Done":
+    def nothing(cls) -> "DoneBlocks":
         """What is done of a new store."""
         return cls([], int)
 
 
 @dataclass(frozen=True)
-class Plan:
+class BlockPlan:
     """What remains to be done of a store.
 
     `block`: how many samples each of its blocks has. `samples`: those of a stream that was read to its end before.
@@ -29,7 +29,7 @@ class Plan:
 
     block: int
     batch_size: int
-    done: Done
+    done: DoneBlocks
     samples: int | None = None
 
     def has_another_label(self, sample: Sample) -> bool:
@@ -47,5 +47,5 @@ class Plan:
 
 
 def samples_in(block: int, size: int, samples: int | None) -> int:
-    """How many of so many samples a block has, `size` if it is full. At most `size`, if the number of all is not known."""
+    """How many of all `samples` a block has: `size` if it is full, and also if the number of all is not known."""
     return size if samples is None else max(0, min(size, samples - block * size))

@@ -19,11 +19,11 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Ordered, Workers, check_loader, samples_of, workers_of
-from lrpfx.samples.plan import Done, Plan, samples_in
-from lrpfx.samples.preparing import UNKNOWN, Batch, Preparing, Sample, batched, chunks_of
+from lrpfx.samples.plan import BlockPlan, DoneBlocks, samples_in
+from lrpfx.samples.preparation import UNKNOWN, Preparation, Sample, SampleBatch, batched, chunks_of
 
 
-class Source(ABC):
+class SampleSource(ABC):
     """Samples of a dataset, numbered from 0. `length`: their number, None if it is not known before the end."""
 
     length: int | None = None
@@ -37,7 +37,7 @@ class Source(ABC):
         """The first samples. They are there again when batches are asked for."""
 
     @abstractmethod
-    def batches(self, plan: Plan) -> Generator[Batch]:
+    def batches(self, plan: BlockPlan) -> Generator[SampleBatch]:
         """The samples of the blocks that are not done. Closed, it ends the processes that load them.
 
         Errors: `InputError` if the samples that are done have changed.
@@ -47,8 +47,8 @@ class Source(ABC):
 def changed(number: int) -> InputError:
     """The error for a sample that is not what it was."""
     return InputError(
-        f"the data set has changed: sample {number} is not what it was when the store was begun, or its preprocessing is "
-        "random; give another output, or the same data in the same order",
+        f"the data set has changed: sample {number} is not what it was when this was begun, or its preprocessing is random; "
+        "give another output, or the same data in the same order",
         topic="changed-data",
     )
 
@@ -56,12 +56,12 @@ def changed(number: int) -> InputError:
 # --- sequences ---------------------------------------------------------------------------------------------------------------
 
 
-class Indexed(Source):
+class IndexedSource(SampleSource):
     """A dataset whose samples are found by their numbers."""
 
-    def __init__(self, dataset: Any, preparing: Preparing, loaded_by: Workers, kind: str = "sequence") -> None:
+    def __init__(self, dataset: Any, preparation: Preparation, loaded_by: Workers, kind: str = "sequence") -> None:
         self.dataset = dataset
-        self.preparing = preparing
+        self.preparation = preparation
         self.loaded_by = loaded_by
         self.kind = kind
         self.length: int = len(dataset)
@@ -80,7 +80,7 @@ class Indexed(Source):
 
     def sample(self, number: int) -> Sample:
         """The sample with a number."""
-        return self.preparing.sample(number, lambda: self.dataset[number])
+        return self.preparation.sample(number, lambda: self.dataset[number])
 
     def first(self, count: int) -> Iterator[Sample]:
         return self.some(range(min(count, self.length)))
@@ -96,7 +96,7 @@ class Indexed(Source):
         """The samples with these numbers, loaded ahead if processes do that."""
         return self._loaded(_Some(self, numbers), len(numbers)) if self.workers and numbers else map(self.sample, numbers)
 
-    def batches(self, plan: Plan) -> Generator[Batch]:
+    def batches(self, plan: BlockPlan) -> Generator[SampleBatch]:
         self.check_done(plan)
         parts = _Parts(self, plan, plan.pending(self.length))
         if not self.workers or not len(parts):
@@ -107,12 +107,12 @@ class Indexed(Source):
         lent = self.dataset.dataset if isinstance(self.dataset, Ordered) else self.dataset
         return _without_dead_workers(self.loaded_by.loading(parts, lent, most, batch_size=None, collate_fn=_as_it_is))
 
-    def block(self, plan: Plan, block: int) -> list[Batch]:
+    def block(self, plan: BlockPlan, block: int) -> list[SampleBatch]:
         """The batches of a block."""
         parts = _Parts(self, plan, [block])
         return [parts[place] for place in range(len(parts))]
 
-    def check_done(self, plan: Plan) -> None:
+    def check_done(self, plan: BlockPlan) -> None:
         """Raise `InputError` if the first sample of a block that is done has changed, for some of these blocks."""
         done = [block for block, count in enumerate(plan.done.counts) if count]
         for block in sorted({done[place] for place in np.linspace(0, len(done) - 1, 4).astype(int)} if done else ()):
@@ -130,7 +130,7 @@ class Indexed(Source):
 class _Some(Dataset[Sample]):
     """Some samples of an indexed dataset, for a worker."""
 
-    def __init__(self, source: Indexed, numbers: Sequence[int]) -> None:
+    def __init__(self, source: IndexedSource, numbers: Sequence[int]) -> None:
         self.source = source
         self.numbers = numbers
 
@@ -141,12 +141,12 @@ class _Some(Dataset[Sample]):
         return self.source.sample(self.numbers[place])
 
 
-class _Parts(Dataset[Batch]):
+class _Parts(Dataset[SampleBatch]):
     """The batches of an indexed dataset, each found by its number, so that workers share them."""
 
-    def __init__(self, source: Indexed, plan: Plan, blocks: Sequence[int]) -> None:
+    def __init__(self, source: IndexedSource, plan: BlockPlan, blocks: Sequence[int]) -> None:
         self.source = source
-        self.plan = replace(plan, done=Done.nothing())  # processes that load samples need not know
+        self.plan = replace(plan, done=DoneBlocks.nothing())  # processes that load samples need not know
         self.blocks = blocks
         self.of_block = -(-plan.block // plan.batch_size)
 
@@ -156,7 +156,7 @@ class _Parts(Dataset[Batch]):
         last = samples_in(self.blocks[-1], self.plan.block, self.source.length)
         return (len(self.blocks) - 1) * self.of_block + -(-last // self.plan.batch_size)
 
-    def __getitem__(self, place: int) -> Batch:
+    def __getitem__(self, place: int) -> SampleBatch:
         if not 0 <= place < len(self):
             raise IndexError(place)
         block = self.blocks[place // self.of_block]
@@ -178,8 +178,8 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
         ) from error
 
 
-class Folder(Sequence[dict[str, Any]]):
-    """The photographs in a folder, and in folders in it."""
+class ImageFolder(Sequence[dict[str, Any]]):
+    """The images in a folder, and in folders in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -203,12 +203,12 @@ class Folder(Sequence[dict[str, Any]]):
 # --- streams -----------------------------------------------------------------------------------------------------------------
 
 
-class Streamed(Source):
+class StreamSource(SampleSource):
     """Something to iterate over, which gives the same samples in the same order each time."""
 
-    def __init__(self, items: Iterable[Any], preparing: Preparing | None, identity: Mapping[str, Any]) -> None:
-        """`preparing`: None if the items are samples already."""
-        self.preparing = preparing
+    def __init__(self, items: Iterable[Any], preparation: Preparation | None, identity: Mapping[str, Any]) -> None:
+        """`preparation`: None if the items are samples already."""
+        self.preparation = preparation
         self._given = items
         self._items: Iterator[tuple[int, Any]] = enumerate(iter(items))
         self._read: deque[Sample] = deque()
@@ -216,7 +216,7 @@ class Streamed(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, in another process, reads from the beginning."""
-        return Streamed, (self._given, self.preparing, self._identity)
+        return StreamSource, (self._given, self.preparation, self._identity)
 
     @property
     def is_read_once(self) -> bool:
@@ -248,7 +248,7 @@ class Streamed(Source):
             ) from error
 
     def _sample(self, number: int, item: Any) -> Sample:
-        return item._replace(number=number) if self.preparing is None else self.preparing.sample(number, lambda: item)
+        return item._replace(number=number) if self.preparation is None else self.preparation.sample(number, lambda: item)
 
     def _rest(self) -> Iterator[Callable[[], Sample]]:
         """The samples that remain, each prepared when it is asked for."""
@@ -257,14 +257,14 @@ class Streamed(Source):
         while (item := self._next()) is not None:
             yield partial(self._sample, *item)
 
-    def batches(self, plan: Plan) -> Generator[Batch]:
+    def batches(self, plan: BlockPlan) -> Generator[SampleBatch]:
         """The batches; those of a stream that is done already up to its end are none."""
         try:
             yield from self._batches(plan)
         finally:
             self._items = iter(())  # workers that load end
 
-    def _batches(self, plan: Plan) -> Iterator[Batch]:
+    def _batches(self, plan: BlockPlan) -> Iterator[SampleBatch]:
         rest, done = self._rest(), plan.done.counts
         block = count = 0
         while (first := next(rest, None)) is not None:
@@ -287,7 +287,7 @@ class Streamed(Source):
             before = "more" if plan.samples is None else plan.samples
             raise InputError(f"the data set has changed: it had {before} samples, and has {count} now", topic="changed-data")
 
-    def _skip(self, samples: Iterator[Callable[[], Sample]], plan: Plan, block: int) -> int:
+    def _skip(self, samples: Iterator[Callable[[], Sample]], plan: BlockPlan, block: int) -> int:
         """Pass the samples of a block that is done, if they are those that were explained, and return their number."""
         known, expected = plan.done.digest(block), plan.done.counts[block]
         count, compared = 0, known == UNKNOWN
@@ -311,24 +311,24 @@ class Streamed(Source):
 class _Prepared:
     """Prepares the samples of a batch in a worker of a DataLoader."""
 
-    def __init__(self, preparing: Preparing) -> None:
-        self.preparing = preparing
+    def __init__(self, preparation: Preparation) -> None:
+        self.preparation = preparation
 
     def __call__(self, items: Any) -> list[Sample]:
-        return [self.preparing.sample(0, partial(_as_it_is, item)) for item in items]
+        return [self.preparation.sample(0, partial(_as_it_is, item)) for item in items]
 
 
 class _Loaded(Iterable[Sample]):
     """The samples of a stream that workers load and prepare, `together` at once."""
 
-    def __init__(self, stream: IterableDataset[Any], loaded_by: Workers, together: int, preparing: Preparing) -> None:
+    def __init__(self, stream: IterableDataset[Any], loaded_by: Workers, together: int, preparation: Preparation) -> None:
         self.stream = stream
         self.loaded_by = loaded_by
         self.together = together
-        self.preparing = preparing
+        self.preparation = preparation
 
     def __iter__(self) -> Iterator[Sample]:
-        prepared = _Prepared(self.preparing)
+        prepared = _Prepared(self.preparation)
         for samples in self.loaded_by.loading(self.stream, self.stream, batch_size=self.together, collate_fn=prepared):
             yield from samples
 
@@ -336,16 +336,16 @@ class _Loaded(Iterable[Sample]):
 # --- whatever users have -----------------------------------------------------------------------------------------------------
 
 
-def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
+def source_of(data: Any, preparation: Preparation, workers: int | None) -> SampleSource:
     """The samples that `data` stands for. `workers`: processes that load them; None for those of a DataLoader."""
     if isinstance(data, DataLoader):
-        return _of_loader(data, preparing, workers_of(data, workers))
+        return _of_loader(data, preparation, workers_of(data, workers))
     if isinstance(data, (str, os.PathLike)):
-        return _of_path(data, preparing, Workers(workers or 0))
+        return _of_path(data, preparation, Workers(workers or 0))
     if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
         if not len(data):
             raise InputError("the data set is empty", topic="samples")
-        return Indexed(data, preparing, Workers(workers or 0))
+        return IndexedSource(data, preparation, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise InputTypeError(
             f"data is a folder, a dataset or a DataLoader of torch, a sequence or an iterable of samples, not "
@@ -358,39 +358,39 @@ def source_of(data: Any, preparing: Preparing, workers: int | None) -> Source:
             "has workers of its own",
             topic="samples",
         )
-    return Streamed(data, preparing, {"workers": 0})
+    return StreamSource(data, preparation, {"workers": 0})
 
 
-def _of_path(path: Any, preparing: Preparing, workers: Workers) -> Source:
+def _of_path(path: Any, preparation: Preparation, workers: Workers) -> SampleSource:
     try:
         place = Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
         raise InputError(f"{path}: {error}", topic="samples") from error
-    if preparing.preprocess is None:
+    if preparation.preprocess is None:
         raise InputError(
-            "a folder of photographs needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
+            "a folder of images needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
             topic="samples",
         )
     if place.is_dir():
-        return Indexed(Folder(place), preparing, workers, "folder")
+        return IndexedSource(ImageFolder(place), preparation, workers, "folder")
     if not place.exists():
         raise InputError(f"there is no folder {path}", topic="files-and-folders")
-    return Indexed([place], preparing, workers)
+    return IndexedSource([place], preparation, workers)
 
 
-def _of_loader(loader: DataLoader[Any], preparing: Preparing, workers: Workers) -> Source:
+def _of_loader(loader: DataLoader[Any], preparation: Preparation, workers: Workers) -> SampleSource:
     """The samples of a DataLoader. Its batches are made anew, so that none crosses a block."""
     check_loader(loader)
     own = loader.collate_fn
     if own is not default_collate and own is not default_convert:
-        preparing = replace(preparing, collate=own, is_of_batches=loader.batch_size is not None)
+        preparation = replace(preparation, collate=own, is_of_batches=loader.batch_size is not None)
     if not isinstance(loader.dataset, IterableDataset):
         samples = samples_of(loader)
         if not len(samples):
             raise InputError("the data set is empty", topic="samples")
-        return Indexed(samples, preparing, workers)
+        return IndexedSource(samples, preparation, workers)
     if not workers.count:
-        return Streamed(loader.dataset, preparing, {"workers": 0})
+        return StreamSource(loader.dataset, preparation, {"workers": 0})
     together = loader.batch_size or 1
-    loaded = _Loaded(loader.dataset, workers, together, preparing)
-    return Streamed(loaded, None, {"workers": workers.count, "together": together})  # both change the order of the samples
+    loaded = _Loaded(loader.dataset, workers, together, preparation)
+    return StreamSource(loaded, None, {"workers": workers.count, "together": together})  # both change the order of the samples

@@ -52,8 +52,7 @@ class AnalyzeSigns(GraphPass):
             if sign is not Sign.UNKNOWN:
                 update_info(node, sign=sign)
                 if info.role is Role.DATA:
-                    result.matches += 1
-                    result.details.append((info.name, sign.value))
+                    result.match(info.name, sign.value)
         return result
 
 
@@ -76,10 +75,10 @@ def _ranges(program: Program, input_range: InputRange) -> dict[str | None, tuple
 
 def _sign_of_call(node: fx.Node) -> Sign:
     operator = node_info(node).operator
-    if operator is None or operator.sign is None:
+    if operator is None or operator.values.sign is None:
         return Sign.UNKNOWN
     if operator.arguments:
         bound = {**operator.arguments, **bound_arguments(node, operator)}
     else:
         bound = {"input": node.args[0] if node.args else None}
-    return operator.sign(bound)
+    return operator.values.sign(bound)

@@ -35,8 +35,7 @@ class AnalyzeSupport(GraphPass):
                 continue
             if all(_gives_nothing_where_not_positive(user, node) for user in node.users):
                 update_info(node, relevant_where_positive=True)
-                result.matches += 1
-                result.details.append((node_info(node).name, "relevance only where the value is > 0"))
+                result.match(node_info(node).name, "relevance only where the value is > 0")
         result.details.reverse()
         return result
 
@@ -54,5 +53,5 @@ def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
     if operator is None or info.keeps_gradient or not info.relevant_where_positive:
         return False
     if info.rule is None:
-        return operator.moves
-    return operator.kind is Activation and (operator.sign is of_input or operator.keeps_nonpositive)
+        return operator.entries.moves
+    return operator.kind is Activation and (operator.values.sign is of_input or operator.values.keeps_nonpositive)

@@ -85,7 +85,7 @@ def value_and_constant(node: fx.Node) -> tuple[Any, Any]:
     """
     operator = node_info(node).operator
     alpha = node.kwargs.get("alpha", 1)
-    if operator is None or not operator.affine_in or set(node.kwargs) - {"alpha"} or isinstance(alpha, fx.Node):
+    if operator is None or not operator.merging.affine_in or set(node.kwargs) - {"alpha"} or isinstance(alpha, fx.Node):
         return None, None
     if len(operator.data) == 1:
         return node.args[0], None
@@ -94,7 +94,7 @@ def value_and_constant(node: fx.Node) -> tuple[Any, Any]:
     for place, name in enumerate(operator.data):
         value, other = node.args[place], node.args[1 - place]
         is_constant = [not isinstance(one, fx.Node) or node_info(one).role is Role.PARAMETER for one in (value, other)]
-        if is_constant == [False, True] and name in operator.affine_in:
+        if is_constant == [False, True] and name in operator.merging.affine_in:
             return value, other
     return None, None
 
@@ -115,7 +115,7 @@ class Place:
 
     @property
     def is_dense(self) -> bool:
-        return self.operator.weight_layout is WeightLayout.DENSE
+        return self.operator.linear.weight_layout is WeightLayout.DENSE
 
 
 class Layout(ABC):
@@ -143,10 +143,10 @@ class ChannelLayout(Layout):
     channels: Channels
 
     def behind(self, node: fx.Node, operator: Operator) -> Layout:
-        if operator.channels is None:
+        if operator.merging.channels is None:
             raise _obstacle(node, "its channels are flattened" if self.channels.flat else "")
         try:
-            return ChannelLayout(operator.channels(self.channels, bound_arguments(node, operator)))
+            return ChannelLayout(operator.merging.channels(self.channels, bound_arguments(node, operator)))
         except NotAffineError as reason:
             raise _obstacle(node, str(reason)) from None
 
@@ -190,7 +190,7 @@ class ConvolvedChannels(Layout):
         raise _obstacle(node)
 
     def check_reader(self, place: Place) -> None:
-        if place.is_dense or place.operator.spatial != self.dimensions:
+        if place.is_dense or place.operator.dimensions.spatial != self.dimensions:
             raise ObstacleError(f"a layer other than a convolution over {self.dimensions} dimensions reads it")
 
 
@@ -212,7 +212,7 @@ def linear_readers(value: fx.Node, layout: Layout) -> list[Place]:
                 raise ObstacleError(f"{name} takes it as a parameter")
             if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
                 raise ObstacleError(f"a parameter of {name} depends on the input")
-            if operator.weight_layout is WeightLayout.CONVOLUTION and not operator.with_bias_map:
+            if operator.linear.weight_layout is WeightLayout.CONVOLUTION and not operator.linear.with_bias_map:
                 raise _obstacle(user, "it has no form with a bias for each position")
             place = Place(user, operator)
             layout.check_reader(place)
@@ -251,10 +251,10 @@ class Merger:
         operator, name = row_of(node), node_info(node).name
         if isinstance(constant, fx.Node):
             constant = self.derive(before, f"{name}.constant", as_channels, constant, channels)
-        if operator.coefficients is None:  # a product or quotient
+        if operator.merging.coefficients is None:  # a product or quotient
             of_scale = self.derive(before, f"{name}.scale", operator.canonical, scale, constant)
             return of_scale, self.derive(before, f"{name}.shift", operator.canonical, shift, constant)
-        factors = operator.coefficients(node.kwargs.get("alpha", 1))
+        factors = operator.merging.coefficients(node.kwargs.get("alpha", 1))
         of_value, of_constant = factors if node.args[0] is value else reversed(factors)
         if of_value != 1:
             scale = self.derive(before, f"{name}.scale", torch.mul, scale, of_value)
@@ -293,7 +293,7 @@ class Merger:
         else:
             args = (bound["input"], shift, weight, bias, options)
             bias = self.derive(node, f"{info.name}.bias_map", bias_map, *args, role=Role.METADATA)
-            mapped = operator_named(place.operator.with_bias_map)
+            mapped = operator_named(place.operator.linear.with_bias_map)
             node.target = mapped.canonical
             update_info(node, operator=mapped)
         node.args = (node.args[0], scaled, *([] if bias is None else [bias]))
@@ -303,7 +303,7 @@ class Merger:
 def _keeps_last_dimension(node: fx.Node, operator: Operator) -> bool:
     """Whether an operation is known to keep the last dimension unchanged."""
     source = node.args[0]
-    if not isinstance(source, fx.Node) or node_info(node).shape is None or operator.keeps_last_dimension is None:
+    if not isinstance(source, fx.Node) or node_info(node).shape is None or operator.dimensions.keeps_last_dimension is None:
         return False
     shape = node_info(source).shape
-    return shape is not None and operator.keeps_last_dimension(node.args[1:], len(shape))
+    return shape is not None and operator.dimensions.keeps_last_dimension(node.args[1:], len(shape))

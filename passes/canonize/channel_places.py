@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import node_info, row_of
+from lrpfx.ir.node import node_info, row_of, sources_of_dimensions
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.passes.program import Program
 
@@ -15,7 +15,7 @@ Place = tuple[int, ...]  # the dimensions of the channels of a value, from the e
 
 def place_of_channels(operator: Operator) -> Place:
     """The dimension of the output channels of a linear layer."""
-    return (-1,) if operator.weight_layout is WeightLayout.DENSE else (-1 - operator.spatial,)
+    return (-1,) if operator.linear.weight_layout is WeightLayout.DENSE else (-1 - operator.dimensions.spatial,)
 
 
 def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place) -> Place | None:
@@ -25,12 +25,10 @@ def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place
         return None
     row, rank, own = row_of(view), len(after), [len(before) + number for number in place]
     moved: list[int] | None = None
-    if row.keeps_order or _drops_ones(view, row, before, after):
+    if row.entries.keeps_order or _drops_ones(view, row, before, after):
         moved = _side_by_side(before, after, own) if own and own == list(range(own[0], own[-1] + 1)) else None
-    elif row.dimension_before is not None and rank == len(before):
-        given: list[Any] = [*view.args[1:], *view.kwargs.values()]
-        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        sources = [row.dimension_before(number, dims, rank) for number in range(rank)] if _are_numbers(dims) else []
+    elif row.dimensions.dimension_before is not None and rank == len(before):
+        sources = sources_of_dimensions(view, rank) or []
         places = [number for number, source in enumerate(sources) if source in own]
         moved = places if [sources[number] for number in places] == own and own else None
     if moved is None:
@@ -51,14 +49,12 @@ def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int
 def _drops_ones(view: fx.Node, row: Operator, before: Sequence[int], after: Sequence[int]) -> bool:
     """Whether an index only takes the one entry of dimensions of size 1, or adds such dimensions."""
     index = view.args[1:]
-    plain = row.name == "select" or (row.picks and all(map(_is_plain, index[0] if isinstance(index[0], tuple) else index)))
+    plain = row.name == "select" or (
+        row.outputs.picks and all(map(_is_plain, index[0] if isinstance(index[0], tuple) else index))
+    )
     return plain and math.prod(before) == math.prod(after)
 
 
 def _is_plain(part: Any) -> bool:
     """Whether a part of an index is a number, a slice or a new dimension."""
     return part is None or part is Ellipsis or isinstance(part, slice) or (isinstance(part, int) and not isinstance(part, bool))
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, (tuple, list)) and all(map(_are_numbers, value)))

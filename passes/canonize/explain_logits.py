@@ -42,8 +42,7 @@ class ExplainLogits(GraphPass):
                         value = copies[node] = _copy_that_reads(value, node, path)
             replaced[leaf] = value
             left.update(path)
-            result.matches += 1
-            result.details.append((node_info(probabilities).name, "removed: its input is the output"))
+            result.match(node_info(probabilities).name, "removed: its input is the output")
         if not replaced:
             ends = [f"{node_info(leaf).name} ({node_info(leaf).operator})" for leaf in nodes_in(output.args)]
             raise InputError(
@@ -66,7 +65,7 @@ def final_softmax(leaf: fx.Node) -> fx.Node | None:
     """The softmax whose result, or its logarithm, is the output `leaf` of the network; None if there is none."""
     node = final_probabilities(leaf)
     operator = None if node is None else node_info(node).operator
-    return node if operator is not None and operator.probability is Probability.OF_ALL_LOGITS else None
+    return node if operator is not None and operator.values.probability is Probability.OF_ALL_LOGITS else None
 
 
 def final_probabilities(leaf: fx.Node) -> fx.Node | None:
@@ -84,10 +83,10 @@ def _path_to_probabilities(leaf: fx.Node) -> list[fx.Node]:
         row = node_info(node).operator
         if row is None:
             return []
-        if row.probability is not None:
+        if row.values.probability is not None:
             return path
         sources = _data_of(node)
-        if len(sources) != 1 or not (row.neutral or row.logarithm):
+        if len(sources) != 1 or not (row.neutral or row.values.logarithm):
             return []
         (node,) = sources
     return []

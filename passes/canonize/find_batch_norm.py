@@ -59,7 +59,7 @@ def _chain(program: Program, node: fx.Node) -> list[fx.Node]:
         found[reader] = number
         value, reader = reader, only_reader(reader)
     by_channel = {one: number for one, number in found.items() if isinstance(number, torch.Tensor) and number.numel() > 1}
-    scales = [number for one, number in by_channel.items() if row_of(one).coefficients is None]
+    scales = [number for one, number in by_channel.items() if row_of(one).merging.coefficients is None]
     if not all(bool(number.all()) for number in scales):
         return []  # a mask: what it hides has no relevance
     return list(found) if scales and len(scales) < len(by_channel) else []

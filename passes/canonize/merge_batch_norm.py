@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, calls, data_calls, node_info, only_reader, readers, row_of, update_info
+from lrpfx.ir.node import (
+    NodeInfo,
+    Role,
+    calls,
+    data_calls,
+    node_info,
+    only_reader,
+    readers,
+    row_of,
+    sources_of_dimensions,
+    update_info,
+)
 from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
@@ -84,7 +95,7 @@ class MergeBatchNormLeft(GraphPass):
 def is_layer_of_parameters(node: fx.Node) -> bool:
     """Whether a call is a linear layer whose weight and bias depend only on parameters."""
     operator = node_info(node).operator
-    if operator is None or operator.weight_layout is None or node_info(node).role is not Role.DATA:
+    if operator is None or operator.linear.weight_layout is None or node_info(node).role is not Role.DATA:
         return False
     weights = [bound_arguments(node, operator).get(name) for name in operator.parameters]
     return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
@@ -97,7 +108,7 @@ def _layer_before(program: Program, batch_norm: fx.Node) -> fx.Node | None:
     views: list[fx.Node] = []
     while isinstance(source, fx.Node) and source.op == "call_function" and only_reader(source) is reader:
         operator = node_info(source).operator
-        if operator is None or not operator.moves:
+        if operator is None or not operator.entries.moves:
             break
         views.append(source)
         source, reader = source.args[0], source
@@ -119,7 +130,7 @@ def _why_not(program: Program, batch_norm: fx.Node, producer: fx.Node | None) ->
         return "its input is an input of the model or comes from an opaque module"
     info = node_info(producer)
     operator = info.operator
-    if operator is None or operator.weight_layout is None:
+    if operator is None or operator.linear.weight_layout is None:
         return f"its input comes from {info.name} ({info.operator or info.kind_name}), which is not a linear layer"
     others = [user for user in readers(producer) if user is not batch_norm]
     if others and producer is batch_norm.args[0]:
@@ -131,7 +142,7 @@ def _why_not(program: Program, batch_norm: fx.Node, producer: fx.Node | None) ->
     if producer is not batch_norm.args[0]:
         return None
     dimensions, expected = dimensions_of(program, batch_norm), operator.rank_of_batch
-    if dimensions is not None and operator.weight_layout is WeightLayout.DENSE and dimensions != 2:
+    if dimensions is not None and operator.linear.weight_layout is WeightLayout.DENSE and dimensions != 2:
         where = "its channels are the last dimension, but batch norm acts on the second"
         return f"the output of {info.name} has {dimensions} dimensions: {where}"
     if dimensions is not None and dimensions != expected:
@@ -161,18 +172,18 @@ def dimensions_of(program: Program, value: Any) -> int | None:
 
 def _made_with(program: Program, node: fx.Node, operator: Operator) -> int | None:
     """The fixed number of dimensions of an operation's result; None if it varies or is unknown."""
-    if operator.rank is not None:
-        return operator.rank(bound_arguments(node, operator))
+    if operator.dimensions.rank is not None:
+        return operator.dimensions.rank(bound_arguments(node, operator))
     path = node_info(node).module_path
-    if operator.rank_of and path is not None:
-        return operator.rank_of.get(type(program.root.get_submodule(path)))
+    if operator.dimensions.rank_of and path is not None:
+        return operator.dimensions.rank_of.get(type(program.root.get_submodule(path)))
     return None
 
 
 def _keeps_dimensions(node: fx.Node, operator: Operator) -> bool:
     """Whether the result of an operation has as many dimensions as its first argument."""
     alone = all(argument is node.args[0] for argument in node.all_input_nodes)
-    return operator.keeps_rank and (alone or not operator.broadcasts)
+    return operator.dimensions.keeps_rank and (alone or not operator.dimensions.broadcasts)
 
 
 def _depends_on_sizes(value: fx.Node) -> bool:
@@ -181,7 +192,7 @@ def _depends_on_sizes(value: fx.Node) -> bool:
     while pending:
         node = pending.pop()
         operator = node_info(node).operator
-        if operator is not None and operator.squeezes and not _removes_an_added_dimension(node):
+        if operator is not None and operator.dimensions.squeezes and not _removes_an_added_dimension(node):
             return True
         found = [argument for argument in node.all_input_nodes if argument not in seen]
         seen.update(found)
@@ -194,12 +205,11 @@ def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
     node: Any = squeeze.args[0]
     place: Any = squeeze.kwargs.get("dim", squeeze.args[-1])
     while isinstance(node, fx.Node) and isinstance(place, int):
-        operator, shape = node_info(node).operator, node_info(node).shape
-        given: list[Any] = [*node.args[1:], *node.kwargs.values()]
-        dims = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        if shape is None or operator is None or operator.dimension_before is None or not dims:
+        shape = node_info(node).shape
+        places = None if shape is None else sources_of_dimensions(node, len(shape))
+        if places is None:
             return False
-        place = operator.dimension_before(place % len(shape), dims, len(shape))
+        place = places[place % len(places)]
         if place is None:
             return True
         node = node.args[0]
@@ -226,7 +236,7 @@ def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node) -> str:
             move_up(value, linear)
     eps = statistics.get("eps", norm.arguments["eps"])
     scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
-    if operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
+    if operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
         groups = own.get("groups", 1)
         weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
     else:
@@ -244,7 +254,7 @@ def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node) -> str:
 def require_batch_dimensions(graph: fx.Graph, linear: fx.Node, operator: Operator) -> None:
     """Insert a check that the second dimension of the input holds the channels, as in a batch."""
     info = node_info(linear)
-    dense = operator.weight_layout is WeightLayout.DENSE
+    dense = operator.linear.weight_layout is WeightLayout.DENSE
     function = require_matrix if dense else require_dimensions
     name, further = function.__name__, () if dense else (operator.rank_of_batch,)
     guard = NodeInfo(f"{info.name}.{name}", source=info.source, operator=operator_named(name), description=name)

@@ -87,4 +87,4 @@ class MergeBatchNormRight(GraphPass):
 
 def _is_positive_part(node: fx.Node) -> bool:
     operator = node_info(node).operator
-    return operator is not None and operator.positive_part
+    return operator is not None and operator.values.positive_part

@@ -78,7 +78,7 @@ def _affine_chain(value: fx.Node) -> Iterator[fx.Node]:
 def _places_behind(program: Program, placeholder: fx.Node, chain: list[fx.Node]) -> list[Place]:
     """The convolutions that read a normalized input. `ObstacleError` unless the constants fit their input channels."""
     first = next((node_info(user).operator for user in readers(chain[-1])), None)
-    dimensions = 0 if first is None or first.weight_layout is not WeightLayout.CONVOLUTION else first.spatial
+    dimensions = 0 if first is None or first.linear.weight_layout is not WeightLayout.CONVOLUTION else first.dimensions.spatial
     places = linear_readers(chain[-1], ConvolvedChannels(dimensions))
     if not places:
         raise ObstacleError("no convolution reads it")

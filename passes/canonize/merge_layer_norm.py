@@ -19,7 +19,7 @@ class MergeLayerNorm(GraphPass):
         for node in list(calls(program.graph)):
             info = node_info(node)
             operator = info.operator
-            if operator is None or not operator.scales_features or info.role is not Role.DATA:
+            if operator is None or not operator.merging.scales_features or info.role is not Role.DATA:
                 continue
             bound = bound_arguments(node, operator)
             weight, bias = bound.get("weight"), bound.get("bias")

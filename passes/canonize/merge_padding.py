@@ -61,7 +61,7 @@ _Amounts = dict[int, tuple[int | fx.Node, int | fx.Node]]
 
 def _convolution(node: fx.Node) -> Operator | None:
     operator = node_info(node).operator
-    return operator if operator is not None and operator.with_amounts and node_info(node).role is Role.DATA else None
+    return operator if operator is not None and operator.linear.with_amounts and node_info(node).role is Role.DATA else None
 
 
 def _paddings(value: Any, operator: Operator) -> Iterator[tuple[fx.Node, Any, _Amounts]]:
@@ -104,7 +104,7 @@ def _between_zeros(value: fx.Node, rank: int) -> tuple[Any, _Amounts] | None:
 
 def _with_padding(program: Program, node: fx.Node, operator: Operator, added: list[_Amounts]) -> dict[str, Any] | str:
     """The arguments of a convolution on an unpadded value, or the reason why it has none."""
-    spatial, name = operator.spatial, node_info(node).name
+    spatial, name = operator.dimensions.spatial, node_info(node).name
     if any(dim < -spatial and pair != (0, 0) for amounts in added for dim, pair in amounts.items()):
         return f"it pads the channels or the batch of {name}"
     if any(isinstance(size, int) and size < 0 for amounts in added for pair in amounts.values() for size in pair):
@@ -158,7 +158,7 @@ def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, 
     node.args = (source, *node.args[1:])
     node.kwargs = {**node.kwargs, **changed}
     if "amounts" in changed:
-        row = operator_named(row_of(node).with_amounts)
+        row = operator_named(row_of(node).linear.with_amounts)
         node.target = row.canonical
         update_info(node, operator=row)
     update_info(node, merged=(*node_info(node).merged, *(node_info(one).name for one in padded)))

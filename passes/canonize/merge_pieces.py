@@ -101,7 +101,7 @@ def _pieces(node: fx.Node) -> _Pieces | None:
         return None
     if dim >= 0:
         dim -= 0 if shape is None else len(shape)
-    channels = -1 if operator.weight_layout is WeightLayout.DENSE else -1 - operator.spatial
+    channels = -1 if operator.linear.weight_layout is WeightLayout.DENSE else -1 - operator.dimensions.spatial
     options = _options(first)
     if dim != channels or options.get("groups", 1) != 1:
         return None
@@ -109,7 +109,9 @@ def _pieces(node: fx.Node) -> _Pieces | None:
         return None
     if all(piece.args[0] is first.args[0] for piece in pieces):
         return _Pieces(pieces, first.args[0], 1)
-    source = None if operator.weight_layout is WeightLayout.DENSE else _source_of_parts([one.args[0] for one in pieces], dim)
+    source = (
+        None if operator.linear.weight_layout is WeightLayout.DENSE else _source_of_parts([one.args[0] for one in pieces], dim)
+    )
     return None if source is None else _Pieces(pieces, source, len(pieces))
 
 
@@ -135,9 +137,9 @@ def _origins(part: Any) -> list[fx.Node]:
     found = []
     while isinstance(part, fx.Node):
         row = node_info(part).operator if part.op == "call_function" else None
-        if row is None or not row.parts:
+        if row is None or not row.outputs.parts:
             found.append(part)
-        part = part.args[0] if row is not None and (row.always_view or row.parts or row.picks) else None
+        part = part.args[0] if row is not None and (row.memory.always_view or row.outputs.parts or row.outputs.picks) else None
     return found
 
 
@@ -221,7 +223,7 @@ class _ConstantFeatures:
 
 
 def _constant_features(program: Program, node: fx.Node) -> _ConstantFeatures | None:
-    if not is_layer_of_parameters(node) or row_of(node).weight_layout is not WeightLayout.DENSE:
+    if not is_layer_of_parameters(node) or row_of(node).linear.weight_layout is not WeightLayout.DENSE:
         return None
     bound = bound_arguments(node, row_of(node))
     weight, value = bound["weight"], bound["input"]

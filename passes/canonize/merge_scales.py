@@ -21,7 +21,7 @@ from lrpfx.ir.node import (
     row_of,
     update_info,
 )
-from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.ir.operator import Operator, Repeats, WeightLayout
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
@@ -101,7 +101,7 @@ class _Alone:
 def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone] | None:
     """A constant in the shape of the value that it scales or shifts, and the same in the shape of its parameters."""
     operator, shape = node_info(node).operator, node_info(node).shape
-    if operator is None or not operator.affine_in or len(node.args) != 2 or shape is None:
+    if operator is None or not operator.merging.affine_in or len(node.args) != 2 or shape is None:
         return None
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
@@ -110,9 +110,6 @@ def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone
         if alone is not None and (keeps(value, constant, node) if alone.is_number else _fits(alone.shape, shape)):
             return constant, alone
     return None
-
-
-_EXPANDING = ("expand", "broadcast_to", "repeat", "tile", "repeat_interleave")
 
 
 def _fits(alone: Sequence[int], shape: Sequence[int] | None) -> bool:
@@ -124,13 +121,13 @@ def _fits(alone: Sequence[int], shape: Sequence[int] | None) -> bool:
 def _repeated(value: fx.Node) -> fx.Node | None:
     """What a call repeats, in dimensions that are the last of its result, if it does nothing else."""
     spelling = spelling_of(value)
-    name = "" if spelling is None else spelling.operator.name
+    name, repeats = ("", None) if spelling is None else (spelling.operator.name, spelling.operator.entries.repeats)
     source, given = next(iter(value.args), None), [*value.args[1:], *value.kwargs.values()]
-    if name == "repeat_interleave" and any(isinstance(one, fx.Node) and node_info(one).shape is not None for one in given):
+    if repeats is Repeats.EACH and any(isinstance(one, fx.Node) and node_info(one).shape is not None for one in given):
         return None  # each entry as often as a tensor says
     if name in ("stack", "cat") and isinstance(source, (tuple, list)):
         source = source[0] if len(set(source)) == 1 and (name == "cat" or given in ([], [0])) else None
-    elif name not in _EXPANDING:
+    elif repeats is None:
         source = None
     return source if isinstance(source, fx.Node) else None
 
@@ -155,10 +152,10 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
     if spelling is None:
         return None
     row = spelling.operator
-    if row.moves or row.picks:
+    if row.entries.moves or row.outputs.picks:
         return _view_alone(program, constant, row)
     fills = row.name == "outer" and number_filling(constant.args[0]) is not None
-    found = [_alone(program, one) for one in constant.args if row.affine_in or fills]
+    found = [_alone(program, one) for one in constant.args if row.merging.affine_in or fills]
     parts = [one for one in found if one is not None]
     if constant.kwargs or len(parts) < len(constant.args) or all(one.is_number for one in parts):
         return None
@@ -182,7 +179,9 @@ def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None
         if sum(unknown) > 1 or len(sizes) != len(shape) or (any(unknown) and -1 in sizes):
             return None
         given = (tuple(-1 if isinstance(one, fx.Node) else one for one in sizes),)
-    elif not (keeps_all(view) or (row.picks and _adds_dimensions(given[0]))) and (row.dimension_before is None or row.squeezes):
+    elif not (keeps_all(view) or (row.outputs.picks and _adds_dimensions(given[0]))) and (
+        row.dimensions.dimension_before is None or row.dimensions.squeezes
+    ):
         return None
     if nodes_in(given) or not callable(view.target):
         return None
@@ -214,7 +213,7 @@ def _through_views(value: fx.Node) -> list[fx.Node]:
     while user is not None:
         found.append(user)
         operator = node_info(user).operator
-        user = only_reader(user) if operator is not None and operator.moves else None
+        user = only_reader(user) if operator is not None and operator.entries.moves else None
     return found
 
 
@@ -235,7 +234,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     value, reason = layer, None
     while (user := only_reader(value)) is not None:
         row = node_info(user).operator
-        if row is not None and row.moves:
+        if row is not None and row.entries.moves:
             moved = moved_channels(program, value, user, place)
             if moved is None:
                 if any(map(_may_merge, _through_views(user))):
@@ -257,14 +256,14 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
 
 
 def _channels(weight: torch.Tensor, operator: Operator, groups: int) -> int:
-    transposed = operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION
+    transposed = operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION
     return weight.shape[1] * groups if transposed else weight.shape[0]
 
 
 def _only_scales(node: fx.Node) -> bool:
     """Whether an operation multiplies with, or divides by, a positive number."""
     constant = value_and_constant(node)[1]
-    return row_of(node).coefficients is None and isinstance(constant, (int, float)) and constant > 0
+    return row_of(node).merging.coefficients is None and isinstance(constant, (int, float)) and constant > 0
 
 
 def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, channels: int, weight: torch.Tensor) -> str | None:
@@ -287,7 +286,7 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, chan
         return f"its constant has shape {tuple(tensor.shape)}, which is not one value for each channel"
     if tensor.ndim > max((-number for number in place), default=0):
         operator, dimensions = row_of(layer), dimensions_of(program, value)
-        if dimensions is None and value is layer and tensor.ndim == operator.rank_of_batch and operator.spatial:
+        if dimensions is None and value is layer and tensor.ndim == operator.rank_of_batch and operator.dimensions.spatial:
             require_batch_dimensions(program.graph, layer, operator)
         elif dimensions is None or tensor.ndim > dimensions:
             return "it may add dimensions to its operand, whose number is not known; pass example_inputs"
@@ -310,7 +309,7 @@ def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:
     for node in chain:
         scale, shift = merger.composed(node, scale, shift, channels, before=layer)
     if any(_factor(node) != 1 for node in chain):
-        if operator.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
+        if operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
             weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels_transposed, weight, scale, groups)
         else:
             weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels, weight, scale)
@@ -327,7 +326,7 @@ def _set_parameters(layer: fx.Node, weight: fx.Node, bias: fx.Node, chain: list[
 
 def _plain_bias(program: Program, chain: list[fx.Node], channels: int) -> fx.Node | None:
     """The parameter that a chain adds, if it does nothing else."""
-    coefficients = row_of(chain[0]).coefficients
+    coefficients = row_of(chain[0]).merging.coefficients
     constant = value_and_constant(chain[0])[1]
     if len(chain) > 1 or coefficients is None or coefficients(chain[0].kwargs.get("alpha", 1)) != (1, 1):
         return None
@@ -338,7 +337,7 @@ def _plain_bias(program: Program, chain: list[fx.Node], channels: int) -> fx.Nod
 
 def _factor(node: fx.Node) -> Any:
     """The number that an affine operation multiplies its operand with, or None if it is not a number that the graph shows."""
-    coefficients = row_of(node).coefficients
+    coefficients = row_of(node).merging.coefficients
     if coefficients is None:
         return None
     factors = coefficients(node.kwargs.get("alpha", 1))

@@ -36,13 +36,13 @@ class DeriveWeights(GraphPass):
 
 def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> list[str]:
     """Let `graph`, which reads tensors of `root`, compute derived buffers of `module`. Return the names of these buffers."""
-    if module.fold_graph is None:
+    if module.compiled.fold_graph is None:
         return []
     read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-    (results,) = output_node(module.fold_graph).args
+    (results,) = output_node(module.compiled.fold_graph).args
     assert isinstance(results, tuple)
-    derived = [(name, result) for name, result in zip(module.derived, results, strict=True) if name in read]
-    sources = module.fold_graph.find_nodes(op="get_attr")
+    derived = [(name, result) for name, result in zip(module.compiled.derived, results, strict=True) if name in read]
+    sources = module.compiled.fold_graph.find_nodes(op="get_attr")
     tensors = {node: str(node.target) for node in sources if node.target in read}  # tensors that the program holds
     computed = dict[str, fx.Node]()
     start = next(node for node in graph.nodes if node.op != "placeholder")

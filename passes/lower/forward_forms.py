@@ -360,6 +360,14 @@ def _as_strided_scatter(
     return src.reshape(input.shape) if everything else NotImplemented
 
 
+def _unfold_backward(gradient: torch.Tensor, sizes: Sequence[int], dimension: int, size: int, step: int) -> torch.Tensor:
+    """Torch's own form has places of 32 bits, which ONNX does not take."""
+    dimension %= len(sizes)
+    places = torch.arange(sizes[dimension], device=gradient.device).unfold(0, size, step).flatten()
+    windows = gradient.movedim(-1, dimension + 1).flatten(dimension, dimension + 1)
+    return gradient.new_zeros(sizes).index_add(dimension, places, windows)
+
+
 # --- activations ------------------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +436,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten._upsample_bicubic2d_aa_backward.default: _upsample_backward(_antialiased(2, _cubic_kernel), True),
     aten.diagonal.default: _diagonal,
     aten.diagonal_backward.default: _diagonal_backward,
+    aten.unfold_backward.default: _unfold_backward,
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }

@@ -46,7 +46,7 @@ class CallBuilder(Builder):
     def __init__(self, program: Program, node: fx.Node, row: Operator) -> None:
         self.program = program
         self.node = node
-        self.info = _named_after_module(node) if row.results else node_info(node)
+        self.info = _named_after_module(node) if row.outputs.results else node_info(node)
         self.arguments = {**row.arguments, **bound_arguments(node, row)}
         self.made: dict[str, int] = {}
 
@@ -133,8 +133,7 @@ def with_replaced_calls(
             result.reasons.append((info.name, str(reason)))
             continue
         if new is not None and new is not node:
-            result.matches += 1
-            result.details.append((info.name, described(node, new)))
+            result.match(info.name, described(node, new))
             replace_call(node, new)
     if result.matches:
         remove_unread(program.graph)

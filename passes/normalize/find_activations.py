@@ -43,8 +43,6 @@ _LARGEST = 12  # calls of an activation that is written out
 _JOINING = frozenset(
     {"add", "sub", "rsub", "expm1", "log", "log1p", "logsigmoid", "where", "maximum", "minimum", "masked_fill", "logaddexp"}
 )
-#: Rows whose product with a value is one of these, as in x * (x > 0).
-_MASKING = frozenset({"gt", "ge", "lt", "le", "heaviside"})
 
 _Candidate = tuple[str, Callable[..., torch.Tensor]]
 #: Activations of a scaled value, and those with one number as their argument.
@@ -90,8 +88,7 @@ class FindActivations(GraphPass):
             for node in reversed(list(calls(program.graph))):
                 new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
                 if new is not None:
-                    result.matches += 1
-                    result.details.append((node_info(node).name, f"now {node_info(new).name}"))
+                    result.match(node_info(node).name, f"now {node_info(new).name}")
                     replace_call(node, new)
             if result.matches > before:
                 remove_unread(program.graph)
@@ -129,7 +126,7 @@ def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> b
     for source, inner in _sources(scale, places, _of_signals) if is_pointwise(scale) else ():
         if source is value:
             rows = [row_of(one) for one in (*inner, scale)]
-            return any(row.name in _MASKING or (row.kind is Activation and bool(row.scales)) for row in rows)
+            return any(row.values.steps or (row.kind is Activation and bool(row.values.scales)) for row in rows)
     return False
 
 
@@ -160,7 +157,7 @@ def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node
         rows = [row_of(one) for one in (*inner, node)]
         several = inner or is_call_of(node, "logaddexp")
         joins = any(row.name in _JOINING for row in rows) and any(row.kind in (Activation, Neutral) for row in rows)
-        joins = joins or (is_call_of(node, "mul") and any(row.name in _MASKING for row in rows))
+        joins = joins or (is_call_of(node, "mul") and any(row.values.steps for row in rows))
         if several and joins:
             same = _same_function(source, inner, node)
             gate = same is not None and same[:2] == ("sigmoid", -1) and any(len(readers(one)) > 1 for one in inner)
@@ -236,13 +233,14 @@ def _has_shape_of(origin: Any, value: fx.Node) -> bool:
 def is_pointwise(node: fx.Node) -> bool:
     """Whether an entry of a call's result is a function of that entry of its operands, and of numbers."""
     row = node_info(node).operator
-    if node.op != "call_function" or row is None or row.parameters or row.results:
+    if node.op != "call_function" or row is None or row.parameters or row.outputs.results:
         return False
-    if row.converts:
-        return not is_data(node) and any(is_call_of(node.args[0], name) for name in _MASKING)
-    if row.view:
+    if row.entries.converts:
+        of = node_info(node.args[0]).operator if isinstance(node.args[0], fx.Node) else None
+        return not is_data(node) and of is not None and of.values.steps
+    if row.memory.view:
         return False
-    return row.elementwise or row.mixes is mixing.no_dimension or row.name == "logaddexp"
+    return mixing.keeps_places(row)
 
 
 def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tuple[str, float, tuple[float, ...]] | None:

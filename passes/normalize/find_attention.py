@@ -41,10 +41,9 @@ class FindAttention(GraphPass):
                 continue
             name, arguments, weights = found
             weighted = operator_named(name)
-            node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.functions)), arguments, {}
+            node.target, node.args, node.kwargs = weighted.function or next(iter(weighted.spellings.functions)), arguments, {}
             update_info(node, operator=weighted)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"values, weighted by {node_info(weights).name}"))
+            result.match(node_info(node).name, f"values, weighted by {node_info(weights).name}")
         if result.matches:
             remove_unread(program.graph)
             mark_constants(program.graph)
@@ -58,7 +57,7 @@ _Found = tuple[str, tuple[Argument, ...], fx.Node]
 def _weighted_product(node: fx.Node) -> _Found | None:
     """A matrix product with attention weights, which become its first factor."""
     row = node_info(node).operator
-    if row is None or not row.weighted or node.kwargs:
+    if row is None or not row.product.weighted or node.kwargs:
         return None
     args = node.args
     if len(args) == 2 and isinstance(args[1], (tuple, list)):  # the operands of an exported einsum
@@ -67,7 +66,7 @@ def _weighted_product(node: fx.Node) -> _Found | None:
     factors = [argument for argument in (first, last) if isinstance(argument, fx.Node) and is_data(argument)]
     if len(factors) != 2 or nodes_in(others):
         return None
-    for name, (weights, values) in ((row.weighted, factors), (row.weighted_last, factors[::-1])):
+    for name, (weights, values) in ((row.product.weighted, factors), (row.product.weighted_last, factors[::-1])):
         if _is_softmax(weights):
             return name, (*others, weights, values), weights
     return None
@@ -102,7 +101,10 @@ def _as_sum(program: Program, node: fx.Node) -> fx.Node:
 def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The weights and the values of an element-wise product with a softmax that one call reads; None for others."""
     multiplied = node_info(product).operator
-    if multiplied is None or multiplied.name not in _PRODUCTS or only_reader(product) is None or product.kwargs:
+    gates = (
+        multiplied is not None and issubclass(multiplied.kind, Gate) and multiplied.product.proportional_to == multiplied.data
+    )
+    if not gates or only_reader(product) is None or product.kwargs:
         return None
     factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
     if len(factors) != 2:
@@ -119,7 +121,7 @@ def _added_product(node: fx.Node) -> _Found | None:
     if factors is None:
         return None
     reader, of_one = only_reader(node), True
-    while reader is not None and (row := node_info(reader).operator) is not None and row.moves:
+    while reader is not None and (row := node_info(reader).operator) is not None and row.entries.moves:
         of_one = of_one and len({_softmax_in(one) for one in reader.all_input_nodes if is_data(one)}) == 1
         reader = _sum_of_parts(reader) if is_call_of(reader, "unbind") else only_reader(reader)
     row = None if reader is None else node_info(reader).operator
@@ -138,7 +140,7 @@ def _added_product(node: fx.Node) -> _Found | None:
 
 def _softmax_in(value: fx.Node) -> fx.Node | None:
     """The softmax that weighs a value, or what it is a view of; None if there is none."""
-    while (row := node_info(value).operator) is not None and row.moves and len(value.all_input_nodes) == 1:
+    while (row := node_info(value).operator) is not None and row.entries.moves and len(value.all_input_nodes) == 1:
         value = value.all_input_nodes[0]
     weights = value.args[0] if is_call_of(value, "weighted_product") else (_factors(value) or (None,))[0]
     return _softmax_of(weights) if isinstance(weights, fx.Node) else None
@@ -174,13 +176,10 @@ def _others_added(total: fx.Node, product: fx.Node) -> set[fx.Node | None]:
 
 def _softmax_of(weights: fx.Node) -> fx.Node:
     """The value of which weights are a part."""
-    while node_info(weights).operator is not None and row_of(weights).moves and len(weights.all_input_nodes) == 1:
+    while node_info(weights).operator is not None and row_of(weights).entries.moves and len(weights.all_input_nodes) == 1:
         weights = weights.all_input_nodes[0]
     return weights
 
-
-#: Element-wise products of two values: a softmax is the scale of a gate, which is its last factor.
-_PRODUCTS = ("product", "gate", "gated_product")
 
 #: Arguments that say where entries are read; others, such as a mask, hide entries at their place. A router makes them from
 #: signals, and the edges of a graph are given.
@@ -197,7 +196,7 @@ def _are_chosen(weights: fx.Node) -> bool:
             continue
         given = {str(place): value for place, value in enumerate(node.args)} | bound_arguments(node, row)
         places = [given.get(name) for name in row.indices] if _PLACES.intersection(row.indices) else []
-        if row.discrete_results or any(node_info(one).role is Role.CONSTANT for one in nodes_in(places)):
+        if row.outputs.discrete_results or any(node_info(one).role is Role.CONSTANT for one in nodes_in(places)):
             return True
         if not (row.neutral or issubclass(row.kind, (Softmax, Gate, Sum))):
             continue
@@ -214,14 +213,14 @@ def _is_softmax(value: fx.Node) -> bool:
         return False
     if issubclass(row.kind, Softmax):
         return True
-    if row.probability is Probability.OF_ALL_LOGITS:  # its logarithm, from which an exponential makes weights
+    if row.values.probability is Probability.OF_ALL_LOGITS:  # its logarithm, from which an exponential makes weights
         return any(node_info(user).operator is not None and _is_exponential(user) for user in value.users)
     data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
     if not data:
         return False
     if row.kind is Gate:  # a signal and its scale
         return _is_softmax(data[0]) or _sums_up(data[-1], data[0])
-    mixes = issubclass(row.kind, (Sum, AvgPool, Activation, RMSNorm)) or row.neutral or bool(row.proportional_to)
+    mixes = issubclass(row.kind, (Sum, AvgPool, Activation, RMSNorm)) or row.neutral or bool(row.product.proportional_to)
     return mixes and all(map(_is_softmax, data))
 
 
@@ -235,7 +234,7 @@ def _sums_up(scale: fx.Node, signal: fx.Node) -> bool:
     while row is not None and row.neutral and isinstance(scale.args[0], fx.Node):
         scale = scale.args[0]
         row = node_info(scale).operator
-    if row is None or not row.adds_up or not isinstance(scale.args[0], fx.Node):
+    if row is None or not row.entries.adds_up or not isinstance(scale.args[0], fx.Node):
         return False
     summed = scale.args[0]
     return summed is signal or (summed.target is signal.target and (summed.args, summed.kwargs) == (signal.args, signal.kwargs))

@@ -37,31 +37,29 @@ class FindGates(GraphPass):
         result = PassResult()
         for node in calls(program.graph):
             operator = node_info(node).operator
-            if operator is None or not operator.scaled or not all(is_data(argument) for argument in node.args[:2]):
+            if operator is None or not operator.product.scaled or not all(is_data(argument) for argument in node.args[:2]):
                 continue
-            if operator.discrete_with in node.kwargs:
+            if operator.values.discrete_with in node.kwargs:
                 continue
             signal, scale = node.args[:2]
             assert isinstance(signal, fx.Node) and isinstance(scale, fx.Node)
-            if operator.affine_in == operator.data:  # either may be the signal
+            if operator.merging.affine_in == operator.data:  # either may be the signal
                 pairs = ((signal, scale), (scale, signal))
                 certainties = [_certainty(*pair) for pair in pairs]
                 if certainties[0] == certainties[1]:
                     activations = [_is_activation(factor) and not _ends_tower(factor, other) for factor, other in pairs]
-                    if activations[0] == activations[1] or not operator.activated:
+                    if activations[0] == activations[1] or not operator.product.activated:
                         result.reasons.append((node_info(node).name, "no factor is known to scale the other"))
                         continue
                     if activations[0]:
                         signal, scale = scale, signal
-                    _change(node, operator.activated, signal, scale)
-                    result.matches += 1
-                    result.details.append((node_info(node).name, f"activated: {node_info(scale).name}"))
+                    _change(node, operator.product.activated, signal, scale)
+                    result.match(node_info(node).name, f"activated: {node_info(scale).name}")
                     continue
                 if certainties[0] > certainties[1]:
                     signal, scale = scale, signal
-            _change(node, operator.scaled, signal, scale)
-            result.matches += 1
-            result.details.append((node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}"))
+            _change(node, operator.product.scaled, signal, scale)
+            result.match(node_info(node).name, f"scaled by {node_info(node.all_input_nodes[-1]).name}")
         return result
 
 
@@ -94,7 +92,7 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
         operator = node_info(value).operator
         if operator is None or _is_normalized(value):
             return 0
-        scales = operator.scales
+        scales = operator.values.scales
         certainty = scales(bound_arguments(value, operator)) if callable(scales) else scales
         if certainty == _BOUNDED and not is_shifted and _ends_tower(factor, other):
             return 0
@@ -103,7 +101,7 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
         data = [argument for argument in value.all_input_nodes if node_info(argument).role is Role.DATA]
         if issubclass(operator.kind, Gate):  # a scale that is scaled itself, such as a share of a sum
             data = data[:1]
-        if len(data) > 1 and operator.moves:  # parts that are put together
+        if len(data) > 1 and operator.entries.moves:  # parts that are put together
             return min(_certainty(one, other) for one in data)
         is_shifted = is_shifted or issubclass(operator.kind, Sum)
         affine = issubclass(operator.kind, (Product, Sum)) or operator.neutral
@@ -137,9 +135,9 @@ def _inputs_of(value: fx.Node) -> set[fx.Node]:
 
 # --- normalized vectors ------------------------------------------------------------------------------------------------------
 
-#: Element-wise steps from the entries of a vector to its norm: some make entries positive, others come before or after.
+#: Element-wise steps from the entries of a vector to its norm, beside powers: some make entries positive.
 _POSITIVE = ("abs", "square", "pow")
-_STEPS = (*_POSITIVE, "sqrt", "rsqrt", "reciprocal", "divided_by", "clamp", "clamp_min", "maximum")
+_STEPS = ("abs", "divided_by", "clamp", "clamp_min", "maximum")
 
 
 def _is_normalized(call: fx.Node) -> bool:
@@ -170,7 +168,7 @@ def _statistics_in(scale: fx.Node) -> list[fx.Node]:
         is_square = issubclass(row.kind, Product) and len(data) == 1 and sum(is_data(one) for one in node.args) > 1
         if row.kind is Statistic or row.name in _POSITIVE or is_square:
             found.append(node)
-        if row.neutral or row.name in _STEPS or issubclass(row.kind, (Sum, AvgPool, Product)):
+        if row.neutral or row.values.power is not None or row.name in _STEPS or issubclass(row.kind, (Sum, AvgPool, Product)):
             pending += [one for one in data if one not in seen]
             seen.update(data)
     return found

@@ -20,8 +20,9 @@ from lrpfx.ir.node import (
     nodes_in,
     parameter_value,
     row_of,
+    sources_of_dimensions,
 )
-from lrpfx.ir.operator import Contraction, NotAContractionError, Operator
+from lrpfx.ir.operator import Contraction, NotAContractionError, Operator, Repeats
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -50,9 +51,8 @@ class FindLinear(GraphPass):
             if is_call_of(node, "linear") and info.module_path is None:
                 convolution = _as_convolution(CallBuilder(program, node, row_of(node)), node)
                 if convolution is not None:
-                    result.matches += 1
-                    result.details.append((info.name, f"linear: now {node_info(convolution).name}"))
-            if row is None or row.contraction is None or info.role is not Role.DATA or not _has_weight(node):
+                    result.match(info.name, f"linear: now {node_info(convolution).name}")
+            if row is None or row.product.contraction is None or info.role is not Role.DATA or not _has_weight(node):
                 continue
             found, fixed = _Weights(program), program.fixed_dimensions
             try:
@@ -60,24 +60,22 @@ class FindLinear(GraphPass):
                     raise NotAContractionError("its matrix is diagonal")
                 if _mixes_places(program, node):
                     raise NotAContractionError(_NOT_LEARNED)
-                dense = _Dense(found, row.contraction(node, found.rank))
+                dense = _Dense(found, row.product.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
                 other = _with_selected_matrices(program, node, row) or _as_scale(program, node, row, found)
                 if other is not None:
-                    result.matches += 1
-                    result.details.append((info.name, f"{row}: now {row_of(other)}"))
+                    result.match(info.name, f"{row}: now {row_of(other)}")
                     replace_call(node, other)
-                elif not row.adds_up:  # a product that may be a layer, unlike most sums
+                elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
             new = dense.build(CallBuilder(program, node, row))
             product = node.args[0]
             replace_call(node, new)
             layer = _as_convolution(CallBuilder(program, dense.layer, row), dense.layer) or dense.layer
-            result.matches += 1
-            result.details.append((info.name, f"{row}: now {node_info(layer).name}"))
-            if row.adds_up and isinstance(product, fx.Node):
+            result.match(info.name, f"{row}: now {node_info(layer).name}")
+            if row.entries.adds_up and isinstance(product, fx.Node):
                 program.graph.erase_node(product)
         return result
 
@@ -85,7 +83,7 @@ class FindLinear(GraphPass):
 def _has_weight(node: fx.Node) -> bool:
     """Whether a call, or the product that it adds up, may have one operand with relevance and one without."""
     row = node_info(node).operator
-    if row is not None and row.adds_up:
+    if row is not None and row.entries.adds_up:
         node_or_none = node.args[0] if node.args else None
         if not isinstance(node_or_none, fx.Node) or node_or_none.target is not torch.mul:
             return False
@@ -101,8 +99,7 @@ _UNFOLD = ("input", "kernel_size", "dilation", "padding", "stride")
 def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
     """The convolution that a dense layer is if its inputs are the columns of `unfold`; None if they are not."""
     view, weight = layer.args[:2]
-    row = node_info(view).operator if isinstance(view, fx.Node) and view.op == "call_function" else None
-    if row is None or not isinstance(view, fx.Node) or view.args[1:] not in _LAST_TWO.get(row.name, ()):
+    if not isinstance(view, fx.Node) or view.op != "call_function" or sources_of_dimensions(view, 3) != [0, 2, 1]:
         return None
     columns = view.args[0]
     if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
@@ -120,14 +117,6 @@ def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
     places = build.call("flatten", convolution, -2, -1, target=torch.flatten)
     replace_call(layer, build.call("transpose", places, -2, -1, target=torch.transpose))
     return convolution
-
-
-#: Arguments of views that exchange the last two of three dimensions, by the name of the row.
-_LAST_TWO: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("transpose", "movedim"), ((-2, -1), (-1, -2), (1, 2), (2, 1), ((1,), (-1,)), ((-2,), (-1,)))),
-    "permute": ((0, 2, 1), ((0, 2, 1),), ([0, 2, 1],)),
-    "adjoint": ((),),
-}
 
 
 def _with_selected_matrices(program: Program, node: fx.Node, row: Operator) -> fx.Node | None:
@@ -169,14 +158,14 @@ def _as_scale(program: Program, node: fx.Node, row: Operator, weights: "_Weights
         is_vector = node_info(vector).role is Role.PARAMETER and parameter_value(vector, program.root).ndim == 1
         return CallBuilder(program, node, row).call("mul", data, vector, label="") if is_vector else None
     try:
-        assert row.contraction is not None
-        contraction = row.contraction(node, weights.rank)
+        assert row.product.contraction is not None
+        contraction = row.product.contraction(node, weights.rank)
     except NotAContractionError:
         return None
     place = int(is_data(contraction.operands[0]))
     operand, weight = contraction.operands[1 - place], contraction.operands[place]
     labels, own = contraction.labels[1 - place], contraction.labels[place]
-    if row.adds_up or not is_data(operand) or labels != contraction.result or not own or "." in own:
+    if row.entries.adds_up or not is_data(operand) or labels != contraction.result or not own or "." in own:
         return None
     if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER:
         return None
@@ -196,10 +185,10 @@ def _is_looked_up(value: Any) -> bool:
     chosen = False
     while isinstance(value, fx.Node) and node_info(value).role in (Role.CONSTANT, Role.DISCRETE, Role.METADATA):
         spelling = spelling_of(value)
-        if spelling is None or not (spelling.operator.moves or spelling.operator.converts) or not value.args:
+        if spelling is None or not (spelling.operator.entries.moves or spelling.operator.entries.converts) or not value.args:
             return False
         row = spelling.operator
-        chosen = chosen or bool(row.indices) or ((row.picks or row.name == "index") and bool(nodes_in(value.args[1:])))
+        chosen = chosen or bool(row.indices) or (row.entries.indexes and bool(nodes_in(value.args[1:])))
         value = value.args[0]
     return chosen and isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER
 
@@ -259,7 +248,8 @@ class _Weights:
         source, sizes = value.args[0], value.args[1:]
         if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
             sizes = tuple(sizes[0])
-        if spelling.operator.name not in ("expand", "broadcast_to", "repeat") or not isinstance(source, fx.Node):
+        repeats = spelling.operator.entries.repeats
+        if repeats not in (Repeats.BROADCAST, Repeats.TILES) or not isinstance(source, fx.Node):
             return None
         if node_info(source).role is not Role.PARAMETER:
             return None
@@ -267,7 +257,9 @@ class _Weights:
         matrix = tensor
         while matrix.ndim > 2 and matrix.shape[0] == 1:
             matrix = matrix[0]
-        unchanged = 1 if spelling.operator.name == "repeat" else -1
+        if len(sizes) < matrix.ndim:
+            return None
+        unchanged = 1 if repeats is Repeats.TILES else -1
         own = sizes[len(sizes) - matrix.ndim :]
         for size, given in zip(matrix.shape, own, strict=True):
             if not (given == unchanged or (unchanged == -1 and given == size)):
@@ -438,8 +430,7 @@ def _moved(build: CallBuilder, value: fx.Node, sources: tuple[int, ...], targets
 
 def _transposed(weight: fx.Node, build: CallBuilder) -> fx.Node | None:
     """The matrix of which a weight is the transpose, if the graph shows it."""
-    spelling = spelling_of(weight)
-    if spelling is None or spelling.operator.name not in ("transpose", "permute") or not isinstance(weight.args[0], fx.Node):
+    source = weight.args[0] if weight.op == "call_function" else None
+    if not isinstance(source, fx.Node) or sources_of_dimensions(weight, 2) != [1, 0]:
         return None
-    source = weight.args[0]
     return source if parameter_value(source, build.program.root).ndim == 2 else None

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
-from lrpfx.ir.operator import Operator, Probability
+from lrpfx.ir.operator import Fill, Operator, Probability, Repeats
 from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.table import spelling_of
@@ -18,7 +18,7 @@ from lrpfx.passes.constants import mark_constants, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, LeftAloneError, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Softmax
+from lrpfx.types import Detach, Softmax
 
 Dims = tuple[int, ...] | None  # the dimensions that a softmax normalizes over; None: all
 
@@ -45,15 +45,15 @@ class FindSoftmax(GraphPass):
 def _spelled_out(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The call that replaces a call, inserted before it; None if it is no part of a softmax."""
     row = row_of(node)
-    new = node if row.kind is Softmax or row.probability is Probability.OF_ALL_LOGITS else _named(build, node, row)
-    is_named = new is node or (new is not None and row_of(new).probability is Probability.OF_ALL_LOGITS)
+    new = node if row.kind is Softmax or row.values.probability is Probability.OF_ALL_LOGITS else _named(build, node, row)
+    is_named = new is node or (new is not None and row_of(new).values.probability is Probability.OF_ALL_LOGITS)
     return _without_shift(build.program, new, row_of(new)) if new is not None and is_named else new
 
 
 def _named(build: CallBuilder, node: fx.Node, row: Operator) -> fx.Node | None:
     if row.name == "exp":
         return _exponential_of_logarithm(build, node)
-    if row.logarithm:
+    if row.values.logarithm:
         return _logarithm_of_sum(build, node)
     if row.name in ("sub", "add"):
         return _logarithm(build, node)
@@ -188,13 +188,14 @@ class _Exponentials:
                 return cls(bound["input"], math.e, plain, bound["dim"], exponent) if bound.get("dtype") is None else None
             if row.name == "mul" and sum(map(is_data, _arguments(value))) == 1:
                 value, plain = next(filter(is_data, _arguments(value))), False
-            elif row.name == "masked_fill" and _is_zero(bound["value"]):
-                value, plain = bound["input"], False
-            elif row.name == "where" and (_is_zero(bound["input"]) or _is_zero(bound["other"])):
-                value, plain = bound["other"] if _is_zero(bound["input"]) else bound["input"], False
-            elif row.name in ("tril", "triu"):
+            elif row.entries.chooses:
+                left = [bound[name] for name in row.entries.chooses[1:] if not _is_zero(bound[name])]
+                if len(left) != 1:
+                    return None
+                value, plain = left[0], False
+            elif row.entries.fills is Fill.ZERO and row.dimensions.keeps_dimensions:
                 value, plain = _arguments(value)[0], False
-            elif row.keeps_order and row.elementwise:
+            elif row.entries.keeps_order and row.entries.elementwise:
                 value = _arguments(value)[0]
             elif (power := _power(value, row, bound)) is not None:
                 value, exponent = _arguments(value)[0], exponent * power
@@ -210,7 +211,7 @@ class _Exponentials:
 
 def _power(value: fx.Node, row: Operator, bound: dict[str, Any]) -> float | None:
     """The exponent of a power of one value; None for other calls."""
-    exponent = {"square": 2, "sqrt": 0.5, "pow": bound.get("exponent")}.get(row.name)
+    exponent = row.exponent(bound)
     if row.name == "mul" and _arguments(value)[0] is _arguments(value)[1]:
         exponent = 2
     return float(exponent) if isinstance(exponent, (int, float)) and exponent > 0 else None
@@ -255,7 +256,7 @@ def _divisor(value: Any) -> _Divisor | None:
         elif row.name == "clamp" and bound.get("max") is None and not is_data(bound.get("min")):
             value, exact = _arguments(value)[0], False
         elif _is_view(value, row):
-            value, added = _arguments(value)[0], added or not row.elementwise
+            value, added = _arguments(value)[0], added or not row.entries.elementwise
             base = value if exact or base is value else base
         else:
             return None
@@ -294,7 +295,7 @@ def grouped_sum(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[An
 
 def _gather(node: fx.Node, row: Operator, bound: dict[str, Any]) -> tuple[Any, int, Any] | None:
     """The source, the dimension and the index of a call that picks entries along a dimension."""
-    if row.name in ("index_select", "gather", "take_along_dim") and len(_arguments(node)) + len(node.kwargs) == 3:
+    if row.entries.gathers and len(_arguments(node)) + len(node.kwargs) == 3:
         given = [*_arguments(node), *node.kwargs.values()]
         dim, index = (given[1], given[2]) if isinstance(given[1], int) else (given[2], given[1])
         return (given[0], dim, index) if isinstance(dim, int) else None
@@ -496,8 +497,7 @@ def _dividends(node: fx.Node) -> Iterator[tuple[Any, Any]]:
         if row is None:
             continue
         bound = bound_arguments(factor, row)
-        inverse = row.name == "reciprocal" or (row.name == "pow" and bound["exponent"] == -1)
-        if inverse or (row.name == "divided_by" and bound["other"] == 1):
+        if row.exponent(bound) == -1 or (row.name == "divided_by" and bound["other"] == 1):
             yield dividend, _arguments(factor)[0]
 
 
@@ -558,17 +558,31 @@ def _fixed(value: Any, dims: Sequence[int], like: fx.Node) -> bool:
     reduced = given.get("dim", given.get("axis", given.get(1)))
     if given.get("keepdim", given.get("keepdims", given.get(2))) is True:
         return _dims(reduced) is not None and _alike(dims, _dims(reduced) or (), rank)
-    if len(_arguments(value)) == 1 and not value.kwargs and (row.adds_up or row.selects) and row.mixes is not None:
+    if (
+        len(_arguments(value)) == 1
+        and not value.kwargs
+        and (row.entries.adds_up or row.entries.selects)
+        and row.entries.mixes is not None
+    ):
         return True  # one number, reduced from all entries
     source = _arguments(value)[0]
-    if row.picks and isinstance(source, fx.Node) and _arguments(value)[1] == 0 and node_info(source).operator is not None:
+    if (
+        row.outputs.picks
+        and isinstance(source, fx.Node)
+        and _arguments(value)[1] == 0
+        and node_info(source).operator is not None
+    ):
         return row_of(source).returns_several and _fixed(source, dims, like)
-    if row.picks and isinstance(_arguments(value)[1], tuple) and None in _arguments(value)[1]:
+    if row.outputs.picks and isinstance(_arguments(value)[1], tuple) and None in _arguments(value)[1]:
         added = added_by_index(_arguments(value)[1])
         return added is not None and _alike(dims, added, rank)
     if row.name == "unsqueeze":
         return isinstance(_arguments(value)[1], int) and _alike(dims, (_arguments(value)[1],), rank)
-    if row.name in ("detach", "expand", "expand_as", "broadcast_to") or (row.elementwise and len(value.all_input_nodes) == 1):
+    if (
+        row.kind is Detach
+        or row.entries.repeats is Repeats.BROADCAST
+        or (row.entries.elementwise and len(value.all_input_nodes) == 1)
+    ):
         inner = next((one for one in _arguments(value) if isinstance(one, fx.Node)), None)
         return inner is not None and _fixed(inner, dims, like)
     return False
@@ -585,7 +599,7 @@ def _is_reduction_of(shift: fx.Node, scores: fx.Node) -> bool:
     """Whether a shift is computed from scores alone by choosing entries, such as their maximum."""
     while shift.op == "call_function":
         row = node_info(shift).operator
-        if row is None or not (row.selects or row.moves or row.picks or row.name == "detach"):
+        if row is None or not (row.entries.selects or row.entries.moves or row.outputs.picks or row.kind is Detach):
             return False
         source = _arguments(shift)[0]
         if source is scores:
@@ -617,9 +631,15 @@ def _unshifted_in_groups(scores: fx.Node, dim: int, index: fx.Node) -> fx.Node:
 def _of_all_entries(value: fx.Node) -> bool:
     """Whether a value is one number: a reduction over all dimensions."""
     row = node_info(value).operator
-    if row is not None and (row.name == "detach" or row.elementwise) and isinstance(_arguments(value)[0], fx.Node):
+    if row is not None and (row.kind is Detach or row.entries.elementwise) and isinstance(_arguments(value)[0], fx.Node):
         return _of_all_entries(_arguments(value)[0])
-    return row is not None and row.mixes is not None and row.selects and len(_arguments(value)) == 1 and not value.kwargs
+    return (
+        row is not None
+        and row.entries.mixes is not None
+        and row.entries.selects
+        and len(_arguments(value)) == 1
+        and not value.kwargs
+    )
 
 
 # --- the same values, and their alignment -----------------------------------------------------------------------------------
@@ -674,8 +694,8 @@ def _same(one: Any, other: Any, depth: int = 8) -> bool:
 
 def _is_view(value: fx.Node, row: Operator) -> bool:
     """Whether a call keeps the entries in their order, and repeats them at most."""
-    adds = row.picks and isinstance(_arguments(value)[1], tuple) and added_by_index(_arguments(value)[1]) is not None
-    return row.keeps_order or adds or keeps_all(value) or row.name in ("expand", "expand_as", "broadcast_to")
+    adds = row.outputs.picks and isinstance(_arguments(value)[1], tuple) and added_by_index(_arguments(value)[1]) is not None
+    return row.entries.keeps_order or adds or keeps_all(value) or row.entries.repeats is Repeats.BROADCAST
 
 
 def _views(value: Any) -> list[fx.Node]:
@@ -738,4 +758,4 @@ def _aligned(sums: fx.Node, total: fx.Node, summed: fx.Node, dims: Dims, keepdim
     (view,) = views
     if row_of(view).name == "unsqueeze":
         return bool(_arguments(view)[1] == dims[0])
-    return row_of(view).picks and added_by_index(_arguments(view)[1]) == dims
+    return row_of(view).outputs.picks and added_by_index(_arguments(view)[1]) == dims

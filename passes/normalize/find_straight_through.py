@@ -38,8 +38,7 @@ class FindStraightThrough(GraphPass):
             passed = insert_call(program.graph, node.next, row.canonical, (signal, node), new)
             node.replace_all_uses_with(passed, delete_user_cb=passed.__ne__)
             mark_constants(program.graph)
-            result.matches += 1
-            result.details.append((info.name, f"stands for {node_info(signal).name}"))
+            result.match(info.name, f"stands for {node_info(signal).name}")
         return result
 
 

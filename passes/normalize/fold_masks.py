@@ -54,8 +54,7 @@ class FoldMasks(GraphPass):
             names = [name for name in row.arguments if name in row.tensors and name != row.masked_by]
             node.args = tuple(bound.pop(name) for name in names)
             node.kwargs = {name: value for name, value in bound.items() if value != row.arguments[name]}
-            result.matches += 1
-            result.details.append((node_info(node).name, pattern))
+            result.match(node_info(node).name, pattern)
         return result
 
 

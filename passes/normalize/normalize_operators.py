@@ -140,7 +140,7 @@ def _refuse_bits(node: fx.Node, row: Operator) -> None:
     """Raise `CaptureError` for a view that reads the bits of a signal as those of numbers of another dtype."""
     dtypes = [one for one in (*node.args[1:], *node.kwargs.values()) if isinstance(one, torch.dtype)]
     own = node_info(node.args[0]).dtype if node.args and isinstance(node.args[0], fx.Node) else None
-    if row.always_view and dtypes and own not in dtypes and node_info(node).role is Role.DATA:
+    if row.memory.always_view and dtypes and own not in dtypes and node_info(node).role is Role.DATA:
         raise CaptureError(
             f"{node_info(node).located} reads the bits of its values as {dtypes[0]}, and relevance belongs to the values. "
             "Convert them with .to(dtype).",
@@ -165,7 +165,7 @@ def _role(node: fx.Node) -> Role:
         return Role.CONSTANT  # step functions of the data; embeddings of them are constant, too
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
         several = spelling_of(node.args[0])
-        if several is not None and several.operator.result_per_argument:
+        if several is not None and several.operator.outputs.result_per_argument:
             return role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
     return role
 
@@ -188,14 +188,14 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     if spelling is None:
         return False
     row = spelling.operator
-    if row.discrete:
+    if row.values.discrete:
         return True
     arguments = [*node.args, *node.kwargs.values()]
     if any(_is_discrete(argument) or _names_discrete_type(argument) for argument in arguments):
         return True
-    if row.picks:
+    if row.outputs.picks:
         return _is_discrete_result(*node.args[:2])
-    return bool(row.discrete_with) and node.kwargs.get(row.discrete_with) is not None
+    return bool(row.values.discrete_with) and node.kwargs.get(row.values.discrete_with) is not None
 
 
 def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
@@ -234,7 +234,7 @@ def _convert_like(node: fx.Node, value: fx.Node, name: str) -> None:
 def _conversion_to_signals(node: fx.Node) -> tuple[fx.Node, set[torch.dtype | None]] | None:
     """The parameter that a call gives the dtype or device of signals, and the dtypes of these; None for other calls."""
     spelling, first = spelling_of(node), next(iter(node.args), None)
-    if spelling is None or not spelling.operator.converts or not isinstance(first, fx.Node) or spelling.inplace:
+    if spelling is None or not spelling.operator.entries.converts or not isinstance(first, fx.Node) or spelling.inplace:
         return None
     others = [*node.args[1:], *node.kwargs.values()]
     if node_info(first).role is not Role.PARAMETER or not others or any(isinstance(one, torch.dtype) for one in others):
@@ -270,7 +270,7 @@ def _is_discrete_result(value: Any, index: Any) -> bool:
     spelling = spelling_of(value) if isinstance(value, fx.Node) else None
     if spelling is None or not isinstance(index, int):
         return False
-    return index in spelling.operator.discrete_results or index + 2 in spelling.operator.discrete_results
+    return index in spelling.operator.outputs.discrete_results or index + 2 in spelling.operator.outputs.discrete_results
 
 
 def _index_arguments(node: fx.Node, spelling: Spelling) -> Iterator[fx.Node]:
@@ -295,9 +295,9 @@ def _moved_from(value: fx.Node) -> fx.Node:
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
         first = value.args[0] if value.args else None
-        if row is None or not isinstance(first, fx.Node) or not (row.moves or row.converts):
+        if row is None or not isinstance(first, fx.Node) or not (row.entries.moves or row.entries.converts):
             return value
-        if row.converts and not _makes_discrete(value, spelling):
+        if row.entries.converts and not _makes_discrete(value, spelling):
             return value
         value = first
 
@@ -313,10 +313,10 @@ def _reads_metadata(node: fx.Node) -> bool:
 def _read_metadata_apart(graph: fx.Graph, node: fx.Node) -> None:
     """Turn x.expand_as(y) into x.expand(y.shape), and similar calls: the values of y do not affect the result."""
     spelling = spelling_of(node)
-    if spelling is None or not spelling.operator.like or len(node.args) + len(node.kwargs) != 2:
+    if spelling is None or not spelling.operator.spellings.like or len(node.args) + len(node.kwargs) != 2:
         return
     other = [*node.args, *node.kwargs.values()][1]
-    attributes = spelling.operator.like.get(function_name(node))
+    attributes = spelling.operator.spellings.like.get(function_name(node))
     if attributes is None or not node.args or not isinstance(other, fx.Node) or node_info(other).role is Role.METADATA:
         return
     info = node_info(node)
@@ -345,8 +345,12 @@ def _attribute_to_function(node: fx.Node) -> None:
         node.target, node.args = getattr(torch, str(name)), (value,)
     elif name == "data":
         node.target, node.args = torch.detach, (value,)
-    elif isinstance(value, fx.Node) and (spelling := spelling_of(value)) is not None and name in spelling.operator.results:
-        node.target, node.args = operator.getitem, (value, spelling.operator.results.index(str(name)))
+    elif (
+        isinstance(value, fx.Node)
+        and (spelling := spelling_of(value)) is not None
+        and name in spelling.operator.outputs.results
+    ):
+        node.target, node.args = operator.getitem, (value, spelling.operator.outputs.results.index(str(name)))
 
 
 #: Calls that return memory as it is -> calls that fill it with zeros. The model overwrites what it reads, and no chance value
@@ -430,8 +434,8 @@ def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
         places = [argument.name for argument in target._schema.arguments if not argument.kwarg_only]
         if name in places[: len(known)]:
             return known[places.index(name)]
-    if name in row.aliases:
-        return row.aliases[name]
+    if name in row.spellings.aliases:
+        return row.spellings.aliases[name]
     if name in known or name in row.arguments:
         return name
     return next((other for other in ALIASES.get(name, ()) if other in row.arguments), name)
@@ -439,12 +443,12 @@ def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
 
 def _reflected(row: Operator, bound: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:
     """The row and arguments of a call. If the first of two operands is a number, they change places: 1 - x is rsub(x, 1)."""
-    if not row.reflected:
+    if not row.spellings.reflected:
         return row, bound
     first, second = (bound.pop(name) for name in list(row.arguments)[:2])
     if not _is_number(first) or any(value != row.arguments[name] for name, value in bound.items()):
         return row, dict(zip(row.arguments, (first, second), strict=False)) | bound
-    row = operator_named(row.reflected)
+    row = operator_named(row.spellings.reflected)
     return row, dict(zip(row.arguments, (second, first), strict=False))
 
 

@@ -78,7 +78,7 @@ def _views_between(alias: fx.Node, origin: fx.Node) -> list[fx.Node] | None:
         source = alias.args[0] if alias.args else None
         if operator is None or not isinstance(source, fx.Node):
             return None
-        if not (operator.always_view or (operator.picks and _is_basic(alias, source))):
+        if not (operator.memory.always_view or (operator.outputs.picks and _is_basic(alias, source))):
             return None
         views.append(alias)
         alias = source
@@ -89,7 +89,7 @@ def _is_basic(node: fx.Node, source: fx.Node) -> bool:
     """Whether an item is a view: one of several results, or indexed only by integers and slices."""
     index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
     operator = node_info(source).operator
-    several = operator is not None and operator.parts
+    several = operator is not None and operator.outputs.parts
     return several or all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in index)
 
 
@@ -137,8 +137,8 @@ def _may_share_with(node: fx.Node) -> list[fx.Node]:
         own = node_info(node).role  # tensors made from shapes share no memory with data
         others = [argument for argument in node.all_input_nodes if node_info(argument).role is not Role.PARAMETER]
         return [argument for argument in others if own is not Role.METADATA or node_info(argument).role is own]
-    if not spelling.operator.view:
+    if not spelling.operator.memory.view:
         return []
-    if spelling.operator.result_per_argument:
+    if spelling.operator.outputs.result_per_argument:
         return node.all_input_nodes
     return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]

@@ -34,16 +34,11 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from lrpfx.support.dotted_paths import dotted_path
 from lrpfx.support.torch_internals import OpOverload
-from lrpfx.types import AvgPool, Interpolation, Sum
+from lrpfx.types import AvgPool, Convolution, Interpolation, Linear, MatMul, Sum
 
 #: A real value, or the real and imaginary parts of a complex one; a part may be a number.
 Parts = tuple[Any, Any]
 
-#: Products of two operands, each of which may be complex.
-_BILINEAR = frozenset(
-    {"matmul", "einsum", "inner", "tensordot", "dot", "kron", "linear", "selected_linear", "selected_linear_of_columns"}
-    | {f"{name}{dimensions}d" for name in ("conv", "conv_transpose") for dimensions in (1, 2, 3)}
-)
 #: Names of arguments that hold values, other than the first: a number there has an imaginary part of zero.
 _VALUES = frozenset({"value", "values", "source", "other", "input"})
 
@@ -101,12 +96,12 @@ class _Kinds:
         if info.dtype is not None:
             return info.dtype.is_complex
         row = info.operator
-        if node.target is getattr or (row is not None and row.discrete):
+        if node.target is getattr or (row is not None and row.values.discrete):
             return False
-        if row is not None and row.transforms and "return_complex" in node.kwargs:
+        if row is not None and row.linear.transforms and "return_complex" in node.kwargs:
             return bool(node.kwargs["return_complex"])
-        if row is not None and row.returns_complex is not None:
-            return row.returns_complex
+        if row is not None and row.values.returns_complex is not None:
+            return row.values.returns_complex
         dtypes = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, torch.dtype)]
         if dtypes:
             return dtypes[0].is_complex
@@ -141,8 +136,7 @@ class _Splitting:
                 except _NoPartsError as reason:
                     problems.append(_complaint(node, str(reason)))
                     replacement = (node, node)  # an error follows
-                result.matches += 1
-                result.details.append((node_info(node).name, "computes with real and imaginary parts"))
+                result.match(node_info(node).name, "computes with real and imaginary parts")
                 if isinstance(replacement, tuple):
                     self.parts[node] = replacement
                 else:
@@ -276,12 +270,12 @@ class _Splitting:
             return _OWN[row.name](self, given)
         if row.name in ("add", "sub", "rsub"):
             return self._added(row, given)
-        if row.transforms:
+        if row.linear.transforms:
             return self._transformed(node)
-        if row.name in _BILINEAR:
+        if issubclass(row.kind, (MatMul, Linear, Convolution)):
             return self._bilinear(node, given.get("bias"))
         sums = issubclass(row.kind, (Sum, AvgPool, Interpolation))
-        if sums or (row.neutral and (row.moves or row.selects or row.converts or row.view)):
+        if sums or (row.neutral and (row.entries.moves or row.entries.selects or row.entries.converts or row.memory.view)):
             return self._part_by_part(node, row)
         raise _NoPartsError
 
@@ -331,7 +325,7 @@ class _Splitting:
     def _added(self, row: Operator, given: dict[str, Any]) -> Parts:
         if isinstance(given["alpha"], complex):
             raise _NoPartsError("its argument 'alpha' is complex")
-        factors = () if row.coefficients is None else row.coefficients(given["alpha"])
+        factors = () if row.merging.coefficients is None else row.merging.coefficients(given["alpha"])
         own, other = (
             [self._product(part, factor) for part in self._parts_of(given[name])]
             for name, factor in zip(("input", "other"), factors, strict=True)
@@ -410,7 +404,7 @@ class _Splitting:
     def _part_by_part(self, node: fx.Node, row: Operator) -> Parts:
         """The same call for each part. Numbers and real tensors among the values have an imaginary part of zero."""
         dtypes = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, torch.dtype)]
-        if any(not dtype.is_complex for dtype in dtypes) or (dtypes and not row.converts):
+        if any(not dtype.is_complex for dtype in dtypes) or (dtypes and not row.entries.converts):
             raise _NoPartsError("it changes the dtype; for a real number, write .real")
         named = {name for name in row.arguments if name in row.data or name in _VALUES} - set(row.indices)
 
@@ -476,9 +470,8 @@ def _squared(node: fx.Node) -> Any:
     row, first = node_info(node).operator, next(iter(node.args), None)
     if row is None:
         return None
-    by_power = row.name == "pow" and bound_arguments(node, row).get("exponent") == 2
     by_itself = row.name == "mul" and len(node.args) == 2 and node.args[1] is first
-    return first if row.name == "square" or by_power or by_itself else None
+    return first if by_itself or row.exponent(bound_arguments(node, row)) == 2 else None
 
 
 def _is_zero(part: Any) -> bool:

@@ -64,7 +64,7 @@ class UndoDecompositions(GraphPass):
             result.matches += 1
         parts = sorted({str(node.target) for node in calls(program.graph) if node.target in _PARTS})
         if parts:
-            result.warnings.append(
+            result.notes.append(
                 LrpfxWarning(
                     f"{program.title} was decomposed into core ATen operators, among them {', '.join(parts)}. If these are "
                     "parts of an activation such as hardswish, of attention or of a recurrent layer, they get rules of their "

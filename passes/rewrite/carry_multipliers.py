@@ -44,8 +44,7 @@ class CarryMultipliers(GraphPass):
                 update_info(node, carries_multiplier=True)
                 if node in layers:
                     update_info(node, form=layers[node][0])
-                    result.matches += 1
-                    result.details.append((node_info(node).name, "carries multipliers"))
+                    result.match(node_info(node).name, "carries multipliers")
             elif node in regions.irrelevant and node_info(node).rule is not None and not node_info(node).rule.has_code:
                 update_info(node, form=WithoutRelevance())
                 result.details.append((node_info(node).name, "gets no relevance"))
@@ -146,9 +145,16 @@ def _moves_values(node: fx.Node) -> bool:
     row = info.operator
     if row is None or info.rule is not None or not info.neutral or info.keeps_gradient:
         return False
-    return row.moves or row.selects or row.converts or row.view or row.always_view or issubclass(row.kind, Embedding)
+    return (
+        row.entries.moves
+        or row.entries.selects
+        or row.entries.converts
+        or row.memory.view
+        or row.memory.always_view
+        or issubclass(row.kind, Embedding)
+    )
 
 
 def _picks(node: fx.Node) -> bool:
     row = node_info(node).operator if node.op.startswith("call") else None
-    return row is not None and row.picks
+    return row is not None and row.outputs.picks

@@ -27,8 +27,7 @@ class ChooseShortcuts(GraphPass):
             chosen = rule.shortcut(layer, _facts(node, layer))
             if chosen is not rule:
                 update_info(node, rule=chosen)
-                result.matches += 1
-                result.details.append((node_info(node).name, type(chosen).__name__))
+                result.match(node_info(node).name, type(chosen).__name__)
         return result
 
 

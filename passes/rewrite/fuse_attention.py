@@ -18,7 +18,8 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.call_builder import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.explain_module import Recomputed, RuleModule, copy_graph, graph_state, rule_module_of
+from lrpfx.runtime.compiled_graph import copy_graph, graph_state
+from lrpfx.runtime.explain_module import Recomputed, RuleModule, rule_module_of
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation
@@ -181,7 +182,7 @@ def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
             if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(_is_large(value).any()):
                 return True
         row = info.operator
-        if row is None or not (row.view or row.always_view):  # the numbers of views are sizes
+        if row is None or not (row.memory.view or row.memory.always_view):  # the numbers of views are sizes
             leaves = pytree.tree_leaves((node.args, node.kwargs))
             numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
             if bool(_is_large(torch.tensor(numbers, dtype=torch.float64)).any()):

@@ -33,11 +33,9 @@ class SaveLess(GraphPass):
             if module.rule.recomputes_inputs:
                 for place in range(module.ruled.operation.inputs):
                     if _recompute_input(node, place, module, program.root):
-                        result.matches += 1
-                        result.details.append((name, f"input {place} is recomputed"))
+                        result.match(name, f"input {place} is recomputed")
             elif module.rule.saves_output and module.rule.reads_positive_output and _hand_off(node, module, program):
-                result.matches += 1
-                result.details.append((name, "saves the output of the ReLU after it"))
+                result.match(name, "saves the output of the ReLU after it")
         return result
 
 
@@ -53,8 +51,8 @@ def _hand_off(node: fx.Node, module: RuleModule, program: Program) -> bool:
         return False
     relu = next(iter(node.users))
     after = _rule_module(relu, program.root)
-    operator = after and after.ruled.operation.operator
-    if after is None or operator is None or not operator.positive_part or not after.rule.passes_all:
+    operator = None if after is None else after.ruled.operation.operator
+    if after is None or operator is None or not operator.values.positive_part or not after.rule.passes_all:
         return False
     info = node_info(node)
     handoff = insert_call(

@@ -25,7 +25,7 @@ from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_cla
 from lrpfx.deploy.lowering import TARGETS
 from lrpfx.errors import address
 from lrpfx.images.stored_preprocessing import INTERPOLATIONS
-from lrpfx.passes.stages import STAGES
+from lrpfx.passes.stages import Stage
 from lrpfx.request.reduction import ALL
 
 pytestmark = pytest.mark.programs
@@ -242,7 +242,7 @@ def test_stages_have_plain_names(folder, caplog, monkeypatch):
     exported("model.onnx")
     run("explain", "model.onnx", "images")
     assert "tracing the model" in begun and not any(re.match("[A-Z]+ ", stage) for stage in begun)
-    assert set(terminal.STAGES) == {"capture", *STAGES}
+    assert set(terminal.STAGES) == {"capture", *(stage.value for stage in Stage)}
     titles = []
     monkeypatch.setattr(explain_command, "stages", lambda title, *_: titles.append(title) or terminal.stages(title))
     run("explain", "model.onnx", "images", "--output", "others")

@@ -210,12 +210,10 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
         (folder / "results" / "outputs.csv").write_bytes(damage)
         with pytest.raises(lrpfx.InputError, match=r"outputs\.csv is damaged"):
             run("run", "model.pt2", "images", "results")
-    (folder / "results" / "run.json").write_bytes(b"\xff")
-    with pytest.raises(lrpfx.InputError, match="other settings"):
-        run("run", "model.pt2", "images", "results")
-    (folder / "results" / "run.json").write_bytes(b"")
-    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
-        run("run", "model.pt2", "images", "results")
+    for others in (b"\xff", b"[1]"):
+        (folder / "results" / "run.json").write_bytes(others)
+        with pytest.raises(lrpfx.InputError, match="not from lrpfx"):
+            run("run", "model.pt2", "images", "results")
 
 
 @pytest.mark.filterwarnings("ignore:the options replace the preprocessing")
@@ -247,8 +245,9 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     run("run", "model.pt2", "images", "results")
     assert calls[13:] == ["5.png"]
     for change in (["--target", "1"], ["--mean", "0.5"]):
-        with pytest.raises(lrpfx.InputError, match="of other settings"):
+        with pytest.raises(lrpfx.InputError, match="begun with other") as refused:
             run("run", "model.pt2", "images", "results", *change)
+        assert refused.value.topic == "changed-data"
     os.mkdir("others")
     (folder / "others" / "outputs.csv").write_text("mine")
     with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):

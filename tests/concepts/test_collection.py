@@ -1,7 +1,6 @@
 """Collections against a naive ranking of all scores, in parts, interrupted, and in files."""
 
 import itertools
-import json
 import zipfile
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch.utils.data import TensorDataset
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlusFlat
 from lrpfx.concepts import Channel, Collection, Feature, Head, Token, collect, merge
-from lrpfx.deploy.archive import read_arrays
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +99,7 @@ def test_parts_merge_in_any_order_and_grouping(explain_model, dataset):
     same(merge([a, merge([b, merge([c, d])])]), whole)
     with pytest.raises(lrpfx.InputError, match="17 samples in common"):
         merge([b, whole])
-    with pytest.raises(lrpfx.InputError, match=r"differ in top \(5 and 4\)"):
+    with pytest.raises(lrpfx.InputError, match=r"other top \(it was 5, and is 4 now\)"):
         merge([a, collect(explain_model, dataset, LAYERS, top=4, top_by_class=3, samples=[59])])
     with pytest.raises(lrpfx.InputError, match="no collections"):
         merge([])
@@ -117,7 +115,7 @@ def test_functions_are_told_apart(explain_model, dataset, tmp_path):
 
     collect(explain_model, dataset, LAYERS, path, target=target_of(0))
     assert collect(explain_model, dataset, LAYERS, path, target=target_of(0)).count == 60
-    with pytest.raises(lrpfx.InputError, match="differs in target"):
+    with pytest.raises(lrpfx.InputError, match="other target"):
         collect(explain_model, dataset, LAYERS, path, target=target_of(1))
 
 
@@ -193,21 +191,22 @@ def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_p
     ruled = lrpfx.transform(Small().double().eval(), EpsilonPlusFlat(epsilon=0.1), example_inputs=images[:2])
     ruled.load_state_dict(explain_model.state_dict())
     for changed, message in (
-        ({"explain_model": other}, "the model, its weights or its rules"),
-        ({"explain_model": ruled}, "the model, its weights or its rules"),
-        ({"dataset": TensorDataset(images + 1, labels)}, "sample 0 of the dataset is not what it was"),
-        ({"dataset": iter(list(images + 1))}, "sample 0 of the dataset is not what it was"),
-        ({"dataset": TensorDataset(torch.cat([images[:1], images[1:].flip(0)]), labels)}, "sample 32 of the dataset is not"),
-        ({"layers": ["first"]}, "differs in the layers"),
-        ({"output": 0}, "differs in output"),
-        ({"layers": {"first": Channel, "add": Channel, "mean": Channel}}, "differs in what counts the channels"),
-        ({"target": lambda output: output}, "differs in target"),
-        ({"target": "true"}, r"differs in target \(predicted and true\)"),
-        ({"normalize": ()}, "differs in normalized"),
+        ({"explain_model": other}, "other model"),
+        ({"explain_model": ruled}, "other model"),
+        ({"dataset": TensorDataset(images + 1, labels)}, "sample 0 is not what it was"),
+        ({"dataset": iter(list(images + 1))}, "sample 0 is not what it was"),
+        ({"dataset": TensorDataset(torch.cat([images[:1], images[1:].flip(0)]), labels)}, "sample 32 is not"),
+        ({"layers": ["first"]}, "other layers"),
+        ({"output": 0}, "other output"),
+        ({"layers": {"first": Channel, "add": Channel, "mean": Channel}}, "other layers"),
+        ({"target": lambda output: output}, "other target"),
+        ({"target": "true"}, r"other target \(it was 'predicted', and is 'true' now\)"),
+        ({"normalize": ()}, "other normalized"),
     ):
         given = {"explain_model": explain_model, "dataset": dataset, "layers": LAYERS, "path": path, **changed}
-        with pytest.raises(lrpfx.InputError, match=message):
+        with pytest.raises(lrpfx.InputError, match=message) as refused:
             collect(**given)
+        assert refused.value.topic == "changed-data"
 
 
 def test_datasets_of_other_kinds(explain_model, dataset):
@@ -281,18 +280,13 @@ def test_features_and_heads_of_texts_of_any_length():
     ("settings", "message"),
     [
         ({"layers": ["nothing"]}, "no node or module named 'nothing'"),
-        ({"layers": []}, "no layers are named"),
         ({"layers": {"head": Channel, "mean": Head}}, "without a dimension of Heads"),
         ({"top": 0}, "top is a whole number from 1"),
-        ({"top_by_class": -1}, "top_by_class is a whole number from 0"),
         ({"batch_size": 0}, "batch_size is a whole number from 1"),
         ({"normalize": ["both"]}, "normalize is a list of 'activation' and 'relevance'"),
         ({"target": "label"}, 'target is "predicted", "true", the index of a class or a function'),
         ({"samples": [60]}, "sample 60 is out of range"),
         ({"samples": [1, 1]}, "given twice"),
-        ({"samples": [-1]}, "numbers of samples"),
-        ({"normalize": None}, "normalize is a list"),
-        ({"normalize": "relevance"}, "normalize is a list"),
         ({"top": 10**12}, "top is a whole number from 1"),
         ({"samples": 5}, "numbers of several samples"),
         ({"layers": None}, "layers are"),
@@ -301,7 +295,6 @@ def test_features_and_heads_of_texts_of_any_length():
         ({"path": "/nonexistent/a.npz"}, "no folder"),
         ({"dataset": "images"}, "iterable of samples, not str"),
         ({"dataset": {"image": [1, 2]}}, "iterable of samples, not dict"),
-        ({"dataset": 5}, "iterable of samples, not int"),
         ({"path": "concepts.txt"}, "suffix must be .npz"),
     ],
 )
@@ -348,23 +341,10 @@ def content(explain_model, dataset, tmp_path_factory):
     return path.read_bytes()
 
 
-def rewritten(content, path, change):
-    """The file with changed arrays."""
-    arrays = read_arrays(content)
-    manifest = json.loads(arrays["manifest"].tobytes())
-    arrays["manifest"] = None
-    change(manifest, arrays)
-    if arrays["manifest"] is None:
-        arrays["manifest"] = np.frombuffer(json.dumps(manifest).encode(), dtype=np.uint8)
-    np.savez(path, **arrays)
-    return path
-
-
 def test_a_file_holds_everything(explain_model, dataset, content, tmp_path):
     path = tmp_path / "concepts.npz"
     path.write_bytes(content)
     same(Collection.load(path), collect(explain_model, dataset, ["first"], top=3, top_by_class=2))
-    same(Collection.load(rewritten(content, path, lambda manifest, arrays: None)), Collection.load(path))
 
 
 @pytest.mark.parametrize("place", [*range(0, 100, 7), *range(970, 1000)])
@@ -382,56 +362,11 @@ def test_a_damaged_file_is_refused_or_the_same(content, tmp_path, place):
     same(found, Collection.load(original))  # the byte meant nothing, such as a date
 
 
-def _set(*keys, value):
-    def change(manifest, arrays):
-        place = manifest
-        for key in keys[:-1]:
-            place = place[key]
-        place[keys[-1]] = value
-
-    return change
-
-
-def _array(name, value):
-    return lambda manifest, arrays: arrays.update({name: value})
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _set("format", value=2),
-        _set("facts", "top", value=-1),
-        _set("facts", "top", value=10**9),
-        _set("facts", "layers", "first", "kind", value="__class__"),
-        _set("facts", "layers", value=[]),
-        _set("facts", "unknown", value=1),
-        _set("samples", value=[[5, 2]]),
-        _set("samples", value=[[5, 5]]),
-        _set("samples", value="all"),
-        _set("probes", value=[["0", 1]]),
-        _set("rankings", 0, "groups", value=[0, 0]),
-        _set("rankings", 0, "key", value=["first", "activation", "max"]),
-        _array("0.scores", np.full((1, 3, 6), np.nan)),
-        _array("0.scores", np.zeros((1, 3, 5))),
-        _array("0.samples", np.zeros((1, 3, 6), dtype=np.float64)),
-        _array("0.scores", np.array([["a"]], dtype=object)),
-        _array("stranger", np.zeros(3)),
-        _set("rankings", value=[]),
-        _set("facts", "target", value=[1]),
-        lambda manifest, arrays: arrays.update(manifest=np.frombuffer(b"[" * 100_000, dtype=np.uint8)),
-    ],
-)
-def test_a_crafted_file_is_refused(content, tmp_path, change):
-    path = tmp_path / "concepts.npz"
-    rewritten(content, path, change)
-    with pytest.raises(lrpfx.ArtefactError, match="is not a collection, or damaged"):
-        Collection.load(path)
-
-
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "text.npz").write_text("no archive")
     with zipfile.ZipFile(tmp_path / "zip.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.npy", b"0" * 100_000)
-    for name in ("text.npz", "zip.npz", "missing.npz"):
+    np.savez(tmp_path / "format.npz", manifest=np.frombuffer(b'{"format": 2}', dtype=np.uint8))
+    for name in ("text.npz", "zip.npz", "missing.npz", "format.npz"):
         with pytest.raises(lrpfx.ArtefactError):
             Collection.load(tmp_path / name)

@@ -1,10 +1,16 @@
-"""Processes that tests kill."""
+"""The small network, explained, and processes that tests kill."""
 
 import multiprocessing
 import os
 
 import pytest
+from data_sets import small_explain_model
 from helpers import ROOT
+
+
+@pytest.fixture(scope="session")
+def explain_model():
+    return small_explain_model()
 
 
 @pytest.fixture(scope="session")

@@ -33,9 +33,8 @@ from helpers import ROOT
 
 import lrpfx
 import lrpfx.datasets
-from lrpfx.datasets import ray_cluster
 from lrpfx.datasets.engines import Step
-from lrpfx.datasets.ray_cluster import Wanted, _pool, count_attempt, open_desk, packed, packed_problem
+from lrpfx.datasets.ray_cluster import ActorNumbers, count_attempt, new_coordinator, packed, packed_problem, pool_of
 from lrpfx.datasets.ray_engine import _steps_in
 
 COUNT = 300
@@ -59,11 +58,6 @@ def cluster():
     )
     yield ray
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
 
 
 def embedded(explain_model, data, path, **settings):
@@ -219,19 +213,18 @@ def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
 
 @pytest.mark.ray
 def test_attempts_are_counted(cluster):
-    desk = open_desk(None)
+    coordinator = new_coordinator(None)
     for number in (0, 1, 0, 0, 0):
-        count_attempt(desk, "explain block", number)
+        count_attempt(coordinator, "explain block", number)
     with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to explain block 0 ended"):
-        count_attempt(desk, "explain block", 0)
-    count_attempt(desk, "load block", 0)
+        count_attempt(coordinator, "explain block", 0)
+    count_attempt(coordinator, "load block", 0)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_busy_cluster(cluster, explain_model, tmp_path, monkeypatch):
+def test_a_busy_cluster(cluster, explain_model, tmp_path):
     """A loader with a sampler, on what an actor of another leaves; nothing waits for what it holds."""
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 2.0)
 
     class Held:
         def held(self):
@@ -377,40 +370,42 @@ class Resources:
 @pytest.mark.parametrize(
     ("wanted", "resources", "explainers", "loaders"),
     [
-        (Wanted(None, 1, None), Resources([8], [8]), 7, 1),
-        (Wanted(None, 1, None), Resources([8], [3]), 2, 1),
-        (Wanted(None, 2, None), Resources([8], [6]), 2, 2),
-        (Wanted(3, 1, None), Resources([8], [5]), 3, 2),
-        (Wanted(7, 1, None), Resources([8], [2], [8]), 7, 1),
-        (Wanted(None, 1, None), Resources([8], [2], [8]), 7, 1),
-        (Wanted(None, 1, None), Resources([8, 4], [8, 2]), 2, 6),
-        (Wanted(None, 1, 0.5), Resources([8, 4], [8, 1]), 2, 6),
-        (Wanted(2, 1, 1), Resources([8, 4], [8, 1], [8, 2]), 2, 6),
-        (Wanted(None, 1, 0), Resources([8, 4], [4, 0]), 3, 1),
+        (ActorNumbers(None, 1, None), Resources([8], [8]), 7, 1),
+        (ActorNumbers(None, 1, None), Resources([8], [3]), 2, 1),
+        (ActorNumbers(None, 2, None), Resources([8], [6]), 2, 2),
+        (ActorNumbers(3, 1, None), Resources([8], [5]), 3, 2),
+        (ActorNumbers(7, 1, None), Resources([8], [2], [8]), 7, 1),
+        (ActorNumbers(None, 1, None), Resources([8], [2], [8]), 7, 1),
+        (ActorNumbers(None, 1, None), Resources([8, 4], [8, 2]), 2, 6),
+        (ActorNumbers(None, 1, 0.5), Resources([8, 4], [8, 1]), 2, 6),
+        (ActorNumbers(2, 1, 1), Resources([8, 4], [8, 1], [8, 2]), 2, 6),
+        (ActorNumbers(None, 1, 0), Resources([8, 4], [4, 0]), 3, 1),
     ],
 )
-def test_actors_take_what_is_free(wanted, resources, explainers, loaders, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 0.4)
-    found = _pool(resources, wanted)
+def test_actors_take_what_is_free(wanted, resources, explainers, loaders):
+    found = pool_of(resources, wanted, patience=0.4)
     assert (found.explainers, found.loaders) == (explainers, loaders)
 
 
 @pytest.mark.parametrize(
     ("wanted", "resources", "free"),
     [
-        (Wanted(None, 1, None), Resources([2], [1]), "2 CPUs and 0 GPUs, of which 1 and 0 are free"),
-        (Wanted(None, 1, None), Resources([2], []), "2 CPUs and 0 GPUs, of which 0 and 0 are free"),
-        (Wanted(4, 1, None), Resources([8], [4]), "8 CPUs and 0 GPUs, of which 4 and 0 are free: 4 explainers"),
-        (Wanted(None, 4, None), Resources([8], [4]), "of which 4 and 0 are free: 1 explainers of 4 CPUs"),
-        (Wanted(None, 1, None), Resources([8, 1], [8, 0]), "of which 8 and 0 are free: 1 explainers of 1 CPUs and 1 GPUs"),
-        (Wanted(2, 1, 1), Resources([8, 2], [8, 1]), "8 CPUs and 2 GPUs, of which 8 and 1 are free"),
-        (Wanted(9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
+        (ActorNumbers(None, 1, None), Resources([2], [1]), "2 CPUs and 0 GPUs, of which 1 and 0 are free"),
+        (ActorNumbers(None, 1, None), Resources([2], []), "2 CPUs and 0 GPUs, of which 0 and 0 are free"),
+        (ActorNumbers(4, 1, None), Resources([8], [4]), "8 CPUs and 0 GPUs, of which 4 and 0 are free: 4 explainers"),
+        (ActorNumbers(None, 4, None), Resources([8], [4]), "of which 4 and 0 are free: 1 explainers of 4 CPUs"),
+        (
+            ActorNumbers(None, 1, None),
+            Resources([8, 1], [8, 0]),
+            "8 and 0 are free: 1 explainers of 1 CPUs and 1 GPUs",
+        ),
+        (ActorNumbers(2, 1, 1), Resources([8, 2], [8, 1]), "8 CPUs and 2 GPUs, of which 8 and 1 are free"),
+        (ActorNumbers(9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
     ],
 )
-def test_what_is_not_free_is_refused(wanted, resources, free, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_PATIENCE", 0.2)
+def test_what_is_not_free_is_refused(wanted, resources, free):
     with pytest.raises(lrpfx.InputError, match=f"{free}.* would wait for ever"):
-        _pool(resources, wanted)
+        pool_of(resources, wanted, patience=0.2)
 
 
 def test_prepared_workers_are_refused(explain_model, tmp_path):

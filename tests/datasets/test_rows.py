@@ -1,12 +1,13 @@
 """Arrays with a row for each sample, read in blocks."""
 
+from dataclasses import replace
+
 import h5py
 import numpy as np
 import pytest
 import torch
 import zarr
 
-from lrpfx.datasets import rows
 from lrpfx.datasets.rows import chosen, column, labels_of, samples_by_label
 from lrpfx.errors import InputError, InputTypeError
 
@@ -40,10 +41,9 @@ SOURCES = {
 @pytest.mark.parametrize(
     "samples", [None, [5], [99, 0], range(0, 100, 3), [*range(10), 40, 41, 99], np.arange(50, 60, dtype=np.uint8)]
 )
-def test_each_sample_comes_once_and_in_order(name, size, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", size)
-    monkeypatch.setattr(rows, "_SKIPPED_BYTES", 3 * 48)
+def test_each_sample_comes_once_and_in_order(name, size, samples, tmp_path):
     found = column(SOURCES[name](VALUES, tmp_path), "values", COUNT)
+    found = replace(found, block_bytes=size, skipped_bytes=3 * 48)
     wanted = chosen(samples, COUNT)
     blocks = list(found.floats(wanted))
     assert np.concatenate([one.numbers for one in blocks]).tolist() == sorted(range(COUNT) if samples is None else samples)
@@ -81,7 +81,7 @@ def test_what_is_no_array_of_samples():
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([3, -1, 5], "sample -1 is out of range: there are 5"),
+        ([3, -1, 5], "numbers of samples, from 0"),
         ([3, 0, 5], "sample 5 is out of range: there are 5"),
         ([1, 2, 1], "given twice"),
         ([], "no samples"),

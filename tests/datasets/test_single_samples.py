@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from data_sets import Noise, Stream, small_explain_model
+from data_sets import Noise, Stream
 
 import lrpfx
 import lrpfx.datasets
 
 COUNT, WRONG = 16, 5
-
-
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
 
 
 @pytest.fixture(scope="module")

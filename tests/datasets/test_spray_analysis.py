@@ -16,7 +16,6 @@ from sklearn.metrics import adjusted_rand_score
 from torch import nn
 
 import lrpfx
-from lrpfx.datasets import spectral
 from lrpfx.datasets.reduced_maps import pooled
 from lrpfx.datasets.spectral import Spectrum, affinity_of, spectrum_of
 from lrpfx.datasets.spray_analysis import spray
@@ -55,11 +54,10 @@ def signed_like(values, others):
 
 @pytest.mark.parametrize("dense", [1000, 10])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_spectrum_is_that_of_its_definition(dense, seed, monkeypatch):
-    monkeypatch.setattr(spectral, "_DENSE", dense)
+def test_the_spectrum_is_that_of_its_definition(dense, seed):
     points, _ = blobs([30, 20, 14], spread=2.5, seed=seed)
     affinity, values, coordinates = slow_spectrum(points, 6)
-    found = spectrum_of(affinity_of(points, 6), 8, seed)
+    found = spectrum_of(affinity_of(points, 6), 8, seed, dense)
     assert found.parts == 1 and values[1] > 1e-3
     np.testing.assert_array_equal(affinity_of(points, 6).toarray(), affinity)
     np.testing.assert_allclose(found.eigenvalues, values[:8], atol=1e-12)
@@ -84,17 +82,16 @@ def test_clusters_are_those_of_scikit_learn(seed):
 
 
 @pytest.mark.parametrize("dense", [1000, 10])
-def test_parts_of_the_graph(dense, monkeypatch):
+def test_parts_of_the_graph(dense):
     """Their indicators span the eigenvalue 0, of which all are used: no order is defined among them."""
-    monkeypatch.setattr(spectral, "_DENSE", dense)
     points, truth = blobs([20, 30, 25, 15], apart=50.0)
-    found = spectrum_of(affinity_of(points, 5), 3, 0)
+    found = spectrum_of(affinity_of(points, 5), 3, 0, dense)
     assert found.parts == 4 and len(found.eigenvalues) == 4 and (found.eigenvalues == 0).all()
     assert found.first(1).shape == found.first(3).shape == (90, 4)
     for part in range(4):
         assert (np.ptp(found.coordinates[truth == part], axis=0) < 1e-12).all()
     _, values, coordinates = slow_spectrum(points, 5)
-    ours = spectrum_of(affinity_of(points, 5), 7, 0)
+    ours = spectrum_of(affinity_of(points, 5), 7, 0, dense)
     np.testing.assert_allclose(ours.eigenvalues, values[:7], atol=1e-12)
     roots = np.sqrt(np.asarray(affinity_of(points, 5).sum(0)).ravel())[:, None]
     a, b = ours.coordinates * roots, coordinates[:, :7] * roots
@@ -272,30 +269,21 @@ NAN[7, 2] = np.nan
         ({"relevance": NAN}, InputError, "relevance of sample 7 is not finite"),
         ({"relevance": np.ones((20, 4), int)}, InputTypeError, "floating-point numbers"),
         ({"relevance": np.ones((20, 1, 1, 4, 4))}, InputTypeError, "relevance of a sample is"),
-        ({"relevance": np.ones(20)}, InputTypeError, "relevance of a sample is"),
         ({"relevance": 3}, InputTypeError, "a sequence of arrays, not int"),
         ({"labels": np.zeros(19, int)}, InputError, "labels has 19 samples"),
-        ({"labels": np.zeros(20)}, InputTypeError, "labels are integers"),
         ({"clusters": ()}, InputError, "clusters are the numbers"),
         ({"clusters": 0}, InputTypeError, "clusters are the numbers"),
         ({"clusters": (1,)}, InputError, "2 or more, not 1"),
         ({"neighbors": 0}, InputError, "neighbors is a number of samples, 1 or more"),
         ({"dimensions": 1}, InputError, "2 or more"),
         ({"size": 0}, InputError, "size is the longest side"),
-        ({"size": (1, 2, 3)}, InputError, "size is the longest side"),
         ({"embeddings": "pca"}, InputError, "'tsne' and 'umap'"),
         ({"embeddings": None}, InputTypeError, "embeddings are some of"),
-        ({"embeddings": 3}, InputTypeError, "embeddings are some of"),
-        ({"embeddings": [["tsne"]]}, InputError, "'tsne' and 'umap'"),
         ({"classes": ["cat"]}, InputError, "classes are the indices"),
-        ({"classes": "cat"}, InputError, "classes are the indices"),
-        ({"classes": 1.5}, InputError, "classes are the indices"),
-        ({"classes": [0.0]}, InputError, "classes are the indices"),
         ({"classes": [-1]}, InputError, "classes are the indices"),
         ({"classes": 7}, InputError, "no sample has the class 7"),
         ({"seed": -1}, InputError, "seed is"),
         ({"seed": 2**40}, InputError, "seed is less than"),
-        ({"seed": "a"}, InputError, "seed is"),
         ({"samples": [20]}, InputError, "sample 20 is out of range"),
     ],
 )

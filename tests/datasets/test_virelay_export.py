@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from corelay.io.storage import HDF5Storage
-from data_sets import Noise, Stream, small_explain_model, tree
+from data_sets import Noise, Stream, tree
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -20,11 +20,6 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.25, 0.2, 0.5]
 COLORS = torch.rand(12, 3, 8, 9, generator=torch.Generator().manual_seed(0)).double()
 NORMALIZED = (COLORS - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 LABELS = [number % 3 for number in range(12)]
-
-
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
 
 
 def color_model():
@@ -206,9 +201,9 @@ def test_other_photographs(photographs, tmp_path):
     view = lrpfx.datasets.attribute(explainer, photographs, tmp_path / "store")
     given = {"labels": [0] * 5, "preprocess": preprocess}
     for data in (photographs, sorted(photographs.iterdir())):
-        with pytest.raises(InputError, match="photographs in files need preprocess="):
+        with pytest.raises(InputError, match="images in files need preprocess="):
             export(view, tmp_path / "a", data, labels=[0] * 5)
-    with pytest.raises(InputError, match=r"sample 0 is not what it was when the store was begun, or its preprocessing is"):
+    with pytest.raises(InputError, match=r"sample 0 is not what it was when this was begun, or its preprocessing is"):
         export(view, tmp_path / "a", photographs, labels=[0] * 5, preprocess=lambda image: preprocess(image.rotate(90)))
     Image.new("RGB", (9, 9)).save(photographs / "1.png")
     with pytest.raises(InputError, match="are not those that were explained: their names or sizes differ"):

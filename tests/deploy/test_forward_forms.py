@@ -118,6 +118,11 @@ def test_diagonals():
         check(lambda x, offset=offset, dims=dims: x.diagonal(offset, *dims), 9, 8, 10, 8)
 
 
+def test_windows():
+    for dimension, size, step in itertools.product((0, 1, 2, -1), (1, 2, 4), (1, 2, 3, 5)):
+        check(lambda x, windows=(dimension, size, step): x.unfold(*windows), 5, 4, 7)
+
+
 def test_padding_and_activations():
     for dimensions, padding in [(1, (1, 2)), (2, (2, 0, 3, 1)), (3, (1, 2, 0, 1, 3, 2))]:
         for mode in ("replicate", "reflect"):

@@ -15,8 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
-from lrpfx.deploy import lowering
-from lrpfx.deploy.lowering import EXPORTABLE
+from lrpfx.deploy.job import Job
+from lrpfx.deploy.program_facts import facts_of, open_dimensions
+from lrpfx.deploy.program_sizes import OpenSize, samples
+from lrpfx.deploy.tracer import EXPORTABLE
+from lrpfx.deploy.verification import tolerance_of
 from lrpfx.errors import LoweringError, LrpfxWarning
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
 from lrpfx.passes.lower.plain_sizes import PlainSizes
@@ -91,8 +94,8 @@ def test_it_is_a_plain_inference_graph(explain_model):
 
 def test_its_facts_name_the_canonizers_that_changed_something():
     explain_model = lrpfx.transform(small_net(), EpsilonPlusFlat())
-    facts = lowering.facts_of(lrpfx.lower(explain_model, images(), target="max"))
-    changed = {(stage.stage, stage.name) for stage in explain_model.history if stage.matches}
+    facts = facts_of(lrpfx.lower(explain_model, images(), target="max"))
+    changed = {(stage.stage, stage.name) for stage in explain_model.compiled.history if stage.matches}
     assert facts["canonizers"] == ["merge_batch_norm"] and len({stage for stage, _ in changed}) > 1
 
 
@@ -104,8 +107,8 @@ def test_results_may_differ_by_ten_times_what_rounding_changes(dtype, allowed):
         model.weight.copy_(torch.tensor([[1.0, -1.0, 0.0, 0.0]]))
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
     x = torch.tensor([[1 + 2**-10, 1.0, 2.0, -2.0]], dtype=dtype)
-    tolerance = lowering.facts_of(lrpfx.lower(explain_model, x, dynamic_batch=False))["tolerance"]
-    assert tolerance == pytest.approx(allowed or lowering.tolerance_of(dtype), rel=1e-3)
+    tolerance = facts_of(lrpfx.lower(explain_model, x, dynamic_batch=False))["tolerance"]
+    assert tolerance == pytest.approx(allowed or tolerance_of(dtype), rel=1e-3)
 
 
 @pytest.mark.parametrize("error, passes", [(1e-3, True), (1e-1, False)])
@@ -115,7 +118,7 @@ def test_what_rounding_changes_is_measured_for_each_batch_that_differs(monkeypat
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -1.0, 0.0, 0.0]]))
     x = torch.tensor([[2**-10, 0.0, 2.0, -2.0], [2**-10, 0.0, 2.0, -2.0], [1 + 2**-10, 1.0, 2.0, -2.0]], dtype=torch.float32)
-    expected = lowering._Job.expected
+    expected = Job.expected
 
     def with_an_error(job, arguments):
         results = expected(job, arguments)
@@ -123,7 +126,7 @@ def test_what_rounding_changes_is_measured_for_each_batch_that_differs(monkeypat
             results["relevance"] = results["relevance"] * (1 + error)
         return results
 
-    monkeypatch.setattr(lowering._Job, "expected", with_an_error)
+    monkeypatch.setattr(Job, "expected", with_an_error)
     with nullcontext() if passes else pytest.raises(LoweringError, match="for a batch of 3 by 9"):
         lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), x)
 
@@ -143,7 +146,7 @@ def test_models_in_float64_that_compute_in_float32(name, tmp_path):
     """As the norms of Llama do: another runtime rounds differently there."""
     x = torch.rand(2, 6, dtype=torch.float64)
     program = lrpfx.lower(lrpfx.transform(NormInSinglePrecision().double().eval(), AttnLRP(), example_inputs=x), x)
-    assert lowering.facts_of(program)["tolerance"] == pytest.approx(1e-5, rel=0.5)
+    assert facts_of(program)["tolerance"] == pytest.approx(1e-5, rel=0.5)
     assert lrpfx.load(lrpfx.save(program, tmp_path / name)).verify() <= 1e-6
 
 
@@ -151,7 +154,7 @@ def test_results_that_are_zero_have_a_tolerance():
     model = torch.nn.Linear(4, 1, bias=False).float()
     torch.nn.init.zeros_(model.weight)
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 4).float(), dynamic_batch=False)
-    assert lowering.facts_of(program)["tolerance"] == lowering.tolerance_of(torch.float32)
+    assert facts_of(program)["tolerance"] == tolerance_of(torch.float32)
 
 
 class Frames(nn.Module):
@@ -316,7 +319,7 @@ def test_targets_and_reductions(explain_model, target, reduce):
         expected = 128 + 127 * total / total.abs().flatten(1).amax(1)[:, None, None]
         assert (result.double() - expected).abs().max() <= 0.51
     else:
-        expected = {None: full, "sum": full.sum(1), "absolute": full.abs().sum(1)}[reduce]
+        expected = {None: full, "sum": full.sum(1), "absolute": full.abs().sum(1), "channels": full.sum((2, 3))}[reduce]
         assert_close(result, expected, 1e-10)
 
 
@@ -487,7 +490,7 @@ def test_programs_are_held_against_attribute(result, wrong, monkeypatch):
     """Every result of every batch size, and what is not finite differs."""
     layers = collections.OrderedDict(conv1=nn.Conv2d(3, 4, 3), relu=nn.ReLU(), flat=nn.Flatten(), fc=nn.Linear(144, 5))
     explain_model = lrpfx.transform(nn.Sequential(layers).eval(), EpsilonPlus())
-    expected = lowering._Job.expected
+    expected = Job.expected
     sizes = []
 
     def with_a_wrong_entry(self, arguments):
@@ -498,7 +501,7 @@ def test_programs_are_held_against_attribute(result, wrong, monkeypatch):
             found[result].view(-1)[-1] += wrong
         return found
 
-    monkeypatch.setattr(lowering._Job, "expected", with_a_wrong_entry)
+    monkeypatch.setattr(Job, "expected", with_a_wrong_entry)
     with pytest.raises(lrpfx.LoweringError, match=f"{result} of the program differs from the module's own for a batch of"):
         lrpfx.lower(explain_model, images(), record=["conv1"], balance=True)
     assert len(set(sizes)) == 3
@@ -577,15 +580,15 @@ def test_batch_and_length_of_a_program(tmp_path, file, pooled):
 def test_a_program_for_one_size():
     explain_model = lrpfx.transform(Reader(True), EpsilonPlus(), example_inputs=sentences(2, 5))
     program = lrpfx.lower(explain_model, sentences(3, 6), dynamic_batch=False)
-    facts = lowering.facts_of(program)
+    facts = facts_of(program)
     assert facts["dynamic_batch"] is False and facts["sizes"] == []
-    assert not any(lowering.open_dimensions(program).values())
+    assert not any(open_dimensions(program).values())
 
 
 def test_a_length_of_one_that_has_a_graph_of_its_own():
     model = Unary(lambda x: x.relu().sum(1) if x.shape[1] == 1 else x.sum(1))
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 3, 4))
-    length, features = lowering.facts_of(lrpfx.lower(explain_model, torch.randn(2, 3, 4), target="weights"))["sizes"]
+    length, features = facts_of(lrpfx.lower(explain_model, torch.randn(2, 3, 4), target="weights"))["sizes"]
     assert length == {"of": [["input", 1]], "lower": 2, "upper": None}
     assert features == {"of": [["input", 2], ["target", 1]], "lower": 1, "upper": None}
 
@@ -596,7 +599,7 @@ def test_lengths_with_a_condition_that_a_program_cannot_check():
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=torch.randn(2, 4, 3))
     explain_model(torch.randn(2, 6, 3))
     program = lrpfx.lower(explain_model, torch.randn(2, 6, 3))
-    assert lowering.open_dimensions(program)["input"] == [0, 2]
+    assert open_dimensions(program)["input"] == [0, 2]
 
 
 class FramesOfTable(nn.Module):
@@ -616,8 +619,8 @@ class FramesOfTable(nn.Module):
 def opened_at(model, example):
     """The open dimensions of the program of a model with one input, and their limits."""
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=example, capture="export"), example)
-    limits = [(one["lower"], one["upper"]) for one in lowering.facts_of(program)["sizes"]]
-    return next(iter(lowering.open_dimensions(program).values())), limits
+    limits = [(one["lower"], one["upper"]) for one in facts_of(program)["sizes"]]
+    return next(iter(open_dimensions(program).values())), limits
 
 
 def test_lengths_at_the_limits_that_conditions_exclude():
@@ -631,8 +634,8 @@ def test_conditions_that_divide_by_zero_do_not_hold():
 
 
 def test_conditions_on_several_sizes_are_tested_within_narrow_limits():
-    first, second = (lowering._OpenSize((("x", number),), (), lower=421, upper=465) for number in (1, 2))
-    assert len(list(lowering._samples("s0 != s1", [first, second]))) > 100
+    first, second = (OpenSize((("x", number),), (), lower=421, upper=465) for number in (1, 2))
+    assert len(list(samples("s0 != s1", [first, second]))) > 100
 
 
 @pytest.mark.parametrize("target", [{"target": "index"}, {"target": "targets", "number_of_targets": 2}])
@@ -689,7 +692,7 @@ def program_of_images(model, x):
 )
 def test_conditions_on_several_sizes_fix_them_unless_they_are_proved(condition):
     x = torch.rand(2, 3, 24, 20)
-    assert lowering.open_dimensions(program_of_images(OtherWhere(condition), x))["input"] == [0]
+    assert open_dimensions(program_of_images(OtherWhere(condition), x))["input"] == [0]
 
 
 def test_a_batch_in_a_condition_on_several_sizes():
@@ -702,7 +705,7 @@ def test_images_of_any_size_are_pooled():
     """The graph is for images from 4×4: smaller ones are pooled to a single value."""
     model = Pooled().eval()
     program = program_of_images(model, torch.rand(2, 3, 10, 12))
-    assert [(one["lower"], one["upper"]) for one in lowering.facts_of(program)["sizes"]] == [(4, None), (4, None)]
+    assert [(one["lower"], one["upper"]) for one in facts_of(program)["sizes"]] == [(4, None), (4, None)]
     for shape in ((1, 3, 4, 4), (3, 3, 31, 7)):
         x, target = torch.rand(shape), torch.arange(shape[0])
         explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
@@ -866,7 +869,7 @@ def test_rules_that_do_something_else_for_small_sizes(condition, opened):
     composite = EpsilonPlus(layer_map=[(nn.ReLU, halved_where(condition))])
     explain_model = lrpfx.transform(model, composite, example_inputs=x, capture="export")
     program = lrpfx.lower(explain_model, x)
-    assert lowering.open_dimensions(program)["input"] == opened
+    assert open_dimensions(program)["input"] == opened
     for batch, length in ((1, 1), (1, 2), (2, 1), (3, 7), (4, 9)):
         x, target = torch.rand(batch, length, 4), torch.arange(batch) % 3
         try:

@@ -91,6 +91,8 @@ def test_whole_numbers_are_divided_by_what_is_computed(tmp_path):
     [
         lambda x: x.diagonal(0, 2, 3),
         lambda x: x.diagonal(-2, 1, 3),
+        lambda x: x.unfold(2, 3, 2),
+        lambda x: x.unfold(-1, 2, 1).sum(1),
         lambda x: functional.pad(x, (1, 2, 0, 1), mode="reflect"),
         lambda x: functional.pad(x.flatten(2), (4, 3), mode="reflect"),
     ],
@@ -334,6 +336,30 @@ def test_a_file_that_holds_one_size_fast_does_not_appear(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+class Chaotic(torch.nn.Module):
+    """The last bits of the input decide about the result."""
+
+    def forward(self, x):
+        return (x * (1e5 * x).sin()).flatten(1).sum(1, keepdim=True)
+
+
+def test_other_results_that_rounding_explains_are_a_warning(tmp_path, monkeypatch):
+    x = torch.randn(2, 4, 12).float()
+
+    explain_model = lrpfx.transform(Chaotic().eval(), EpsilonPlus(), example_inputs=x, unassigned="gradient")
+    program = lrpfx.lower(explain_model, x)
+
+    class Rounded(Runner):
+        def _run(self, tensors):
+            results = super()._run(tensors)
+            return results if len(tensors["input"]) == 1 else {name: value * 1.05 for name, value in results.items()}
+
+    monkeypatch.setattr(artefact, "Runner", Rounded)
+    with pytest.warns(lrpfx.LrpfxWarning, match="numerically undetermined"):
+        lrpfx.save(program, tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").exists()
+
+
 def _constants(entries, *nodes):
     """A model whose result is the sum of its input and of what nodes compute of constants of ones."""
     fill = helper.make_tensor("value", TensorProto.FLOAT, [1], [1.0])
@@ -343,6 +369,14 @@ def _constants(entries, *nodes):
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
     graph = helper.make_graph([*made, *nodes, *last], "constants", [x], [y], shapes)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def test_files_with_many_weights_may_compute_more_of_them():
+    """As networks do that standardize their weights."""
+    model = _constants({"a": [1, 1, 10**6], "w": [1, 1, 500]}, helper.make_node("Conv", list("aw"), ["found"]))
+    check_sizes(model, {"x": [2]}, 10**7)
+    with pytest.raises(RefusedError, match="products to load it"):
+        check_sizes(model, {"x": [2]}, 10**5)
 
 
 @pytest.mark.parametrize(

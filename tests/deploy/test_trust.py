@@ -16,7 +16,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.deploy import archive, artefact, manifest
-from lrpfx.deploy.lowering import MANIFEST
+from lrpfx.deploy.program_facts import MANIFEST
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
 
 pytestmark = pytest.mark.programs

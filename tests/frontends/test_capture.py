@@ -307,8 +307,8 @@ def spoiled(monkeypatch):
     """Makes a stage fail for the graphs of the named front ends."""
 
     def spoil(*front_ends):
-        assign = stages.STAGES["assign"]
-        monkeypatch.setitem(stages.STAGES, "assign", lambda settings: (*assign(settings), SpoilsTraces(front_ends)))
+        assign = stages.STAGES[stages.Stage.ASSIGN]
+        monkeypatch.setitem(stages.STAGES, stages.Stage.ASSIGN, lambda settings: (*assign(settings), SpoilsTraces(front_ends)))
 
     return spoil
 
@@ -323,6 +323,15 @@ def test_where_a_later_stage_fails_the_export_is_tried(spoiled):
         with pytest.raises(lrpfx.PassError, match="no graph of symbolic") as caught:
             lrpfx.transform(model, EpsilonPlus(), **keywords)
         assert str(caught.value) == "no graph of symbolic"
+
+
+def test_each_note_is_given_once(spoiled):
+    spoiled("symbolic")
+    composite = NameMapComposite([(["nothing"], Pass())])
+    with pytest.warns(lrpfx.LrpfxWarning) as caught:
+        lrpfx.transform(Unary(lambda x: x.relu() * 2.0), composite, example_inputs=torch.randn(2, 3), unassigned="gradient")
+    assert [warning.message.topic for warning in caught] == ["entries-that-match-nothing"]
+    assert caught[0].filename == __file__
 
 
 def test_where_a_later_stage_fails_for_both(spoiled):
@@ -714,7 +723,7 @@ def test_parametrizations_are_arithmetic_on_parameters(name, make):
         network(x)  # old style: power iteration
     both_front_ends(model.eval(), x)
     explain_model = lrpfx.transform(model, EpsilonPlus())
-    assert lrpfx.history(explain_model)[0].name == "symbolic" and explain_model.derived
+    assert lrpfx.history(explain_model)[0].name == "symbolic" and explain_model.compiled.derived
     explain_model.load_state_dict(other.eval().state_dict())
     assert_close(explain_model(x), other(x).detach(), 1e-12)
 

@@ -10,9 +10,9 @@ from torch.export import Dim
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
-from lrpfx.frontends.capture import normal_form
 from lrpfx.frontends.open_sizes import hold_sizes
 from lrpfx.ir.guards import FixedSizes, SharedSize
+from lrpfx.pipeline import normal_form
 
 COMPOSITE = EpsilonPlus(epsilon=1e-9)
 

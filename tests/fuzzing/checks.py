@@ -168,7 +168,7 @@ def shortcuts_change_nothing(case: Case) -> None:
 
 
 def front_ends_agree(case: Case) -> None:
-    used = {stage.name for stage in case.explain_model.history if stage.stage == "capture"}
+    used = {stage.name for stage in case.explain_model.compiled.history if stage.stage == "capture"}
     if "export" in used:
         return  # there are models that only torch.export can follow
     exported = case.transformed(capture="export")

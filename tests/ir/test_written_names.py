@@ -40,7 +40,7 @@ def test_names_that_it_can_write(name):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["title", "graph", "code", "history", "frozen", "refold", "lrpfx_cache"])
+@pytest.mark.parametrize("name", ["title", "graph", "code", "compiled", "composite", "guards", "refold"])
 def test_names_that_explainable_modules_have(name):
     x = torch.rand(2, 3)
     with pytest.raises(

@@ -22,7 +22,7 @@ def test_adjoints_of_rotations():
         by = torch.polar(torch.rand(shape), torch.rand(shape))
         output = rotated(x, by)
         gradient = gradient.expand_as(output) if output.shape[1] == 3 else gradient[:, :1]
-        (found,) = row.adjoint(gradient, (x,), {"by": by})
+        (found,) = row.linear.adjoint(gradient, (x,), {"by": by})
         assert found.shape == x.shape
         torch.testing.assert_close((output * gradient).sum(), (x * found).sum())
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,8 +11,9 @@ from torch import fx, nn
 from lrpfx.concepts.reach import Call as TrackedCall
 from lrpfx.concepts.reach import Tracked, with_own_positions
 from lrpfx.ir.node import NodeInfo, floating_tensors, set_info
-from lrpfx.ir.operator import Channels, NotAffineError, Probability, Sign
+from lrpfx.ir.operator import Channels, Fill, Form, NotAffineError, Probability, Repeats, Sign
 from lrpfx.operators import mixing, table
+from lrpfx.operators.row import with_facts
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, Signal, Weight, call, of, signal, weight
 from lrpfx.support.dotted_paths import resolve_path
 
@@ -137,7 +137,7 @@ def named_call(row, sample):
 
     arguments = {name: node_for(name, value) for name, value in sample.arguments.items()}
     bound = {**row.arguments, **arguments}
-    function = row.function or next(iter(row.functions), None) or resolve_path(next(iter(row.foreign)))
+    function = row.function or next(iter(row.spellings.functions), None) or resolve_path(next(iter(row.spellings.foreign)))
     leading = list(itertools.takewhile(lambda name: name in row.tensors and name in arguments, row.arguments))
     args = tuple(arguments.pop(name) for name in leading)
     return Call(nn.Module(), graph, function, args, arguments, leaves, bound)
@@ -271,7 +271,7 @@ SIDES = {Sign.NONPOSITIVE: (-2.0, 0.0), Sign.NONNEGATIVE: (0.0, 2.0), Sign.UNKNO
 
 def check_sign(row):
     """For signals of every sign, and other options."""
-    if row.sign is None:
+    if row.values.sign is None:
         return
     for own in calls_of(row):
         for one in variants(row, own):
@@ -285,7 +285,7 @@ def check_sign_of_call(row, one, signs):
         while source not in signs and source.all_input_nodes:
             source = source.all_input_nodes[0]
         set_info(node, NodeInfo(node.name, sign=signs.get(source, Sign.UNKNOWN)))
-    claimed = row.sign(one.bound)
+    claimed = row.values.sign(one.bound)
     if claimed is Sign.UNKNOWN:
         return
     for _ in range(2):
@@ -302,7 +302,7 @@ def check_sign_of_call(row, one, signs):
 
 
 def check_adds_up(row):
-    if not row.adds_up:
+    if not row.entries.adds_up:
         return
     for one, _, _ in results_of_variants(row):
         (node,) = one.signals
@@ -322,7 +322,7 @@ def gradients(function, x, most=16):
 
 
 def check_multiplies_up(row):
-    if not row.multiplies_up:
+    if not row.entries.multiplies_up:
         return
     for one in calls_of(row):
         (node,) = one.signals
@@ -339,7 +339,7 @@ def check_multiplies_up(row):
 
 
 def check_positive_part(row):
-    if row.positive_part:
+    if row.values.positive_part:
         for one in calls_of(row):
             for scale in (0.0, 1.0, 10.0, 100.0):
                 result, arguments = result_of(one, drawn(one, between(-scale, scale)))
@@ -347,7 +347,7 @@ def check_positive_part(row):
 
 
 def check_keeps_nonpositive(row):
-    if not row.keeps_nonpositive:
+    if not row.values.keeps_nonpositive:
         return
     for own, (low, high) in itertools.product(calls_of(row), ((-10.0, 10.0), (-10.0, 0.0), (-1.0, 0.0), (0.0, 0.0))):
         for one in [*variants(row, own)] * 3:
@@ -361,7 +361,7 @@ def check_keeps_nonpositive(row):
 
 def check_channels(row):
     """Affine maps per channel, with scales of either sign."""
-    if row.channels is None:
+    if row.merging.channels is None:
         return
     for own in calls_of(row):
         for one in variants(row, own):
@@ -369,7 +369,7 @@ def check_channels(row):
             made = drawn(one)
             count, rank = made[node].shape[1], made[node].ndim
             try:
-                channels = row.channels(Channels(rank), one.bound)
+                channels = row.merging.channels(Channels(rank), one.bound)
             except NotAffineError:
                 continue
             for scale in (torch.linspace(-1.5, 2.0, count), torch.linspace(1.0, -2.0, count), torch.randn(count)):
@@ -395,14 +395,16 @@ def check_rank(row):
     depends = False
     for one in calls_of(row):
         result, _ = result_of(one, drawn(one))
-        for name in () if row.broadcasts else [name for name, value in one.options.items() if isinstance(value, float)]:
+        for name in (
+            () if row.dimensions.broadcasts else [name for name, value in one.options.items() if isinstance(value, float)]
+        ):
             changed, arguments = accepted(one._replace(options={**one.options, name: torch.full((1,) * 7, 0.7)}), drawn(one))
             assert changed is None or changed.ndim == first_of(arguments).ndim
         for same, changed, arguments in results_of_shapes(row, one):
             check_rank_of_call(row, one, changed, arguments)
             depends |= same and isinstance(result, torch.Tensor) and changed.ndim != result.ndim
-    assert depends == row.squeezes
-    for module_class, rank in row.rank_of.items():
+    assert depends == row.dimensions.squeezes
+    for module_class, rank in row.dimensions.rank_of.items():
         module = module_class(4).eval()
         for dimensions in range(2, 7):
             x = torch.rand(4, 4, *[3] * (dimensions - 2))
@@ -414,19 +416,19 @@ def check_rank(row):
 
 
 def check_rank_of_call(row, one, result, arguments):
-    if row.rank is not None and (rank := row.rank(one.bound)) is not None:
+    if row.dimensions.rank is not None and (rank := row.dimensions.rank(one.bound)) is not None:
         assert result.ndim == rank
     first, *parameters = tensors_in(arguments)
     mapped = row.name.endswith("_with_bias_map") and parameters[-1].ndim > first.ndim  # a bias for a batch, an input without
-    if row.keeps_rank and not mapped:
-        others = [tensor.ndim for tensor in tensors_in(arguments)] if row.broadcasts else []
+    if row.dimensions.keeps_rank and not mapped:
+        others = [tensor.ndim for tensor in tensors_in(arguments)] if row.dimensions.broadcasts else []
         for tensor in tensors_in(result)[:1]:
             assert tensor.ndim == max([first.ndim, *others]), (row, one.args, one.options)
 
 
 def check_dimension_before(row):
     """A slice of the result is the result for the same slice of the dimension before."""
-    if row.dimension_before is None:
+    if row.dimensions.dimension_before is None:
         return
     large = [
         (one, *accepted(one, drawn(one, shapes={node: (3, 4, *one.leaves[node].shape) for node in one.signals})))
@@ -439,10 +441,12 @@ def check_dimension_before(row):
         args, options = arguments
         given = [*args[1:], *options.values()]
         given = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-        if not given or (row.squeezes and result.ndim != args[0].ndim - len(given)):
+        if not given or (row.dimensions.squeezes and result.ndim != args[0].ndim - len(given)):
             continue  # it has no effect on a dimension of another size than 1
+        if row.dimensions.added:
+            assert result.ndim - args[0].ndim == row.dimensions.added * len(given)
         for place in range(result.ndim):
-            before = row.dimension_before(place, given, result.ndim)
+            before = row.dimensions.dimension_before(place, given, result.ndim)
             if before is None:
                 assert result.shape[place] == 1
                 continue
@@ -453,10 +457,10 @@ def check_dimension_before(row):
 
 
 def check_keeps_last_dimension(row):
-    if row.keeps_last_dimension is None:
+    if row.dimensions.keeps_last_dimension is None:
         return
     for one, result, (args, options) in results_of_variants(row):
-        if not row.keeps_last_dimension(args[1:], args[0].ndim):
+        if not row.dimensions.keeps_last_dimension(args[1:], args[0].ndim):
             continue
         for tensor in tensors_in(result):
             assert is_close(one.function(args[0].flip(-1), *args[1:], **options), tensor.flip(-1))
@@ -465,7 +469,7 @@ def check_keeps_last_dimension(row):
 
 def check_elementwise(row):
     """An entry of an argument changes the result at most at its place, also if it is broadcast."""
-    if not row.elementwise:
+    if not row.entries.elementwise:
         return
     for one in calls_of(row):
         assert one.signals
@@ -535,12 +539,12 @@ def accepted(one, made):
 
 
 def check_moves(row):
-    if row.moves:
+    if row.entries.moves:
         assert_entries_are_those_of_arguments(row)
 
 
 def check_selects(row):
-    if row.selects:  # what accumulates is a sum, with a row of its own
+    if row.entries.selects:  # what accumulates is a sum, with a row of its own
         assert_entries_are_those_of_arguments(row, lambda one: not one.bound.get("accumulate"))
 
 
@@ -556,7 +560,7 @@ def assert_entries_are_those_of_arguments(row, of_interest=lambda one: True):
 
 def check_ratio(row):
     """Times the input it gives the result back, and it is finite and continuous up to a kink at 0."""
-    if row.ratio is None:
+    if row.values.ratio is None:
         return
     for one, result, arguments in results_of_variants(row, between(-4.0, 4.0)):
         x = first_of(arguments)
@@ -566,14 +570,14 @@ def check_ratio(row):
         if any(isinstance(value, torch.Tensor) for value in others) or one.function is not row.canonical:
             continue
         finite = torch.isfinite(result)
-        assert is_close((row.ratio(x, bound) * x)[finite], result[finite]), bound
-        near = [row.ratio(torch.full((1,), value), bound) for value in (-1e-9, 0.0, 1e-9)]
+        assert is_close((row.values.ratio(x, bound) * x)[finite], result[finite]), bound
+        near = [row.values.ratio(torch.full((1,), value), bound) for value in (-1e-9, 0.0, 1e-9)]
         assert min(near[0], near[2]) - 1e-6 <= near[1] <= max(near[0], near[2]) + 1e-6, bound
 
 
 def check_proportional_to(row):
     """The result is multiplied by the factor of each such argument."""
-    for name in row.proportional_to:
+    for name in row.product.proportional_to:
         for one in calls_of(row):
             made = drawn(one)
             node = one.bound[name]
@@ -583,7 +587,7 @@ def check_proportional_to(row):
 
 
 def check_converts(row):
-    if row.converts:
+    if row.entries.converts:
         for signals in (None, between(-9.0, 9.0)):
             for _, result, arguments in results_of_variants(row, signals):
                 first = first_of(arguments)
@@ -608,13 +612,13 @@ def check_view(row):
                 for tensor in tensors_in(result):
                     if tensor.numel():
                         shared.add(tensor.untyped_storage().data_ptr() == first.untyped_storage().data_ptr())
-    assert shared == {True} if row.always_view else (True in shared) == row.view
-    assert row.view or not row.always_view
+    assert shared == {True} if row.memory.always_view else (True in shared) == row.memory.view
+    assert row.memory.view or not row.memory.always_view
 
 
 def check_parts(row):
     """The results are parts of the first argument that do not overlap."""
-    if row.parts:
+    if row.outputs.parts:
         for one in calls_of(row):
             result, arguments = result_of(one, drawn(one))
             assert isinstance(result, (tuple, list))
@@ -623,7 +627,7 @@ def check_parts(row):
 
 
 def check_result_per_argument(row):
-    if row.result_per_argument:
+    if row.outputs.result_per_argument:
         for one in calls_of(row):
             made = drawn(one)
             before, _ = result_of(one, made)
@@ -637,26 +641,26 @@ def check_result_per_argument(row):
 
 def check_probability(row):
     """It is torch's function of the logits, or its logarithm."""
-    if row.probability is None or row.controls:  # shares that other arguments hold are no function of the logits alone
+    if row.values.probability is None or row.controls:  # shares that other arguments hold are no function of the logits alone
         return
     for scale in (1.0, 5.0):
         for one in calls_of(row):
             result, arguments = result_of(one, drawn(one, between(-scale, scale)))
-            logits = -first_of(arguments) if row.negates else first_of(arguments)
+            logits = -first_of(arguments) if row.values.negates else first_of(arguments)
             expected = [logits.sigmoid()]
-            if row.probability is Probability.OF_ALL_LOGITS:
+            if row.values.probability is Probability.OF_ALL_LOGITS:
                 expected = [logits.softmax(dim) for dim in range(logits.ndim)]
             assert any(is_close(result, value) or is_close(result, value.log()) for value in expected)
 
 
 def check_negates(row):
     """It is another row of its kind, applied to the negated input."""
-    if not row.negates:
+    if not row.values.negates:
         return
     candidates = [
         other
         for other in table.all_operators()
-        if other.kind is row.kind and other.name != row.name and not other.negates and other.data == row.data
+        if other.kind is row.kind and other.name != row.name and not other.values.negates and other.data == row.data
     ]
     one = calls_of(row)[0]
     made = drawn(one)
@@ -668,13 +672,13 @@ def check_negates(row):
 
 
 def check_logarithm(row):
-    if row.logarithm:
+    if row.values.logarithm:
         for one, result, arguments in results_of_variants(row, between(0.01, 9.0)):
             assert is_close(result, first_of(arguments).log()), one.bound
 
 
 def check_scales_features(row):
-    if row.scales_features:
+    if row.merging.scales_features:
         assert {"weight", "bias"} <= set(row.parameters)
         (one,) = calls_of(row)
         made = drawn(one)
@@ -696,7 +700,7 @@ def check_controls(row):
 def check_scales(row):
     """What may scale a signal is bounded, or positive for the sample's values."""
     for one in calls_of(row):
-        if row.scales(one.bound) if callable(row.scales) else row.scales:
+        if row.values.scales(one.bound) if callable(row.values.scales) else row.values.scales:
             own, _ = result_of(one, drawn(one))
             wide, _ = result_of(one, drawn(one, between(-1e4, 1e4)))
             assert (own > 0).all() or wide.abs().max() <= 10
@@ -704,12 +708,12 @@ def check_scales(row):
 
 def check_detached(row):
     """The same values, linear in the input but for the bias: with its scale constant, the derivative gives them back."""
-    if row.detached is None:
+    if row.normalization.detached is None:
         return
     for one in calls_of(row):
         values = drawn(one)
         bound = dict(fx.node.map_arg(one.bound, values.__getitem__))
-        assert is_close(row.detached(bound["input"], bound), result_of(one, values)[0])
+        assert is_close(row.normalization.detached(bound["input"], bound), result_of(one, values)[0])
         bound["bias"] = None
         x = bound["input"]
         expected = result_of(one._replace(options={**one.options, "bias": None}), values)[0] if "bias" in one.options else None
@@ -717,7 +721,7 @@ def check_detached(row):
             args = tuple(None if value is one.bound["bias"] else value for value in one.args)
             expected = result_of(one._replace(args=args), values)[0]
         x = x.clone().requires_grad_()
-        output = row.detached(x, bound)
+        output = row.normalization.detached(x, bound)
         for _ in range(3):  # <v, J x> = <J^T v, x>
             direction = torch.randn(output.shape)
             pulled = torch.autograd.grad(output, x, direction, retain_graph=True)[0]
@@ -726,7 +730,7 @@ def check_detached(row):
 
 def check_discrete(row):
     """A discrete result stays the same if the input changes a little."""
-    if row.discrete:
+    if row.values.discrete:
         for one in calls_of(row):
             if row.function is not None and row.sample is not None and one.function is row.sample.function:
                 continue  # the sample multiplies a discrete result by a signal
@@ -737,6 +741,104 @@ def check_discrete(row):
             }
             for before, after in zip(tensors_in(result_of(one, made)[0]), tensors_in(result_of(one, near)[0]), strict=True):
                 assert torch.equal(before, after)
+
+
+def check_power(row):
+    """It is this power of its input."""
+    if row.values.power is not None:
+        for one, result, arguments in results_of_variants(row, between(0.1, 3.0)):
+            exponent = row.exponent(one.bound)
+            if isinstance(exponent, (int, float)):
+                assert is_close(result, first_of(arguments) ** exponent), one.bound
+
+
+def check_steps(row):
+    for _, result, _ in results_of_variants(row) if row.values.steps else ():
+        assert set(result.unique().tolist()) <= {0, 1}
+
+
+def check_absorbs(row):
+    """Where an operand absorbs, no entry of the other operand changes the result."""
+    if row.values.absorbs is None:
+        return
+    function, others = calls_of(row)[0].function, (torch.zeros(3), torch.ones(3), 7 * torch.rand(3))
+    own = torch.tensor([0.0, 1.0, -math.inf])
+    found = False
+    for operand, varied in ((own, others), (own[:2].bool(), [one[:2].bool() for one in others])):
+        results = [accepted_call(function, (operand, other), {}) for other in varied]
+        decided = row.values.absorbs(operand)
+        found |= bool(decided.any()) and results[0] is not None
+        assert results[0] is None or all(torch.equal(one[decided], results[0][decided]) for one in results)
+    assert found
+
+
+def check_keeps_infinity(row):
+    if row.values.keeps_infinity:
+        for one in calls_of(row):
+            made = drawn(one)
+            made[one.signals[0]][0] = -math.inf
+            assert (result_of(one, made)[0] == -math.inf).flatten()[: made[one.signals[0]][0].numel()].all()
+
+
+def check_chooses(row):
+    if row.entries.chooses:
+        for one in calls_of(row):
+            made = drawn(one)
+            condition, first, second = (made.get(value, value) for value in map(one.bound.get, row.entries.chooses))
+            assert torch.equal(result_of(one, made)[0], torch.where(condition, first, second))
+
+
+def check_fills(row):
+    """Entries that are not of the argument are 0, or the number that the call states."""
+    for one in calls_of(row) if row.entries.fills is not None else ():
+        made = drawn(one, between(2.0, 3.0))
+        filled = (
+            {0.0} if row.entries.fills is Fill.ZERO else {value for value in one.bound.values() if isinstance(value, float)}
+        )
+        result, arguments = result_of(one, made)
+        others = set(result.flatten().tolist()) - set(first_of(arguments).flatten().tolist())
+        assert others == filled or one.bound.get("mode") == "replicate"
+
+
+def check_repeats(row):
+    """Entries again along a dimension: without a copy, the whole after itself, or each after itself."""
+    for one in calls_of(row) if row.entries.repeats is not None else ():
+        result, arguments = result_of(one, drawn(one))
+        source = first_of(arguments)
+        count = result.shape[1] // source.shape[1]
+        assert count > 1
+        assert (result.data_ptr() == source.data_ptr()) == (row.entries.repeats is Repeats.BROADCAST)
+        inner = torch.repeat_interleave if row.entries.repeats is Repeats.EACH else torch.Tensor.repeat
+        given = (source, count, 1) if row.entries.repeats is Repeats.EACH else (source, 1, count, *[1] * (source.ndim - 2))
+        assert torch.equal(result, inner(*given).expand(result.shape))
+
+
+def check_form(row):
+    """The product of its factors, in their order."""
+    first, second = torch.rand(2, 3), torch.rand(3, 4)
+    given = (second, first) if row.product.reversed else (first, second)
+    function = row.function or next(iter(row.spellings.functions), None)
+    if row.product.form is Form.SUM:
+        assert is_close(function(first[..., None], second[None], 1), first @ second)
+    elif row.product.form is not None:
+        equation = ("ij,jk->ik",) if row.product.form is Form.EINSUM else ()
+        assert is_close(function(*equation, *given), first @ second)
+
+
+def check_keeps_dimensions(row):
+    """A dimension of another size in all operands is the only one that has another size in the result."""
+    if not row.dimensions.keeps_dimensions:
+        return
+    for one in calls_of(row):
+        result, arguments = result_of(one, drawn(one))
+        rank = tensors_in(arguments)[0].ndim
+        assert all(value.ndim == rank for value in tensors_in(result))
+        for place in range(rank):
+            made = drawn(one)
+            made.update({node: made[node].narrow(place, 0, 1) for node in one.signals if made[node].ndim > place})
+            for before, after in zip(tensors_in(result), tensors_in(accepted(one, made)[0]), strict=False):
+                same = [dim for dim in range(before.ndim) if before.shape[dim] == after.shape[dim]]
+                assert set(range(before.ndim)) - {place} <= set(same)
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_") and not name.endswith("_of_call")]
@@ -809,6 +911,18 @@ FALSE = [
     ("parts", True, check_parts, "flatten relu sort broadcast_tensors"),
     ("result_per_argument", True, check_result_per_argument, "chunk add sort stack"),
     ("scales", 2, check_scales, "conv2d relu linear add gelu"),
+    ("power", 2, check_power, "abs relu exp sqrt"),
+    ("steps", True, check_steps, "sign floor abs"),
+    ("absorbs", torch.logical_not, check_absorbs, "logical_or bitwise_xor add"),
+    ("keeps_infinity", True, check_keeps_infinity, "relu exp"),
+    ("chooses", ("mask", "input", "value"), check_chooses, "masked_fill"),
+    ("fills", Fill.ZERO, check_fills, "roll pad clone"),
+    ("repeats", Repeats.TILES, check_repeats, "expand repeat_interleave clone"),
+    ("repeats", Repeats.EACH, check_repeats, "tile broadcast_to"),
+    ("form", Form.MATRICES, check_form, "mul add"),
+    ("reversed", True, check_form, "matmul weighted_einsum"),
+    ("keeps_dimensions", True, check_keeps_dimensions, "transpose unsqueeze flatten"),
+    ("added", 1, check_dimension_before, "transpose squeeze"),
     ("discrete", True, check_discrete, "relu linear cdist softmax abs sort index embedding"),
 ]
 
@@ -821,7 +935,7 @@ FALSE = [
 def test_false_facts_are_found(field, claimed, check, name):
     row = table.operator_named(name)
     with pytest.raises((AssertionError, ValueError, RuntimeError, pytest.fail.Exception)):
-        check(replace(row, **{field: claimed}))
+        check(with_facts(row, **{field: claimed}))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -830,4 +944,6 @@ def test_a_false_detached_operator_is_found(name):
     row = table.operator_named(name)
     for change in (lambda value, x: value.detach() + 0 * x, lambda value, x: 2 * value):
         with pytest.raises(AssertionError):
-            check_detached(replace(row, detached=lambda x, bound, change=change: change(row.detached(x, bound), x)))
+            check_detached(
+                with_facts(row, detached=lambda x, bound, change=change: change(row.normalization.detached(x, bound), x))
+            )

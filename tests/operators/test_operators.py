@@ -281,7 +281,7 @@ BY_SAMPLE = {
 #: Rows that are not linear: their adjoint, the derivative where they are, is compared with torch's in tests of their own.
 DIFFERENTIATED = {"recurrent"}
 LINEAR_ROWS = [
-    row for row in operators.all_operators() if row.adjoint is not None and row.name not in BY_SAMPLE | DIFFERENTIATED
+    row for row in operators.all_operators() if row.linear.adjoint is not None and row.name not in BY_SAMPLE | DIFFERENTIATED
 ]
 
 
@@ -294,7 +294,7 @@ def test_adjoints_are_transposes(row):
         output = row.function(**tensors, **arguments)
         gradient = torch.randn(output.shape)
         inputs = [tensors[name] for name in row.data]
-        adjoint = row.adjoint(gradient, inputs, {**tensors, **arguments})
+        adjoint = row.linear.adjoint(gradient, inputs, {**tensors, **arguments})
         if adjoint is None:  # the general route is taken
             continue
         answered += 1
@@ -313,7 +313,7 @@ def test_adjoints_are_transposes(row):
 
 def test_no_adjoint_is_missing():
     convolutions = {f"{name}{n}d" for name in ("conv", "conv_transpose", "padded_conv") for n in (1, 2, 3)}
-    assert {row.name for row in operators.all_operators() if row.adjoint is not None} == BY_SAMPLE | DIFFERENTIATED | {
+    assert {row.name for row in operators.all_operators() if row.linear.adjoint is not None} == BY_SAMPLE | DIFFERENTIATED | {
         "linear",
         "add",
         *convolutions,
@@ -321,7 +321,9 @@ def test_no_adjoint_is_missing():
     }
 
 
-@pytest.mark.parametrize("row", [row for row in LINEAR_ROWS if row.constant_response is not None], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in LINEAR_ROWS if row.linear.constant_response is not None], ids=lambda row: row.name
+)
 def test_outputs_for_an_input_that_is_the_same_everywhere(row):
     """With one value for all channels, and with one for each."""
     for tensors, options in linear_calls(row):
@@ -336,7 +338,7 @@ def test_outputs_for_an_input_that_is_the_same_everywhere(row):
                 same = torch.ones(channels) if values is None else values
                 input = same.expand(shape) if row.name == "linear" else same.reshape(-1, *[1] * (weight.ndim - 2)).expand(shape)
                 expected = row.function(input=input, **given)
-                actual = row.constant_response(shape, values, given)
+                actual = row.linear.constant_response(shape, values, given)
                 assert_close(actual.expand_as(expected), expected, 1e-12)
 
 

@@ -6,9 +6,9 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
-from lrpfx.frontends.capture import normal_form
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
 from lrpfx.passes.driver import Verification
+from lrpfx.pipeline import normal_form
 
 CHOOSING = {
     "topk": lambda x: x.topk(2).indices,

@@ -15,7 +15,7 @@ from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.stages import STAGES, Settings, passes_of
+from lrpfx.passes.stages import STAGES, Settings, Stage, passes_of
 
 
 class Counting(nn.Linear):
@@ -129,8 +129,8 @@ def with_another_constant(program):
 @pytest.mark.parametrize("change", [without_relu, with_other_weights, with_another_constant])
 @pytest.mark.parametrize("given", [True, False])
 def test_a_change_that_a_pass_does_not_report_is_found(change, given, monkeypatch):
-    assign = STAGES["assign"]
-    monkeypatch.setitem(STAGES, "assign", lambda settings: (Sloppy(change), *assign(settings)))
+    assign = STAGES[Stage.ASSIGN]
+    monkeypatch.setitem(STAGES, Stage.ASSIGN, lambda settings: (Sloppy(change), *assign(settings)))
     x = torch.randn(2, 3, 8, 8)
     with pytest.raises(lrpfx.VerificationError, match="after sloppy the graph of ResidualNet does not compute the same"):
         lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=x if given else None)
@@ -311,7 +311,7 @@ def test_passes_that_need_others_are_refused_without_them():
     program = capture_symbolic(small_net())
     with pytest.raises(lrpfx.PassError, match="analyze_signs needs a graph that is canonical, but no pass ensures this"):
         passes.run_pass(program, passes.AnalyzeSigns())
-    for step in passes_of(Settings(), "normalize"):
+    for step in passes_of(Settings(), Stage.NORMALIZE):
         passes.run_pass(program, step)
     with pytest.raises(lrpfx.PassError, match="rewrite needs a graph that is validated, supported"):
         passes.run_pass(program, passes.Rewrite())
@@ -350,8 +350,8 @@ def without_info(program):
     "undo, property", [(with_dropout, "deterministic"), (with_a_method, "canonical"), (without_info, "named")]
 )
 def test_what_a_pass_made_true_stays_true(undo, property, monkeypatch):
-    canonize = STAGES["canonize"]
-    monkeypatch.setitem(STAGES, "canonize", lambda settings: (*canonize(settings), Undoing(undo)))
+    canonize = STAGES[Stage.CANONIZE]
+    monkeypatch.setitem(STAGES, Stage.CANONIZE, lambda settings: (*canonize(settings), Undoing(undo)))
     with pytest.raises(lrpfx.PassError, match=f"after the pass undoing the graph of ResidualNet should be {property}"):
         lrpfx.transform(small_net(), EpsilonPlus())
 

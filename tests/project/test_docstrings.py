@@ -62,12 +62,12 @@ class OfLrpfx(numpydoc.Validator):
         listed = super().doc_all_parameters
         found = {name: described for names, described in listed.items() for name in names.split(", ")}
         if is_record(self.obj):
-            fields = [field for field in self.doc["Attributes"] if field.name in self.signature_parameters]
+            fields = [one for one in self.doc["Attributes"] if one.desc and one.name in self.signature_parameters]
             found |= {field.name: (field.type, field.desc) for field in fields if field.name not in found}
         text = inspect.getdoc(self.obj) or ""
         others = set(re.findall(r"`(\w+)`", text))
         for reference in re.findall(r"Other arguments: as for `(?:lrpfx\.)?([\w.]+)`", text):
-            others |= {one for name, value in everything().items() if _ends_in(name, reference) for one in arguments_of(value)}
+            others |= {one for value in _named(reference) for one in arguments_of(value)}
         accepted = list(self.signature_parameters)
         missing = {name: ("", ["As the text says."]) for name in accepted if name not in found and name.lstrip("*") in others}
         if not missing or [name for name in found if name in accepted] != [name for name in accepted if name in found]:
@@ -75,8 +75,14 @@ class OfLrpfx(numpydoc.Validator):
         return {name: {**found, **missing}[name] for name in accepted if name in found or name in missing} | found
 
 
-def _ends_in(name, reference):
-    return name == reference or name.endswith(f".{reference}")
+def _named(reference):
+    """The objects with a name: one in the package, or else those of its parts."""
+    whole = f"lrpfx.{reference}"
+    return [
+        one
+        for name, one in everything().items()
+        if name == whole or (whole not in everything() and name.endswith(f".{reference}"))
+    ]
 
 
 def function_of(value):

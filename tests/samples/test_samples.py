@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import lrpfx
-from lrpfx.samples.chosen import Choosing
 from lrpfx.samples.items import identity_of, parts_of
-from lrpfx.samples.preparing import Preparing
+from lrpfx.samples.preparation import Preparation
+from lrpfx.samples.selection import SampleSelection
 
 IMAGE = torch.arange(4.0).reshape(1, 2, 2)
 
@@ -53,7 +53,7 @@ def test_labels_that_are_no_class_indices(form, label):
 
 
 def numbers_in_batches(dataset, samples=None, done=()):
-    choosing = Choosing(dataset, Preparing(("x",)))
+    choosing = SampleSelection(dataset, Preparation(("x",)))
     return [batch.numbers for batch in choosing.batches(samples, set(done).__contains__, 2, {})]
 
 

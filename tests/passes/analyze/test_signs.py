@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx import passes
 from lrpfx.composites import EpsilonPlus
-from lrpfx.frontends.capture import normal_form
 from lrpfx.ir.node import floating_tensors, node_info
 from lrpfx.ir.operator import Sign
+from lrpfx.pipeline import normal_form
 
 FUNCTIONS = [
     torch.relu, torch.sigmoid, torch.tanh, F.silu, F.gelu, F.mish, F.hardswish, F.elu, F.selu, F.celu, F.softsign,

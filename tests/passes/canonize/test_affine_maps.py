@@ -544,6 +544,6 @@ def test_readers_of_sizes_are_in_nobodys_way():
     model = randomize_batch_norm(ReadsSizes().eval())
     x = torch.randn(2, 2, 3, 3)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
-    matches = {stage.name: stage.matches for stage in explain_model.history}
+    matches = {stage.name: stage.matches for stage in explain_model.compiled.history}
     assert matches["merge_batch_norm"] == matches["merge_batch_norm_right"] == 1
     assert_close(explain_model(x), model(x), 1e-12)

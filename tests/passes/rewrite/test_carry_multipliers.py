@@ -189,7 +189,7 @@ def names_of(*explain_models):
 
 def _is_recorded(node):
     row = node_info(node).operator
-    several = row is not None and (row.parts or row.discrete_results)
+    several = row is not None and (row.outputs.parts or row.outputs.discrete_results)
     return node_info(node).role is Role.DATA and not several
 
 

@@ -48,4 +48,4 @@ def test_its_own_step_is_verified(fold, monkeypatch):
 
 def test_no_constants_no_step():
     explain_model = lrpfx.transform(Binary(lambda x, y: torch.cat([x, y])), EpsilonPlus())
-    assert "cut_constants" not in [stage.name for stage in explain_model.history]
+    assert "cut_constants" not in [stage.name for stage in explain_model.compiled.history]

@@ -28,7 +28,7 @@ def test_derived_buffers_are_named_after_their_layer_and_not_saved():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus())
     derived = set(dict(explain_model.named_buffers())) - set(explain_model.state_dict())
     assert {"conv1.merged_weight", "conv1.merged_bias"} <= derived
-    assert derived == set(explain_model.derived)
+    assert derived == set(explain_model.compiled.derived)
     assert all(not buffer.requires_grad for buffer in explain_model.buffers())
 
 
@@ -68,7 +68,7 @@ def test_weights_that_rules_modify_are_not_held():
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
     for composite in (EpsilonPlus(), EpsilonAlpha2Beta1(), lrpfx.composites.GammaByDepth()):
         explain_model = lrpfx.transform(model, composite)
-        assert set(explain_model.derived) == {"0.merged_weight", "0.merged_bias"}
+        assert set(explain_model.compiled.derived) == {"0.merged_weight", "0.merged_bias"}
         x = torch.rand(2, 2, 4, 4)
         live = lrpfx.attribute(lrpfx.transform(model, composite, fold=False), x, targets=[0, 1]).relevance
         assert torch.allclose(lrpfx.attribute(explain_model, x, targets=[0, 1]).relevance, live, rtol=1e-5, atol=1e-6)

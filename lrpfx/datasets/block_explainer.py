@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.explaining import Explained, Explaining
 from lrpfx.datasets.layout import ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
+from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.datasets.store import BlockWriter
-from lrpfx.samples.preparing import UNKNOWN, Batch, Sample
+from lrpfx.samples.preparation import UNKNOWN, Sample, SampleBatch
 
 #: Bytes that are reserved and freed at the beginning.
 _HEAP = 31 << 20
@@ -30,32 +30,32 @@ def keep_memory() -> None:
 class BlockExplainer:
     """Explains the batches of blocks. `objection`: to the first of its maps, if they are implausible."""
 
-    explaining: Explaining
+    explainer: SampleExplainer
     writer: BlockWriter
     objection: str | None = None
     _is_looked_at: bool = field(default=False, repr=False)
 
-    def blocks(self, batches: Iterable[Batch]) -> Iterator[tuple[int, "Rows | None"]]:
+    def blocks(self, batches: Iterable[SampleBatch]) -> Iterator[tuple[int, "BlockRows | None"]]:
         """For each batch, its number of samples, and with the last of a block its rows.
 
         They come at once, since what follows may fail. The last block of something of unknown length comes with no samples.
         """
         keep_memory()
-        rows: Rows | None = None
+        rows: BlockRows | None = None
         for batch in batches:
             if rows is not None and rows.block != batch.block:
                 yield 0, rows
                 rows = None
-            rows = rows or Rows(batch.block, self.writer.empty(batch.block))
+            rows = rows or BlockRows(batch.block, self.writer.empty(batch.block))
             rows.add(batch, self._explained(batch))
             yield len(batch.samples), rows if rows.is_full else None
             rows = None if rows.is_full else rows
         if rows is not None:
             yield 0, rows
 
-    def _explained(self, batch: Batch) -> Iterator[Explained]:
+    def _explained(self, batch: SampleBatch) -> Iterator[ExplainedRows]:
         for group in batch.groups:
-            yield from self.explaining.explained(group, batch.samples, self._look_at)
+            yield from self.explainer.explained(group, batch.samples, self._look_at)
 
     def _look_at(self, found: Computation) -> None:
         if not self._is_looked_at:
@@ -63,7 +63,7 @@ class BlockExplainer:
             self.objection = found.objection()
 
 
-class Rows:
+class BlockRows:
     """The rows of a block, which fill up."""
 
     def __init__(self, block: int, arrays: dict[str, Array]) -> None:
@@ -72,7 +72,7 @@ class Rows:
         self.count = 0
         self.digest = UNKNOWN
 
-    def add(self, batch: Batch, explained: Iterator[Explained]) -> None:
+    def add(self, batch: SampleBatch, explained: Iterator[ExplainedRows]) -> None:
         """Add a batch, whose samples follow those before."""
         first = self.count
         problems = {place: sample.problem for place, sample in enumerate(batch.samples) if sample.problem is not None}

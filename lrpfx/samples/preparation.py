@@ -35,7 +35,7 @@ class Sample(NamedTuple):  # made for each sample twice, which dataclasses take 
 
 
 @dataclass(frozen=True)
-class Group:
+class SampleGroup:
     """Samples of one form together. `places`: which of a batch's samples they are."""
 
     places: list[int]
@@ -43,17 +43,17 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Samples of one block that run together. `digest`: of the first that could be loaded, or `UNKNOWN`."""
 
     block: int
     samples: list[Sample]  # without their inputs
-    groups: list[Group] = field(default_factory=list)
+    groups: list[SampleGroup] = field(default_factory=list)
     digest: int = UNKNOWN
 
 
 @dataclass(frozen=True)
-class Preparing:
+class Preparation:
     """Makes samples from items. `arguments`: the names of the model's.
 
     `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`.
@@ -86,10 +86,10 @@ class Preparing:
         """The inputs for the model."""
         if self.preprocess is None:
             return _arguments_in(inputs, self.arguments)
-        photograph = _photograph(inputs)
+        image = _image(inputs)
         if not self.preprocess.is_measured:  # the rules of the first layer may be those for the range of its values
-            self.preprocess.measured(photograph.size)
-        return self.preprocess(photograph)
+            self.preprocess.measured(image.size)
+        return self.preprocess(image)
 
 
 def _single(value: Any) -> Any:
@@ -97,23 +97,23 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim and len(value) == 1 else value
 
 
-def _may_be_photograph(value: Any) -> bool:
+def _may_be_image(value: Any) -> bool:
     return isinstance(value, (Image.Image, torch.Tensor, np.ndarray)) or (isinstance(value, Mapping) and set(value) == _ENCODED)
 
 
-def _photograph(inputs: Any) -> Image.Image:
-    """The photograph that a sample is."""
+def _image(inputs: Any) -> Image.Image:
+    """The image that a sample is."""
     if isinstance(inputs, Mapping) and set(inputs) != _ENCODED:
-        found = [value for value in inputs.values() if _may_be_photograph(value)]
+        found = [value for value in inputs.values() if _may_be_image(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
             raise InputError(
-                f"a sample is one photograph, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
+                f"a sample is one image, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
             )
         inputs = found[0]
     opened = list(islice(photographs(inputs), 2))
     if len(opened) != 1:
-        raise InputError("a sample is one photograph, not several", topic="samples")
+        raise InputError("a sample is one image, not several", topic="samples")
     return opened[0].image
 
 
@@ -130,7 +130,7 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         return inputs
     if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):
         raise InputTypeError(
-            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for photographs, pass "
+            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for images, pass "
             "lrpfx.Explainer(model, preprocess=...)",
             topic="samples",
         )
@@ -160,7 +160,7 @@ def as_tensor(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, list) else value
 
 
-def batched(block: int, samples: Sequence[Sample]) -> Batch:
+def batched(block: int, samples: Sequence[Sample]) -> SampleBatch:
     """The samples in groups of one form, and those with values that are not finite as problems."""
     found = list(samples)
     of_form: dict[Any, list[int]] = {}
@@ -175,10 +175,10 @@ def batched(block: int, samples: Sequence[Sample]) -> Batch:
     first = next((sample.inputs for sample in found if sample.problem is None), None)
     digest = UNKNOWN if first is None else max(UNKNOWN + 1, int(hash_of_sample(first)[:16], 16))
     described = [Sample(number, None, label, key, problem) for number, _, label, key, problem in found]
-    return Batch(block, described, groups, digest)
+    return SampleBatch(block, described, groups, digest)
 
 
-def _grouped(found: list[Sample], places: list[int]) -> Iterator[Group]:
+def _grouped(found: list[Sample], places: list[int]) -> Iterator[SampleGroup]:
     """The samples at these places as one group, or, if they do not make a batch, each by itself. What fails is noted there."""
     try:
         inputs = default_collate([found[place].inputs for place in places])
@@ -199,7 +199,7 @@ def _grouped(found: list[Sample], places: list[int]) -> Iterator[Group]:
         places = [places[at] for at in kept]
         inputs = pytree.tree_map(lambda leaf: leaf[kept] if isinstance(leaf, torch.Tensor) else leaf, inputs)
     if places:
-        yield Group(places, inputs)
+        yield SampleGroup(places, inputs)
 
 
 def _failed(sample: Sample, problem: str) -> Sample:

@@ -1,7 +1,7 @@
 """Explanations of batches, as arrays with a row for each sample."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -10,29 +10,38 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.layout import NO_LABEL, SAMPLE, Array
-from lrpfx.errors import InputError, LrpfxError, first_lines, is_out_of_memory
+from lrpfx.datasets.layout import (
+    CONDITION,
+    LAYERS,
+    NO_LABEL,
+    OUTPUT,
+    PREDICTION,
+    REACHED,
+    RELEVANCE,
+    SAMPLE,
+    SEED,
+    TARGET,
+    TOP_CLASSES,
+    TOP_SCORES,
+    Array,
+)
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import is_floating
 from lrpfx.request.channels import kind_of
-from lrpfx.request.conditions import Condition
-from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.question import Question
-from lrpfx.request.reduction import CHANNELS, Reduction, reduced
+from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_reduction, reduced
 from lrpfx.request.targets import Target
+from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.samples.preparing import Group, Sample, on_device_of
+from lrpfx.samples.preparation import Sample, SampleGroup, on_device_of
 from lrpfx.support.torch_internals import pytree
-
-RELEVANCE, LAYERS = "relevance", "layers."
-OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
-SEED, REACHED = "seed", "reached"
-CONDITION, TARGET = "condition", "target"  # dimensions
 
 _DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedRows:
     """Rows of arrays for some samples of a batch, and the reasons of those that could not be explained."""
 
     places: list[int]
@@ -41,34 +50,36 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class Explaining:
+class SampleExplainer:
     """Explains batches of samples.
 
-    `record`: the reduction of each layer, by its name. `reduce`: that of the inputs. `scores`: how many of the largest outputs
-    are kept; None for all. `dtype`: of relevance.
+    `question`: its targets are those of every sample. `reductions`: of each recorded layer, by its name. `reduce`: that of the
+    inputs. `scores`: how many of the largest outputs are kept; None for all. `dtype`: of relevance. `is_cast`: whether inputs
+    are brought to the dtype of the model.
     """
 
     explain_model: nn.Module
     module: ExplainModule
-    targets: tuple[Target, ...]
-    has_several: bool  # whether there is a dimension for targets
-    conditions: Sequence[Condition] | None
-    record: Mapping[str, Reduction]
+    question: Question
+    reductions: Mapping[str, Reduction]
     reduce: Reduction
-    output: OutputSelector
     scores: int | None
     dtype: torch.dtype
-    is_cast: bool  # whether inputs are brought to the dtype of the model
-    chunk_size: int | None = None
+    is_cast: bool
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there is a dimension for targets."""
+        return self.question.targets is not None
 
     @property
     def leading(self) -> tuple[str, ...]:
         """The dimensions of relevance before those of the values."""
-        return (*((CONDITION,) if self.conditions is not None else ()), *((TARGET,) if self.has_several else ()))
+        return (*((CONDITION,) if self.question.conditions is not None else ()), *((TARGET,) if self.has_several else ()))
 
     def explained(
-        self, group: Group, samples: Sequence[Sample], observe: Callable[[Computation], object]
-    ) -> Iterator[Explained]:
+        self, group: SampleGroup, samples: Sequence[Sample], observe: Callable[[Computation], object]
+    ) -> Iterator[ExplainedRows]:
         """Explanations of a group of a batch's samples. What fails for several is tried again with half of them.
 
         `observe`: it is called with what is computed.
@@ -80,11 +91,11 @@ class Explaining:
             rows, problems = self.rows(found, len(numbers))
         except InputError as error:
             if len(numbers) == 1:
-                yield Explained([], {}, {group.places[0]: str(error)})
+                yield ExplainedRows([], {}, {group.places[0]: str(error)})
                 return
             middle = len(numbers) // 2
             for part in (slice(None, middle), slice(middle, None)):
-                yield from self.explained(Group(group.places[part], _taken(group.inputs, part)), samples, observe)
+                yield from self.explained(SampleGroup(group.places[part], _taken(group.inputs, part)), samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
@@ -99,22 +110,19 @@ class Explaining:
             ) from error
         kept = [at for at in range(len(numbers)) if at not in problems]
         rows = rows if not problems else {name: values[kept] for name, values in rows.items()}
-        yield Explained([group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()})
+        yield ExplainedRows(
+            [group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()}
+        )
 
     # --- one batch -----------------------------------------------------------------------------------------------------------
 
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """The outputs and relevance of a batch."""
         known = [None if label == NO_LABEL else label for label in labels]
-        targets = [_Reported(one.of_labels(known)) for one in self.targets]
+        given = self.question.targets if self.has_several else [self.question.target]
+        targets = [_Reported(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
-        question = Question(
-            **asked,
-            conditions=self.conditions,
-            record=tuple(self.record),
-            output=_reported(self.output, "output"),
-            chunk_size=self.chunk_size,
-        )
+        question = replace(self.question, **asked, output=_reported(self.question.output, "output"))
         return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
@@ -138,7 +146,7 @@ class Explaining:
             channels = None if self.reduce is None else _channels_of_input(name, relevance.ndim - len(self.leading), embedded)
             values[name] = self._row(name, relevance, count, self.reduce, channels)
         for name, relevance in found.layers.items():
-            reduction, own = self.record[name], relevance.ndim - len(self.leading)
+            reduction, own = self.reductions[name], relevance.ndim - len(self.leading)
             channels = None
             if reduction is not None:
                 shape = tuple(relevance.shape[len(self.leading) :])
@@ -194,7 +202,7 @@ class Explaining:
             if own is None and name == OUTPUT:
                 own = ("class",) if value.ndim == 2 else self._numbered(name, value.ndim - 1)
             if own is None:
-                reduction = self.record[name.removeprefix(LAYERS)] if name.startswith(LAYERS) else self.reduce
+                reduction = self.reductions[name.removeprefix(LAYERS)] if name.startswith(LAYERS) else self.reduce
                 count = value.ndim - 1 - len(self.leading)
                 kept = (f"{name}.channel",) if reduction == CHANNELS else self._numbered(name, count)
                 own = (*self.leading, *kept)
@@ -203,10 +211,6 @@ class Explaining:
 
     def _numbered(self, name: str, count: int) -> tuple[str, ...]:
         return tuple(f"{name}.{axis + 1}" for axis in range(count))
-
-    def of_relevance(self, values: Mapping[str, Array]) -> list[str]:
-        """The names of the arrays of relevance, which may be stored in fewer bits."""
-        return names_of_relevance(values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,11 +262,6 @@ def _reported(function: Any, what: str, named: Any = None) -> Any:
     return reported
 
 
-def names_of_relevance(names: Iterable[str]) -> list[str]:
-    """Those among the names of arrays that have relevance, of inputs and layers."""
-    return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
-
-
 def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """The relevance of each input, by the name of its array; None is left out."""
     if isinstance(relevance, tuple) and len(relevance) == 1:
@@ -306,3 +305,27 @@ def as_copies(inputs: Any, count: int) -> Any:
         return leaf.repeat(count, *[1] * (leaf.ndim - 1)) if isinstance(leaf, torch.Tensor) else leaf
 
     return pytree.tree_map(repeated, inputs)
+
+
+def question_of_samples(question: Question, categories: Sequence[str] | None) -> Question:
+    """A question with targets that hold for every sample, in which indices stand for names of classes. Errors: `InputError`."""
+    question.check()
+    several = question.targets
+    if several is None:
+        return replace(question, target=as_target_of_samples(question.target, categories))
+    if not isinstance(several, Sequence) or isinstance(several, str) or not several:
+        raise InputTypeError(f"targets are several, such as ['predicted', 'true'], not {several!r}", topic="targets")
+    return replace(question, targets=tuple(as_target_of_samples(one, categories) for one in several))
+
+
+def reductions_of(
+    record: str | Sequence[str] | Mapping[str, Reduction], module: ExplainModule, others: Sequence[str]
+) -> dict[str, Reduction]:
+    """The reduction of each recorded layer. `others`: further layers, whose relevance is not reduced."""
+    given = record if isinstance(record, Mapping) else dict.fromkeys(recorded_names(module.unfused_graph, record))
+    found: dict[str, Reduction] = {}
+    for pattern, reduction in {**dict.fromkeys(others), **given}.items():
+        names = recorded_names(module.unfused_graph, [pattern])
+        resolve_names(module.unfused_graph, names)
+        found |= dict.fromkeys(names, checked_reduction(f"record[{pattern!r}]", reduction, OF_NUMBERS))
+    return found

@@ -4,21 +4,16 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from data_sets import LAYERS, Noise, Objects, Stream, small_explain_model, tree
+from data_sets import LAYERS, Noise, Objects, Stream, tree
 
 import lrpfx
 import lrpfx.datasets
 from lrpfx.datasets.engines import EmbeddedEngine
-from lrpfx.datasets.places import place_of
+from lrpfx.datasets.locations import location_of
 from lrpfx.datasets.store import create
 
 COUNT = 100
 SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
-
-
-@pytest.fixture(scope="module")
-def explain_model():
-    return small_explain_model()
 
 
 @pytest.fixture(params=["memory", "objects"])
@@ -66,39 +61,15 @@ def test_a_run_goes_on(data, explain_model, remote, tmp_path):
         lrpfx.datasets.attribute(explain_model, data, path, **{**SETTINGS, "dtype": "float64"})
 
 
-def test_a_store_that_was_just_begun_counts_as_nothing(explain_model, tmp_path, monkeypatch):
-    """Killed while it makes the arrays, a run leaves a group that no one takes for a store, and that the next one replaces."""
-    import lrpfx.datasets.store as store
-
-    create_array, made = store._create_array, []
-
-    def fail(group, layout, manifest):
-        made.append(layout)
-        if len(made) > 3:
-            raise OSError("no space")
-        create_array(group, layout, manifest)
-
-    monkeypatch.setattr(store, "_create_array", fail)
-    path = tmp_path / "store"
-    with pytest.raises(lrpfx.ArtefactError, match="no space"):
-        lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
-    with pytest.raises(lrpfx.ArtefactError, match="not a store yet"):
-        lrpfx.datasets.open(path)
-    monkeypatch.undo()
-    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
-    lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "other", **SETTINGS)
-    assert tree(path) == tree(tmp_path / "other")
-
-
 @pytest.mark.parametrize("kind", ["objects", "group", "partial"])
 def test_what_is_there_already_is_kept(kind, explain_model, remote):
     path, system, root = remote
     if kind == "group":
-        zarr.create_group(place_of(path).zarr_store(), zarr_format=3).create_array("label", shape=(3,), dtype="int64")
+        zarr.create_group(location_of(path).zarr_store(), zarr_format=3).create_array("label", shape=(3,), dtype="int64")
     else:
         system.pipe_file(f"{root}/photograph.{'partial' if kind == 'partial' else 'jpg'}", b"1234")
     before = {name: system.cat_file(name) for name in system.find(root)}
-    with pytest.raises(lrpfx.ArtefactError, match=r"not one that lrpfx|is not a store of lrpfx"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"did not write|is not a store of lrpfx"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
     assert {name: system.cat_file(name) for name in system.find(root)} == before
 
@@ -119,7 +90,7 @@ class Losing(EmbeddedEngine):
 
     def steps(self, work):
         for step in super().steps(work):
-            (work.writer.place.path / "label" / f"0.{'0123456789abcdef' * 2}.partial").write_bytes(b"half")
+            (work.writer.location.path / "label" / f"0.{'0123456789abcdef' * 2}.partial").write_bytes(b"half")
             yield step
 
 
@@ -149,6 +120,9 @@ def test_errors_of_an_object_store(allowed, explain_model, tmp_path):
     path, Failing.allowed = f"failing:/{tmp_path}/store", allowed
     with pytest.raises(lrpfx.ArtefactError, match="SlowDown"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
+    if 0 < allowed < 15:  # there are descriptions of arrays alone, which the next run replaces
+        with pytest.raises(lrpfx.ArtefactError, match="not a store yet"):
+            lrpfx.datasets.open(path)
     Failing.allowed = 10_000
     assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS).is_complete
     lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "folder", **SETTINGS)
@@ -236,7 +210,7 @@ def test_no_run_removes_what_it_did_not_make(others, beginning, explain_model, t
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)
     manifest = lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "other", **SETTINGS)._manifest
     with pytest.raises(lrpfx.ArtefactError, match="is not empty"):
-        create(place_of(path), manifest)
+        create(location_of(path), manifest)
     assert sorted(path.rglob("*")) == before
 
 
@@ -262,26 +236,22 @@ def test_an_object_is_no_folder(explain_model, tmp_path):
 
 def test_files_in_folders(tmp_path):
     (tmp_path / "file").write_text("years")
-    assert place_of(str(tmp_path)).sizes() == {"file": 5} and place_of(str(tmp_path)).sizes("missing") == {}
+    assert location_of(str(tmp_path)).sizes() == {"file": 5} and location_of(str(tmp_path)).sizes("missing") == {}
     with pytest.raises(lrpfx.ArtefactError, match="file is a file, not a folder"):
-        place_of(str(tmp_path)).sizes("file")
+        location_of(str(tmp_path)).sizes("file")
 
 
-@pytest.mark.parametrize("linked", ["store", "parent"])
-def test_a_link_leads_to_the_same_lock(linked, explain_model, tmp_path):
-    path = tmp_path / "folder" / "store"
-    path.mkdir(parents=True)
-    link = tmp_path / "link"
-    link.symlink_to(path if linked == "store" else path.parent)
-    refused = []
+def test_two_runs_at_once(explain_model, tmp_path):
+    """The second is refused, and readers are not."""
+    seen = []
 
     def second(done, total):
         with pytest.raises(lrpfx.InputError, match="another run writes"):
-            lrpfx.datasets.attribute(explain_model, Noise(COUNT), link if linked == "store" else link / "store", **SETTINGS)
-        refused.append(done)
+            lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "store", **SETTINGS)
+        seen.append(lrpfx.datasets.open(tmp_path / "store").is_complete)
 
-    assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, progress=second, **SETTINGS).is_complete and refused
-    assert not list(tmp_path.rglob("*.lrpfx-lock"))
+    found = lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "store", progress=second, **SETTINGS)
+    assert found.is_complete and not seen[0] and [one.name for one in tmp_path.iterdir()] == ["store"]
 
 
 @pytest.mark.parametrize("path", ["", "file://"])

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from lrpfx.datasets.explaining import CONDITION, PREDICTION, REACHED, TARGET
-from lrpfx.datasets.layout import Array
+from lrpfx.datasets.layout import CONDITION, PREDICTION, REACHED, TARGET, Array
 from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
-from lrpfx.errors import ArtefactError, InputError, InputTypeError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.descriptions import text_of
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.numbered_names import numbered
@@ -27,19 +26,14 @@ def targets_of(view: Attributions) -> list[str]:
 
 
 def conditions_of(view: Attributions) -> list[str]:
-    """The same of conditions; none if there is no dimension for them."""
+    """The same of conditions; an empty list without a dimension for them."""
     return _names(view, "conditions", CONDITION)
 
 
 def _names(view: Attributions, setting: str, dimension: str) -> list[str]:
-    reached = view[REACHED]
-    length = dict(zip(reached.dimensions, reached.shape, strict=True)).get(dimension)
-    if length is None:
+    if dimension not in view[REACHED].dimensions:
         return []
-    several = view.manifest["settings"].get(setting)
-    if not isinstance(several, list) or len(several) != length:
-        raise ArtefactError(f"{view.path} has {length} {setting}, and its manifest does not say which", topic="reading-stores")
-    return numbered([text_of(one) for one in several])
+    return numbered([text_of(one) for one in view.manifest["settings"][setting]])
 
 
 def sole_target(view: Attributions, purpose: str) -> Any:
@@ -57,7 +51,7 @@ def sole_target(view: Attributions, purpose: str) -> Any:
 
 
 def column_of_relevance(source: Any, what: str) -> Column:
-    """Relevance with a row for each sample. `InputError` for that of several targets or conditions, which are no channels."""
+    """Relevance with a row for each sample. `InputError` for that of several targets or conditions, which are not channels."""
     names = getattr(source, "dimensions", None) or getattr(getattr(source, "metadata", None), "dimension_names", None)
     for one in (CONDITION, TARGET):
         if isinstance(names, (tuple, list)) and one in names:

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.samples.items import hash_of_sample, is_indexed
 from lrpfx.samples.loaders import Workers
-from lrpfx.samples.preparing import Group, Preparing, Sample, batched, chunks_of
-from lrpfx.samples.sources import Indexed
+from lrpfx.samples.preparation import Preparation, Sample, SampleGroup, batched, chunks_of
+from lrpfx.samples.sources import IndexedSource, changed
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedBatch:
     """Samples of one form with their numbers, and their labels if they have any."""
 
     numbers: list[int]
@@ -25,38 +26,44 @@ class Chosen:
 
 
 def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
-    """The numbers of the wanted samples."""
+    """The numbers of the wanted samples of a dataset, which rise."""
+    count = len(dataset) if is_indexed(dataset) else None
     if samples is None:
-        return range(len(dataset)) if is_indexed(dataset) else itertools.count()
+        return itertools.count() if count is None else range(count)
+    return checked_numbers(samples, count)
+
+
+def checked_numbers(samples: Any, count: int | None) -> list[int]:
+    """The numbers of some of `count` samples, in rising order. `InputError` for others and for repetitions."""
     if not isinstance(samples, Iterable):
         raise InputTypeError(
             f"samples are the numbers of several samples, such as range(100), not {samples!r}", topic="samples"
         )
-    found = list(samples)
+    found = samples.tolist() if isinstance(samples, (torch.Tensor, np.ndarray)) else list(samples)
     if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in found):
         raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
-    if is_indexed(dataset) and found and max(found) >= len(dataset):
-        raise InputError(f"sample {max(found)} is out of range: the dataset has {len(dataset)}", topic="samples")
+    if count is not None and found and max(found) >= count:
+        raise InputError(f"sample {max(found)} is out of range: there are {count}", topic="samples")
     if len(set(found)) < len(found):
         raise InputError("a sample would count twice: its number is given twice", topic="samples")
     return sorted(map(int, found))
 
 
 @dataclass(frozen=True)
-class Choosing:
+class SampleSelection:
     """Chooses samples of a dataset. `probes`: hashes by number, with which samples that are iterated over are compared."""
 
     dataset: Any
-    preparing: Preparing
+    preparation: Preparation
     workers: int = 0
 
     def batches(
         self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, str]
-    ) -> Iterator[Chosen]:
+    ) -> Iterator[SelectedBatch]:
         """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
         numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
         if is_indexed(self.dataset):
-            loaded = Indexed(self.dataset, self.preparing, Workers(self.workers)).chosen(list(numbers))
+            loaded = IndexedSource(self.dataset, self.preparation, Workers(self.workers)).chosen(list(numbers))
         else:
             loaded = self._iterated(numbers, samples is None, probes)
         for some in chunks_of(loaded, size):
@@ -88,23 +95,19 @@ class Choosing:
             raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}", topic="samples")
 
     def _sample(self, number: int, item: Any) -> Sample:
-        return self.preparing.sample(number, lambda: item)
+        return self.preparation.sample(number, lambda: item)
 
     def _check(self, number: int, item: Any, probes: Mapping[int, str]) -> None:
         found = None if item is None else self._sample(number, item)
         if found is None or found.problem is not None or hash_of_sample(found.inputs) != probes[number]:
-            raise InputError(
-                f"sample {number} of the dataset is not what it was when the file was begun: has the dataset changed, or is "
-                "its preprocessing random?",
-                topic="changed-data",
-            )
+            raise changed(number)
 
 
-def _chosen(samples: list[Sample], group: Group) -> Chosen:
+def _chosen(samples: list[Sample], group: SampleGroup) -> SelectedBatch:
     """A group of these samples."""
     numbers, labels = zip(*((samples[place].number, samples[place].label) for place in group.places), strict=True)
     known = [label for label in labels if label is not None]
     if known and len(known) < len(labels):
         raise InputError(f"sample {numbers[0]}: some samples have labels and others have none", topic="samples")
     first = hash_of_sample(samples[group.places[0]].inputs)
-    return Chosen(list(numbers), group.inputs, known or None, first)
+    return SelectedBatch(list(numbers), group.inputs, known or None, first)

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,29 +13,30 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
-from lrpfx.datasets.explaining import Explaining, as_copies
-from lrpfx.datasets.layout import Array, default_block, layouts_of
-from lrpfx.datasets.places import Place, place_of, zarr_package
+from lrpfx.datasets.layout import Array, default_block, layouts_of, names_of_relevance
+from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.ray_engine import engine_named
-from lrpfx.datasets.settings import Settings
+from lrpfx.datasets.sample_explainer import SampleExplainer, as_copies, question_of_samples, reductions_of
 from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.identity.descriptions import described, difference
+from lrpfx.identity.descriptions import described
 from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.question import Question
 from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
-from lrpfx.samples.plan import Plan
-from lrpfx.samples.preparing import Preparing, batched
+from lrpfx.samples.plan import BlockPlan
+from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.optional_packages import progress_counter
+from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
 from lrpfx.version import __version__
 
@@ -71,14 +73,16 @@ def attribute(
     A sample that cannot be loaded, does not fit or has values that are not finite is in the store with the reason, and the run
     goes on. What was written before an error is kept. Needs zarr.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
     explainer
         An explainable module, from `lrpfx.transform` and perhaps compiled by torch.compile, or an `lrpfx.Explainer` of a
-        module, which also preprocesses photographs.
+        module, which also preprocesses images.
     data
         A dataset or a DataLoader of torch, a sequence or another iterable of samples, or, for an `Explainer` with a
-        preprocessing, a folder of photographs. A sample is a tensor without a dimension for batches, a pair of it and a label,
+        preprocessing, a folder of images. A sample is a tensor without a dimension for batches, a pair of it and a label,
         or a dict of the model's arguments, with or without a label ("label", "labels" or "cls") and a name ("__key__", "key",
         "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path. An iterable gives the same
         samples in the same order each time. A DataLoader lends its dataset, workers, batch size and `collate_fn`, which is
@@ -94,8 +98,6 @@ def attribute(
         Several of them for each sample.
     record
         Layers whose relevance is stored, as for `lrpfx.attribute`; a dict has the reduction of each.
-    conditions
-        As for `lrpfx.attribute`.
     reduce
         The reduction of the relevance of inputs. A reduction is None, "sum" over channels, "absolute", the sum of
         magnitudes over channels, or "channels", the sum over positions for each channel.
@@ -113,8 +115,6 @@ def attribute(
         MiB of inputs, at most 4096.
     workers
         Processes that load samples.
-    chunk_size
-        As for `lrpfx.attribute`.
     engine
         "embedded" for this process, "ray" for the processes and machines of Ray, or a `RayEngine` that says how many; the store
         is the same.
@@ -137,19 +137,24 @@ def attribute(
         The maps of the first batch are implausible.
     """
     zarr_package()
-    asked = Settings(target, targets, record, conditions, reduce, dtype, scores, select_output, chunk_size)
+    question = Question(target, targets, conditions, output=select_output, chunk_size=chunk_size)
     if isinstance(data, (str, bytes)) and not data:
         raise InputError("the path of the data is empty")
-    place = place_of(output, storage_options)
+    location = location_of(output, storage_options)
     batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
     block = None if block_size is None else _count("block_size", block_size)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
         raise InputError(f"workers is a number of processes, not {workers!r}")
     chosen = engine_named(engine)
-    with place.prepared_for_writing():
-        run = _Run(explainer, data, place, asked, batch, block, workers, chosen)
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise InputError(f"dtype is {', '.join(map(repr, _DTYPES))}, not {dtype!r}")
+    if scores is not None:
+        _count("scores", scores)
+    stored = _Stored(record, checked_reduction("reduce", reduce, OF_NUMBERS), dtype, scores)
+    with location.sole_writer():
+        run = _Run(explainer, data, location, question, stored, batch, block, workers, chosen)
         run.all_blocks(progress)
-    return Attributions(place)
+    return Attributions(location)
 
 
 def _count(name: str, value: Any) -> int:
@@ -164,6 +169,16 @@ def _batch_size_of(explainer: Any, data: Any) -> Any:
     return explainer.batch_size if isinstance(explainer, Explainer) else 32
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """What of the answers is stored: arguments of `attribute`."""
+
+    record: str | Sequence[str] | Mapping[str, Reduction]
+    reduce: Reduction
+    dtype: str
+    scores: int | None
+
+
 class _Run:
     """One run over a data set."""
 
@@ -171,40 +186,38 @@ class _Run:
         self,
         explainer: Any,
         data: Any,
-        place: Place,
-        asked: Settings,
+        location: Location,
+        question: Question,
+        stored: _Stored,
         batch_size: int,
         block_size: int | None,
         workers: int | None,
         engine: Engine,
     ) -> None:
-        self.place = place
+        self.location = location
         self.engine = engine
         self.batch_size = batch_size
         self.block_size = block_size
-        if not isinstance(asked.dtype, str) or asked.dtype not in _DTYPES:
-            raise InputError(f"dtype is {', '.join(map(repr, _DTYPES))}, not {asked.dtype!r}")
-        if asked.scores is not None:
-            _count("scores", asked.scores)
-        checked_reduction("reduce", asked.reduce, OF_NUMBERS)
-        self.asked = asked
-        self.explainer = explainer
-        self.preprocess = _preprocessing(explainer)
+        self.stored = stored
+        preprocess = _preprocessing(explainer)
         self.categories = explainer.categories if isinstance(explainer, Explainer) else None
         if isinstance(explainer, Explainer):
-            self.source = source_of(data, Preparing((), self.preprocess), workers)
+            self.source = source_of(data, Preparation((), preprocess), workers)
             engine.check(self.source)
-            self._compile(explainer)
+            output = explainer.output if question.output is None else question.output
+            module, others = self._compiled(explainer), explainer.record
+            question = replace(question, output=output)
         else:
-            module = explainable(explainer, "lrpfx.datasets.attribute")
-            self.source = source_of(data, Preparing(module.argument_names), workers)
+            module, others = explainer, ()
+            names = explainable(module, "lrpfx.datasets.attribute").argument_names
+            self.source = source_of(data, Preparation(names), workers)
             engine.check(self.source)
-            self.explaining = self._explaining(explainer, False, asked.output, ())
+        self.explainer = self._sample_explainer(module, question, isinstance(explainer, Explainer), others)
 
     # --- what is asked -------------------------------------------------------------------------------------------------------
 
-    def _compile(self, explainer: Explainer) -> None:
-        """Have the explainer compile its model, for the first sample that can be loaded."""
+    def _compiled(self, explainer: Explainer) -> nn.Module:
+        """The model as the explainer compiles it for the first sample that can be loaded."""
         sample = next((one for one in self.source.first(_PATIENCE) if one.problem is None), None)
         if sample is None:
             raise self._none_could_be_explained()
@@ -212,45 +225,33 @@ class _Run:
         compiled = explainer.compiled_for(group.inputs)
         if not isinstance(compiled, CompiledModel):
             raise InputTypeError("an exported program is run by its runner: pass an explainer of the model that it was made of")
-        output = explainer.output if self.asked.output is None else self.asked.output
-        self.explaining = self._explaining(compiled.module, True, output, explainer.record)
+        return compiled.module
 
-    def _explaining(self, module: nn.Module, is_cast: bool, output: OutputSelector, record: Sequence[str]) -> Explaining:
-        asked = self.asked
+    def _sample_explainer(self, module: nn.Module, question: Question, is_cast: bool, others: Sequence[str]) -> SampleExplainer:
         inner = explainable(module, "lrpfx.datasets.attribute")
-        if asked.conditions is not None:
-            places_of(inner.unfused_graph, asked.conditions)
-        return Explaining(
-            module,
-            inner,
-            asked.of_samples(self.categories),
-            asked.targets is not None,
-            asked.conditions,
-            asked.recorded(inner, record),
-            asked.reduce,
-            output,
-            asked.scores,
-            _DTYPES[asked.dtype],
-            is_cast,
-            asked.chunk_size,
-        )
+        if question.conditions is not None:
+            places_of(inner.unfused_graph, question.conditions)
+        reductions = reductions_of(self.stored.record, inner, others)
+        question = replace(question_of_samples(question, self.categories), record=tuple(reductions))
+        dtype = _DTYPES[self.stored.dtype]
+        return SampleExplainer(module, inner, question, reductions, self.stored.reduce, self.stored.scores, dtype, is_cast)
 
     def _facts(self) -> dict[str, Any]:
         """What another run must have in common with this one to go on with its store, as plain data."""
-        explaining, asked = self.explaining, self.asked
-        targets = described([as_plain(one) for one in explaining.targets])
+        question, module = self.explainer.question, self.explainer.module
+        several = None if question.targets is None else described([as_plain(one) for one in question.targets])
         return {
             "versions": {"lrpfx": __version__, "torch": torch.__version__, "zarr": zarr_package().__version__},
-            "model": fingerprint_of_module(explaining.module),
-            "composite": explaining.module.composite,
+            "model": fingerprint_of_module(module),
+            "composite": module.composite,
             "settings": {
-                "targets": targets if explaining.has_several else targets[0],
-                "conditions": described(asked.conditions),
-                "record": dict(explaining.record),
-                "reduce": asked.reduce,
-                "dtype": asked.dtype,
-                "scores": asked.scores,
-                "output": described(explaining.output),
+                "targets": described(as_plain(question.target)) if several is None else several,
+                "conditions": described(question.conditions),
+                "record": dict(self.explainer.reductions),
+                "reduce": self.stored.reduce,
+                "dtype": self.stored.dtype,
+                "scores": self.stored.scores,
+                "output": described(question.output),
             },
             "categories": None if self.categories is None else list(self.categories),
             "data": self.source.identity(),
@@ -261,50 +262,32 @@ class _Run:
     def _opened(self) -> BlockWriter:
         """The store, as a former run left it or new."""
         facts = self._facts()
-        if not is_begun(self.place):
-            return create(self.place, self._begun(facts))
-        manifest = read_manifest(self.place)
-        self._compare(facts, manifest)
-        return opened_for_writing(self.place, manifest)
-
-    def _compare(self, facts: Mapping[str, Any], manifest: Manifest) -> None:
-        """Raise `InputError` unless the store was begun with the same model, settings and data."""
-        found = []
-        if facts["model"] != manifest.facts["model"]:
-            same = facts["composite"] == manifest.facts["composite"]
-            found.append("the model, its weights or its rules" if same else f"the composite ({manifest.facts['composite']})")
-        for name in ("versions", "settings", "data"):
-            ours, theirs = dict(facts[name]), dict(manifest.facts[name])
-            for one in (ours, theirs):  # another release of zarr writes the same
-                one.pop("zarr", None)
-            found += difference(ours, theirs)
-        if facts["categories"] != manifest.facts.get("categories"):
-            found.append("the categories")
-        if self.block_size is not None and self.block_size != manifest.block:
-            found.append(f"block_size (it was {manifest.block}, and is {self.block_size} now)")
-        if found:
-            raise InputError(
-                f"{self.place} was begun with other {'; '.join(found)}: give another output, or remove it", topic="changed-data"
-            )
+        if not is_begun(self.location):
+            return create(self.location, self._begun(facts))
+        manifest = read_manifest(self.location)
+        before, block = manifest.facts, self.block_size or manifest.block
+        ours, theirs = {**_flat(facts), "block_size": block}, {**_flat(before), "block_size": manifest.block}
+        check_same_run(self.location, ours, theirs)
+        return opened_for_writing(self.location, manifest)
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
         rows, input_bytes = self._first_rows()
-        narrow = self.explaining.of_relevance(rows) if self.asked.dtype == "float16" else []
-        layouts = layouts_of(rows, self.explaining.dimensions(rows), narrow)
+        narrow = names_of_relevance(rows) if self.stored.dtype == "float16" else []
+        layouts = layouts_of(rows, self.explainer.dimensions(rows), narrow)
         block = self.block_size or default_block(layouts, self.batch_size, input_bytes)
         return Manifest(dict(facts), layouts, block, self.source.length)
 
     def _first_rows(self) -> tuple[dict[str, Array], int]:
         """The rows of the first sample that can be explained, and the size of its inputs in bytes."""
-        compiled = self.explaining.explain_model is not self.explaining.module
+        compiled = self.explainer.explain_model is not self.explainer.module
         error: InputError | None = None
         for sample in self.source.first(_PATIENCE):
             for group in batched(0, [sample]).groups:
                 copies = self.batch_size if compiled else 1  # not to compile for a batch of one
                 try:
-                    found = self.explaining.computed(as_copies(group.inputs, copies), [sample.label] * copies)
-                    rows, problems = self.explaining.rows(found, copies)
+                    found = self.explainer.computed(as_copies(group.inputs, copies), [sample.label] * copies)
+                    rows, problems = self.explainer.rows(found, copies)
                 except InputError as one:
                     error = error or one
                     continue
@@ -328,14 +311,14 @@ class _Run:
     def all_blocks(self, progress: Progress) -> None:
         """Explain and write all blocks that are not done."""
         writer = self._opened()
-        before = done_of(self.place, writer.manifest, writer.arrays, looks_for_chunks=True)
+        before = done_of(self.location, writer.manifest, writer.arrays, looks_for_chunks=True)
         total, done = writer.manifest.samples, sum(before.counts)
-        plan = Plan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
+        plan = BlockPlan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
         if total is not None and done == total and self.source.length is None:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)
             return
-        work = Work(self.source, plan, self.explaining, writer)
+        work = Work(self.source, plan, self.explainer, writer)
         has_warned = False
         with (
             progress_counter(progress is True, "explaining", "sample", total, done) as advance,
@@ -349,18 +332,26 @@ class _Run:
                 advance(step.samples)
                 if callable(progress):
                     progress(done, total)
-        self.place.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
-        counts = done_of(self.place, writer.manifest, BlockWriter(self.place, writer.manifest).arrays).counts
+        self.location.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
+        counts = done_of(self.location, writer.manifest, BlockWriter(self.location, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
             raise ArtefactError(
-                f"{self.place} does not have all blocks that were explained: run again to go on", topic="damaged-stores"
+                f"{self.location} does not have all blocks that were explained: run again to go on", topic="damaged-stores"
             )
         if writer.manifest.samples is None:
             writer.finish(done)
 
 
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that runs must have in common, by names for messages. Another release of zarr writes the same."""
+    parts = {name: value for group in ("versions", "settings", "data") for name, value in facts[group].items()}
+    parts.pop("zarr", None)
+    own = {"categories": facts.get("categories"), "composite": facts["composite"]}
+    return {"model, weights or rules": facts["model"], **own, **parts}
+
+
 def _preprocessing(explainer: Any) -> Preprocessing | None:
-    """The preprocessing of an explainer. `InputTypeError` for what is no explainer."""
+    """The preprocessing of an explainer. `InputTypeError` for anything else."""
     if not isinstance(explainer, Explainer):
         if not isinstance(explainer, nn.Module):
             raise InputTypeError(

@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Facts, Layer, merge
+from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, CollectionFacts, Key, Layer, merge
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
-from lrpfx.deploy.files import checked_path, sole_writer
+from lrpfx.deploy.files import checked_path
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.identity.descriptions import fingerprint_of_value
 from lrpfx.identity.fingerprints import fingerprint_of_module
@@ -26,13 +26,14 @@ from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_lay
 from lrpfx.request.conditions import Index
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
-from lrpfx.request.targets import Target, TargetLike
+from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.samples.chosen import Choosing, Chosen, numbers_of
 from lrpfx.samples.items import is_indexed
-from lrpfx.samples.preparing import Preparing, on_device_of
+from lrpfx.samples.preparation import Preparation, on_device_of
+from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.runs import check_same_run, sole_writer
 
 _TOGETHER = 256  # samples that are ranked together
 _MOST = 1_000_000  # places of a ranking, samples of a batch
@@ -62,10 +63,10 @@ def collect(
     (ActMax and RelMax [1]_), among all samples, among those of its predicted and among those of its true class.
     `lrpfx.concepts.gallery` shows what they have in common. What was collected until an error is in the file.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
     dataset
         A dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples in the
         same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the model's
@@ -95,8 +96,6 @@ def collect(
         Processes that load samples.
     save_every
         Seconds between two writes of the file.
-    output
-        As for `lrpfx.attribute`.
     engine
         "embedded" for this process, "ray" or an `lrpfx.datasets.RayEngine` for those of Ray, each of which collects from other
         samples of a dataset with indices.
@@ -114,141 +113,112 @@ def collect(
     .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
     """
     module = explainable(explain_model, "collect")
-    job = _Job(
-        explain_model,
-        module,
-        dataset,
-        named_layers(module, layers),
-        as_target_of_samples(target, None),
-        top,
-        top_by_class,
-        normalize,
-        output,
+    named = named_layers(module, layers)
+    question = Question(as_target_of_samples(target, None), record=tuple(named), output=output)
+    collector = _Collector(
+        explain_model, module, dataset, named, question, top, top_by_class, normalize, batch_size, workers, save_every
     )
-    job.check(batch_size, workers, save_every)
+    collector.check()
     chosen = engine_named(engine)
     if isinstance(chosen, RayEngine):
-        job.check_numbered('engine="ray" needs')
+        collector.check_numbered('engine="ray" needs')
         _ = chosen.wanted  # its errors come at once
-
-    def collected(file: Path | None) -> Collection:
-        if isinstance(chosen, RayEngine):
-            return _collected_in_shards(job, file, samples, batch_size, save_every, progress, chosen)
-        return _collected(job, file, samples, batch_size, workers, save_every, progress)
-
     if path is None:
-        return collected(None)
+        return collector.collected(None, samples, chosen, progress)
     path, target_file = checked_path(path, (SUFFIX,))
     with sole_writer(target_file):
-        return collected(target_file)
-
-
-def _collected(
-    job: "_Job",
-    path: Path | None,
-    samples: Iterable[int] | None,
-    batch_size: int,
-    workers: int,
-    save_every: float,
-    progress: bool,
-) -> Collection:
-    before = Collection.load(path) if path is not None and path.exists() else None
-    if before is not None:
-        job.check_continued(before, path)
-    probes = {} if before is None else before.probes
-
-    def is_done(number: int) -> bool:
-        return before is not None and before.has(number)
-
-    found, pending = before, list["_Scored"]()
-    saved = time.monotonic()
-    try:
-        loaded = job.choosing(workers).batches(samples, is_done, batch_size, probes)
-        for batch in progress_bar(loaded, progress, unit="batch"):
-            computed = job.computed(batch)
-            found = job.begun(computed, batch) if found is None else found
-            pending.append(job.scored(found.facts, computed, batch))
-            is_due = path is not None and time.monotonic() - saved > save_every
-            if is_due or sum(len(one.numbers) for one in pending) >= _TOGETHER:
-                found, pending = _extended(found, pending), []
-            if path is not None and is_due:
-                found.save(path)
-                saved = time.monotonic()
-    finally:
-        if found is not None:
-            found = _extended(found, pending)
-            if path is not None and found is not before:
-                found.save(path)
-    if found is None or not found.count:
-        raise InputError("there are no samples", topic="samples")
-    return found
-
-
-def _collected_in_shards(
-    job: "_Job",
-    path: Path | None,
-    samples: Iterable[int] | None,
-    batch_size: int,
-    save_every: float,
-    progress: bool,
-    engine: RayEngine,
-) -> Collection:
-    """The same by the processes of Ray, each of which collects from some of the samples, in whole batches."""
-    found = Collection.load(path) if path is not None and path.exists() else None
-    if found is not None:
-        job.check_continued(found, path)
-    before = found
-    numbers = [number for number in numbers_of(job.dataset, samples) if before is None or not before.has(number)]
-    size = -(-_TOGETHER // batch_size) * batch_size
-    shards = [numbers[first : first + size] for first in range(0, len(numbers), size)]
-    saved = time.monotonic()
-    try:
-        for part in progress_bar(engine.mapped(_Shard(job, batch_size), shards), progress, unit="shard", total=len(shards)):
-            found = part if found is None else merge([found, part])
-            if path is not None and time.monotonic() - saved > save_every:
-                found.save(path)
-                saved = time.monotonic()
-    finally:
-        if path is not None and found is not None and found is not before:
-            found.save(path)
-    if found is None:
-        raise InputError("there are no samples", topic="samples")
-    return found
+        return collector.collected(target_file, samples, chosen, progress)
 
 
 @dataclass(frozen=True)
 class _Shard:
     """Collects from the samples with some numbers, in another process."""
 
-    job: "_Job"
-    batch_size: int
+    collector: "_Collector"
 
     def __call__(self, numbers: Sequence[int]) -> Collection:
-        return _collected(self.job, None, numbers, self.batch_size, 0, np.inf, False)
+        return merge(self.collector.parts(numbers, None, False))
 
 
 @dataclass(frozen=True)
-class _Job:
-    """What is collected, of which dataset."""
+class _Collector:
+    """What is collected, of which dataset: arguments of `collect`."""
 
     explain_model: nn.Module
     module: ExplainModule
     dataset: Any
     layers: dict[str, type[Index] | None]
-    target: Target
+    question: Question
     top: int
     top_by_class: int
     normalized: Sequence[str]
-    output: OutputSelector
+    batch_size: int
+    workers: int
+    save_every: float
 
-    def check(self, batch_size: int, workers: int, save_every: float) -> None:
+    def collected(self, path: Path | None, samples: Iterable[int] | None, engine: Engine, progress: bool) -> Collection:
+        """The collection in a file, with the samples that it does not have yet; it is saved now and then, and at the end."""
+        found = before = Collection.load(path) if path is not None and path.exists() else None
+        if before is not None:
+            self._check_continued(before, path)
+        parts: Iterable[Collection]
+        if isinstance(engine, RayEngine):
+            parts = self._shards(samples, before, engine, progress)
+        else:
+            parts = self.parts(samples, before, progress)
+        saved = time.monotonic()
+        try:
+            for part in parts:
+                found = part if found is None else merge([found, part])
+                if path is not None and time.monotonic() - saved > self.save_every:
+                    found.save(path)
+                    saved = time.monotonic()
+        finally:
+            if path is not None and found is not None and found is not before:
+                found.save(path)
+        if found is None or not found.count:
+            raise InputError("there are no samples", topic="samples")
+        return found
+
+    def parts(self, samples: Iterable[int] | None, before: Collection | None, progress: bool) -> Iterator[Collection]:
+        """Collections of some samples each, of those that are not in `before`. After an error, what precedes it comes first."""
+        facts, probes = (None, {}) if before is None else (before.facts, before.probes)
+        pending: list[_Scored] = []
+        begun = time.monotonic()
+        loaded = self._selection().batches(samples, lambda one: before is not None and before.has(one), self.batch_size, probes)
+        try:
+            for batch in progress_bar(loaded, progress, unit="batch"):
+                computed = self._computed(batch)
+                facts = facts or self._begun(computed, batch)
+                pending.append(self._scored(facts, computed, batch))
+                if sum(len(one.numbers) for one in pending) >= _TOGETHER or time.monotonic() - begun > self.save_every:
+                    done, pending, begun = pending, [], time.monotonic()
+                    yield _collection_of(facts, done)
+        except (Exception, KeyboardInterrupt):
+            if facts is not None and pending:
+                yield _collection_of(facts, pending)
+            raise
+        if facts is not None and pending:
+            yield _collection_of(facts, pending)
+
+    def _shards(
+        self, samples: Iterable[int] | None, before: Collection | None, engine: RayEngine, progress: bool
+    ) -> Iterable[Collection]:
+        """The same by the processes of Ray, each of which collects from some of the samples, in whole batches."""
+        numbers = [one for one in numbers_of(self.dataset, samples) if before is None or not before.has(one)]
+        size = -(-_TOGETHER // self.batch_size) * self.batch_size
+        shards = [numbers[first : first + size] for first in range(0, len(numbers), size)]
+        collector = replace(self, workers=0)
+        return progress_bar(engine.mapped(_Shard(collector), shards), progress, unit="shard", total=len(shards))
+
+    def check(self) -> None:
         """Raise `InputError` for settings that are wrong."""
-        bounds = {"top": (self.top, 1), "top_by_class": (self.top_by_class, 0), "batch_size": (batch_size, 1)}
-        for name, (value, low) in {**bounds, "workers": (workers, 0)}.items():
+        for name, low in {"top": 1, "top_by_class": 0, "batch_size": 1, "workers": 0}.items():
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= _MOST:
                 raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}", topic="collections")
-        if isinstance(save_every, bool) or not isinstance(save_every, (int, float)) or not save_every >= 0:
-            raise InputError(f"save_every is a number of seconds, not {save_every!r}", topic="collections")
+        if isinstance(self.save_every, bool) or not isinstance(self.save_every, (int, float)) or not self.save_every >= 0:
+            raise InputError(f"save_every is a number of seconds, not {self.save_every!r}", topic="collections")
         given = [self.normalized] if isinstance(self.normalized, str) else self.normalized
         wrong = given if not isinstance(given, Sequence) else [one for one in given if one not in QUANTITIES]
         if wrong or not isinstance(given, Sequence) or isinstance(self.normalized, str):
@@ -264,7 +234,7 @@ class _Job:
             raise InputTypeError(
                 f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}", topic="collections"
             )
-        if workers:
+        if self.workers:
             self.check_numbered("workers= need")
 
     def check_numbered(self, what: str) -> None:
@@ -275,42 +245,36 @@ class _Job:
                 topic="collections",
             )
 
-    def check_continued(self, found: Collection, path: Any) -> None:
+    def _check_continued(self, found: Collection, path: Any) -> None:
         """Raise `InputError` unless a collection has the same facts, and the dataset the samples that it was made of."""
-        facts = replace(self._facts(found.facts.layers), labels=found.facts.labels)
-        difference = facts.difference(found.facts)
-        kinds = {name: found.facts.layers[name].kind for name in self.layers if name in found.facts.layers}
-        if difference is None and list(found.facts.layers) != list(self.layers):
-            difference = f"the layers ({found.layers} and {list(self.layers)})"
-        if difference is None and any(kind is not None and kinds[name] != kind.__name__ for name, kind in self.layers.items()):
-            difference = f"what counts the channels ({', '.join(kinds.values())})"
-        if difference is not None:
-            raise InputError(
-                f"{path} is a collection that differs in {difference}; give another path, or remove it", topic="collections"
-            )
-        self.choosing().check(found.probes)
+        kinds = {name: layer.kind for name, layer in found.facts.layers.items()}
+        wanted = {name: kinds.get(name) if kind is None else kind.__name__ for name, kind in self.layers.items()}
+        ours = {**asdict(self._facts({}, found.facts.labels)), "layers": list(wanted.items())}
+        check_same_run(path, ours, {**asdict(found.facts), "layers": list(kinds.items())})
+        self._selection().check(found.probes)
 
-    def choosing(self, workers: int = 0) -> Choosing:
-        """What chooses the samples of the dataset."""
-        return Choosing(self.dataset, Preparing(self.module.argument_names), workers)
+    def _selection(self) -> SampleSelection:
+        return SampleSelection(self.dataset, Preparation(self.module.argument_names), self.workers)
 
-    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> Facts:
-        plain = as_plain(self.target)
+    def _facts(self, layers: dict[str, Layer], labels: bool = False) -> CollectionFacts:
+        plain, chosen = as_plain(self.question.target), self.question.output
         target = plain if isinstance(plain, (str, int)) else fingerprint_of_value(plain)
-        output = fingerprint_of_value(self.output) if callable(self.output) else repr(self.output)
+        output = fingerprint_of_value(chosen) if callable(chosen) else repr(chosen)
         model = fingerprint_of_module(self.module)
-        return Facts(model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels)
+        return CollectionFacts(
+            model, target, output, self.top, self.top_by_class, tuple(sorted(self.normalized)), layers, labels
+        )
 
     # --- scores --------------------------------------------------------------------------------------------------------------
 
-    def computed(self, batch: Chosen) -> Computation:
+    def _computed(self, batch: SelectedBatch) -> Computation:
         """Values and relevance of the layers for a batch."""
-        target = self.target.of_labels([None] if batch.labels is None else batch.labels)
+        target = self.question.target.of_labels([None] if batch.labels is None else batch.labels)
         inputs = on_device_of(self.module, batch.inputs)
-        return Computation(self.explain_model, inputs, Question(target, record=tuple(self.layers), output=self.output))
+        return Computation(self.explain_model, inputs, replace(self.question, target=target))
 
-    def begun(self, computed: Computation, batch: Chosen) -> Collection:
-        """A collection without samples, of layers whose values are like those of the batch."""
+    def _begun(self, computed: Computation, batch: SelectedBatch) -> CollectionFacts:
+        """The facts of a collection of layers whose values are like those of the batch."""
         layers = {}
         for name, kind in self.layers.items():
             value = computed.values[name]
@@ -323,9 +287,9 @@ class _Job:
             found = kind_of(self.module, name, tuple(value.shape), kind)
             layers[name] = Layer(found.__name__, value.shape[found.dimension], value.ndim - 2)
 
-        return Collection(self._facts(layers, batch.labels is not None), {})
+        return self._facts(layers, batch.labels is not None)
 
-    def scored(self, facts: Facts, computed: Computation, batch: Chosen) -> "_Scored":
+    def _scored(self, facts: CollectionFacts, computed: Computation, batch: SelectedBatch) -> "_Scored":
         """The scores of a batch."""
         if facts.labels != (batch.labels is not None):
             raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none", topic="samples")
@@ -354,31 +318,28 @@ class _Scored:
     positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
 
 
-def _extended(found: Collection, parts: Sequence[_Scored]) -> Collection:
-    """The collection with the samples of all parts, but those that it has: an interrupt may come before they are forgotten."""
-    parts = [one for one in parts if not found.has(int(one.numbers[0]))]
-    if not parts:
-        return found
+def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored]) -> Collection:
+    """A collection of the samples of all parts."""
     numbers = np.concatenate([one.numbers for one in parts])
     classes = {grouping: np.concatenate([one.classes[grouping] for one in parts]) for grouping in parts[0].classes}
     positions = {key: np.concatenate([one.positions[key] for one in parts]) for key in parts[0].positions}
-    rankings = dict(found.rankings)
+    rankings: dict[Key, dict[int, Ranking]] = {}
     for name, quantity, reduction in parts[0].scores:
         scores = np.concatenate([one.scores[name, quantity, reduction] for one in parts])
-        layer = found.facts.layers[name]
+        layer = facts.layers[name]
         for grouping, of_samples in classes.items():
-            key = (name, quantity, reduction, grouping)
-            places = found.facts.top if grouping == "all" else found.facts.top_by_class
-            groups = dict(rankings.get(key, {}))
+            places = facts.top if grouping == "all" else facts.top_by_class
+            empty = Ranking.empty(places, layer.channels, layer.dimensions)
+            groups = rankings[name, quantity, reduction, grouping] = {}
             for group in np.unique(of_samples).tolist():
                 chosen = of_samples == group
-                ranking = groups.get(group) or Ranking.empty(places, layer.channels, layer.dimensions)
-                groups[group] = ranking.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
-            rankings[key] = dict(sorted(groups.items()))
-    return found.with_samples(numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts})
+                groups[group] = empty.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
+    return Collection(facts, rankings).with_samples(
+        numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts}
+    )
 
 
-def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: Chosen) -> None:
+def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: SelectedBatch) -> None:
     """Raise `InputError` for values of another form than those before, and for values that are not finite."""
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(

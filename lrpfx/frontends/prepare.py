@@ -1,0 +1,125 @@
+"""PREPARE: the model that captures start from, in one private copy if anything in it has to change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from lrpfx.errors import CaptureError, InputError, InputTypeError
+from lrpfx.frontends.dequantize import dequantize, is_quantized
+from lrpfx.frontends.offloaded import moving_hooks, onload
+from lrpfx.frontends.symbolic import private_copy
+from lrpfx.frontends.traceable import COMPILED
+from lrpfx.passes.program import PassResult
+from lrpfx.runtime.explain_module import ExplainModule
+
+Model = nn.Module | ExportedProgram
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that can be captured. It may share parameters with the user's, so that each capture and run copies it."""
+
+    model: Model
+    dequantized: PassResult  # quantized and sparse layers and weights that were replaced
+
+
+def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = True) -> Prepared:
+    """The model with its weights in memory, without a cache and without quantized layers, and changed by the canonizers.
+
+    The user's model is not changed. `canonizers` are those that change modules. Raises `InputError` and `CaptureError` for
+    models that cannot be explained as they are: wrapped, scripted, in training mode, or on the meta device although
+    values are needed.
+    """
+    if isinstance(model, ExportedProgram):
+        if canonizers:
+            raise InputError(
+                f"{canonizers[0]} changes modules, which an exported program does not have; transform the model itself",
+                topic="canonizers-of-modules",
+            )
+        return Prepared(model, PassResult())
+    _check_module(model)
+    hooks = moving_hooks(model)
+    copied = model
+    if hooks or canonizers or is_quantized(model) or any(map(_keeps_cache, model.modules())):
+        # Canonizers may write into parameters, of which an offloaded model keeps some elsewhere.
+        stores = [hook.weights_map for found in hooks.values() for hook in found]
+        copied = private_copy(model, share_parameters=not canonizers or bool(hooks), shared=stores)
+        onload(copied)
+        copied = private_copy(copied) if canonizers and hooks else copied
+    if needs_values:
+        _check_values(copied)
+    for module in copied.modules():
+        if _keeps_cache(module):
+            module.config.use_cache = False  # type: ignore[union-attr]
+    copied, replaced = dequantize(copied)
+    for canonizer in canonizers:
+        canonizer.apply(copied)
+    return Prepared(copied, replaced)
+
+
+def _check_module(model: nn.Module) -> None:
+    """Raise an error for wrappers whose names would be in the way, for parts without code or shapes, and for training mode."""
+    name = type(model).__name__
+    if hasattr(model, COMPILED):
+        raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
+    for path, module in model.named_modules():
+        if isinstance(module, ExplainModule):
+            raise InputTypeError(
+                f"the submodule {path!r} is an explainable module already; put the source model in its place",
+                topic="explainable-module",
+            )
+        if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            raise InputError(
+                f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "
+                "call the model once on an input first"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            what = f"the submodule {path!r} is" if path else "the model is"
+            raise CaptureError(
+                f"{what} a {type(module).__name__} of torch.jit, whose code the compiler cannot follow. Transform the Python "
+                "model that it was made from, which can load its state_dict().",
+                topic="scripted-and-quantized",
+            )
+    names = [name or "the model" for name, module in model.named_modules() if module.training and _differs_in_training(module)]
+    if names:
+        raise CaptureError(
+            f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
+            "would be random, depend on the batch, or change their weights with every call. Call model.eval() first.",
+            topic="training-mode",
+        )
+
+
+def _check_values(model: nn.Module) -> None:
+    """Raise `InputError` for tensors without values."""
+    missing = [path for path, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]
+    if missing:
+        raise InputError(
+            f"{type(model).__name__} is on the meta device, where there are no values to explain: {', '.join(missing[:3])}"
+            f"{' and others' if len(missing) > 3 else ''}. Load its weights first, as with "
+            "load_state_dict(..., assign=True)",
+            topic="kinds-of-inputs",
+        )
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    random = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention)
+    power_iteration = any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())
+    return power_iteration or isinstance(module, (*random, parametrizations._SpectralNorm))
+
+
+def _keeps_cache(module: nn.Module) -> bool:
+    """Whether a module's configuration asks for a cache.
+
+    Language models of transformers return the keys and values of all layers by default: state of a generation, not an output
+    to explain. Each submodule may hold a configuration of its own.
+    """
+    return getattr(vars(module).get("config"), "use_cache", None) is True

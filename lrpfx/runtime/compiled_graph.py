@@ -1,0 +1,90 @@
+"""What the compiler makes of a model, beside its modules and tensors; and graphs as copies and plain data."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from lrpfx.ir.guards import Guard
+from lrpfx.ir.node import map_arguments
+from lrpfx.support.dotted_paths import dotted_path, resolve_path
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """The graph of an explainable module, and what it relies on."""
+
+    graph: fx.Graph
+    title: str
+    composite: str  # as text
+    unfused: fx.Graph  # with one node for each operation that has a rule; `graph` may run several as one, or be the same
+    history: tuple[Any, ...] = ()  # records of passes
+    fold_graph: fx.Graph | None = None  # parameters -> derived buffers
+    derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
+    guards: tuple[Guard, ...] = ()  # facts about the arguments
+    frozen: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph
+    #: Of parameters and buffers, by name, for which alone the graph is valid; empty if it follows their dtype.
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    mask_names: Mapping[Any, str] = field(default_factory=dict)  # the inputs that mask relevance, by the places that they mask
+
+    def copied(self) -> "CompiledGraph":
+        """The same with graphs of its own."""
+        return self._with_graphs(copy_graph)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = self._with_graphs(graph_state)
+        return _restored, tuple(getattr(made, one.name) for one in fields(made))
+
+    def _with_graphs(self, of_graph: Callable[[fx.Graph], Any]) -> "CompiledGraph":
+        graph = of_graph(self.graph)
+        unfused = graph if self.unfused is self.graph else of_graph(self.unfused)
+        fold_graph = None if self.fold_graph is None else of_graph(self.fold_graph)
+        return replace(self, graph=graph, unfused=unfused, fold_graph=fold_graph)
+
+
+def _restored(*state: Any) -> CompiledGraph:
+    """What was pickled, with graphs as lists: one list for one graph."""
+    graphs = {id(one): restore_graph(one) for one in state if isinstance(one, list)}
+    return CompiledGraph(*(graphs.get(id(one), one) for one in state))
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy of `graph` with the same names and metadata."""
+    return restore_graph(graph_state(graph))
+
+
+class _Reference:
+    """A node by name, in the picklable form of a graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """A graph as plain, picklable data."""
+    records = []
+    for node in graph.nodes:
+        args, kwargs = map_arguments(
+            (node.args, node.kwargs), lambda leaf: _Reference(leaf.name) if isinstance(leaf, fx.Node) else leaf
+        )
+        target = node.target
+        if not isinstance(target, str):
+            target = (dotted_path(target) or target,)
+        records.append((node.op, node.name, target, args, kwargs, dict(node.meta)))
+    return records
+
+
+def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:
+    """The graph that `graph_state` turned into data."""
+    graph = fx.Graph()
+    nodes: dict[str, fx.Node] = {}
+    for op, name, target, args, kwargs, meta in records:
+        if isinstance(target, tuple):
+            target = resolve_path(target[0]) if isinstance(target[0], str) else target[0]
+        args, kwargs = map_arguments((args, kwargs), lambda leaf: nodes[leaf.name] if isinstance(leaf, _Reference) else leaf)
+        node = graph.create_node(op, target, args, kwargs, name=name)
+        node.meta.update(meta)
+        nodes[name] = node
+    return graph

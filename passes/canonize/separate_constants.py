@@ -1,0 +1,70 @@
+"""CANONIZE: compute values once more for what takes no relevance, where it would keep a batch norm from being merged."""
+
+from dataclasses import replace
+
+from torch import fx
+
+from lrpfx.ir.node import calls, is_data, node_info, output_node, readers, set_info
+from lrpfx.passes.canonize.merge_batch_norm import has_batch_norm, is_layer_of_parameters
+from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
+from lrpfx.types import BatchNorm
+
+
+class SeparateConstants(GraphPass):
+    """Give comparisons and other constants of the relevance flow their own copy of a batch norm, and of a layer before one.
+
+    A merge changes the value of one and the reader of the other, so it needs to know all that read them.
+    """
+
+    name = "separate_constants"
+    stage = "canonize"
+    requires = (CANONICAL, OUT_OF_PLACE)
+
+    def applies(self, program: Program) -> bool:
+        if not has_batch_norm(program):
+            return False
+        carrying = _with_relevance(program.graph)
+        return any(_readers_without_relevance(node, carrying) for node in carrying)
+
+    def run(self, program: Program) -> PassResult:
+        result, carrying = PassResult(), _with_relevance(program.graph)
+        for node in reversed(list(calls(program.graph))):  # a copy of a batch norm is another reader of the layer before it
+            others = _readers_without_relevance(node, carrying)
+            if others:
+                with program.graph.inserting_after(node):
+                    copied = program.graph.node_copy(node)
+                info = node_info(node)
+                set_info(copied, replace(info, name=f"{info.name}.of_constants"))
+                for user in others:
+                    user.replace_input_with(node, copied)
+                result.match(info.name, f"computed again for {', '.join(node_info(user).name for user in others)}")
+        return result
+
+
+def _readers_without_relevance(node: fx.Node, carrying: set[fx.Node]) -> list[fx.Node]:
+    """The readers of what a merge changes, or needs to know all readers of, that take no relevance, if others do."""
+    if node not in carrying or not (_is_batch_norm(node) or _is_before_batch_norm(node)):
+        return []
+    others = [user for user in readers(node) if user.op != "output" and user not in carrying]
+    return others if len(others) < len(readers(node)) else []
+
+
+def _with_relevance(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes from which signals lead to the output."""
+    found: set[fx.Node] = set()
+    pending = [output_node(graph)]
+    while pending:
+        new = [node for node in pending.pop().all_input_nodes if is_data(node) and node not in found]
+        found.update(new)
+        pending += new
+    return found
+
+
+def _is_batch_norm(node: fx.Node) -> bool:
+    kind = node_info(node).kind
+    return kind is not None and issubclass(kind, BatchNorm)
+
+
+def _is_before_batch_norm(node: fx.Node) -> bool:
+    return is_layer_of_parameters(node) and any(user.op != "output" and _is_batch_norm(user) for user in readers(node))
