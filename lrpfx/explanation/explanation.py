@@ -337,11 +337,14 @@ class Explanation(Explained):
 Kind = TypeVar("Kind", bound=Explained)
 
 
-class Several(Sequence[Kind]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Several(PlainData, Sequence[Kind]):
     """Explanations of several photographs or texts, in their order."""
 
-    def __init__(self, items: Sequence[Kind]) -> None:
-        self.items = tuple(items)
+    items: Sequence[Kind]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", tuple(self.items))
 
     @overload
     def __getitem__(self, index: int) -> Kind: ...
@@ -369,7 +372,7 @@ class Several(Sequence[Kind]):
     def _repr_html_(self) -> str:
         return "".join(one._repr_html_() for one in self.items)
 
-    def _some(self) -> tuple[Kind, ...]:
+    def _some(self) -> Sequence[Kind]:
         """The explanations; `InputError` if there are none to draw."""
         if not self.items:
             raise InputError("there are no explanations to draw", topic="explainers")
