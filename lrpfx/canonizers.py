@@ -17,7 +17,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
-from lrpfx.module_mode.shadows import Shadow
 from lrpfx.passes.canonize import merge_input_normalization, merge_layer_norm
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
@@ -26,6 +25,7 @@ from lrpfx.passes.canonize.merge_batch_norm import (
     scale_output_channels_transposed,
 )
 from lrpfx.passes.program import GraphPass
+from lrpfx.runtime.module_mode.shadows import Shadow
 from lrpfx.types import BatchNorm, ConvolutionTranspose, Linear
 
 __all__ = [

@@ -17,7 +17,6 @@ from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
-from lrpfx.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.rules.formulas import (
     AlphaBeta,
     Epsilon,
@@ -43,6 +42,7 @@ from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
 from lrpfx.rules.modifiers import describe_value
 from lrpfx.rules.numbers import positive_number
+from lrpfx.runtime.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.types import (
     Activation,

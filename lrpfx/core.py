@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from lrpfx.composites import Composite, CompositeContext
-from lrpfx.module_mode.registration import RemovableHandle, RemovableHandleList
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import ParamMod, expand
 from lrpfx.rules.stabilizer import Stabilizer, stabilize
 from lrpfx.rules.template import BasicHook
+from lrpfx.runtime.module_mode.registration import RemovableHandle, RemovableHandleList
 
 __all__ = [
     "BasicHook",

@@ -20,8 +20,6 @@ from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
 from lrpfx.deploy.files import checked_path
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.identity.descriptions import fingerprint_of_value
-from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Index
 from lrpfx.request.outputs import OutputSelector
@@ -29,9 +27,11 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.preparation import Preparation, on_device_of
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
+from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 

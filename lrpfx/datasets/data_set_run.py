@@ -22,8 +22,6 @@ from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.identity.descriptions import described
-from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
@@ -32,9 +30,11 @@ from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
+from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
+from lrpfx.support.identity.descriptions import described
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree

@@ -10,9 +10,9 @@ from torch.export import ExportedProgram
 from lrpfx.deploy.job import Job
 from lrpfx.deploy.program import checked
 from lrpfx.deploy.program_sizes import OpenSize
-from lrpfx.identity.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.passes.program import HISTORY, Program
 from lrpfx.reports.assignment import assignment
+from lrpfx.runtime.fingerprints import fingerprint_of_tensors, other_buffers
 
 MANIFEST, _EXAMPLES, _OPEN = "lrpfx", "lrpfx_examples", "lrpfx_open_sizes"  # keys of a program's metadata
 

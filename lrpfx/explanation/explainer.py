@@ -28,7 +28,6 @@ from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
-from lrpfx.identity.structure import Snapshot
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
@@ -38,6 +37,7 @@ from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.identity.structure import Snapshot
 from lrpfx.support.optional_packages import progress_bar
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.ir.node import Facts
-from lrpfx.layers.layer import Layer, Operation
+from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from lrpfx.errors import RuleError
-from lrpfx.layers.layer import Operation
+from lrpfx.operators.layer import Operation
 from lrpfx.support.derivatives import vjp
 from lrpfx.support.tensors import only_finite, where_finite
 from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum

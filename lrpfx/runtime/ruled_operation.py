@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 
 from lrpfx.errors import InputError, RuleError
-from lrpfx.layers.layer import Layer, Operation
+from lrpfx.operators.layer import Layer, Operation
 from lrpfx.runtime.layer_call import LayerCall, ParameterModifier
 from lrpfx.runtime.multipliers import MultiplierForm
 

@@ -22,8 +22,8 @@ from lrpfx.ir.node import (
     update_info,
 )
 from lrpfx.ir.operator import Operator, Repeats, WeightLayout
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels

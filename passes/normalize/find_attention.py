@@ -5,7 +5,7 @@ from torch.fx.node import Argument
 
 from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, only_reader, readers, row_of, update_info
 from lrpfx.ir.operator import Probability
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder

@@ -11,8 +11,8 @@ from torch import fx
 
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Fill, Operator, Probability, Repeats
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.constants import mark_constants, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, LeftAloneError, with_replaced_calls

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, set_info
-from lrpfx.layers.layer import Operation, Slot
+from lrpfx.operators.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.call_builder import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call

@@ -17,9 +17,9 @@ from lrpfx.command_line import explain as explain_command
 from lrpfx.command_line import options
 from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError
-from lrpfx.identity import fingerprints
 from lrpfx.images.opening import image_files
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
+from lrpfx.support.identity import fingerprints
 
 pytestmark = pytest.mark.programs
 

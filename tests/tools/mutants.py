@@ -44,9 +44,11 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 COVERED_BY = {
     "lrpfx/rules/formulas.py": (
         "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose "
-        "module_mode/test_registration reports/test_ledger end_to_end/test_known_defects"
+        "runtime/module_mode/test_registration reports/test_ledger end_to_end/test_known_defects"
     ),
-    "lrpfx/rules/template.py": "rules/test_formulas rules/test_modifiers module_mode/test_registration reports/test_ledger",
+    "lrpfx/rules/template.py": (
+        "rules/test_formulas rules/test_modifiers runtime/module_mode/test_registration reports/test_ledger"
+    ),
     "lrpfx/rules/shortcuts.py": (
         "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose rules/test_shortcuts"
     ),
@@ -56,15 +58,15 @@ COVERED_BY = {
     "lrpfx/rules/recurrent.py": "rules/test_recurrent",
     "lrpfx/rules/numbers.py": "rules/test_numbers test_composites",
     "lrpfx/runtime/layer_call.py": "rules/test_formulas reports/test_ledger",
-    "lrpfx/runtime/ruled_operation.py": "rules/test_wrong_results module_mode/test_registration rules/test_formulas",
+    "lrpfx/runtime/ruled_operation.py": "rules/test_wrong_results runtime/module_mode/test_registration rules/test_formulas",
     "lrpfx/runtime/propagation.py": (
-        "rules/test_formulas module_mode/test_registration attribution/test_plausibility reports/test_ledger "
+        "rules/test_formulas runtime/module_mode/test_registration attribution/test_plausibility reports/test_ledger "
         "rules/test_products_and_norms end_to_end/test_known_defects"
     ),
     "lrpfx/runtime/multipliers.py": "runtime/test_multipliers passes/rewrite/test_carry_multipliers",
     "lrpfx/runtime/rule_table.py": "runtime/test_rule_table",
     "lrpfx/runtime/explain_module.py": "runtime/test_explain_module",
-    "lrpfx/layers/layer.py": "rules/test_formulas runtime/test_multipliers",
+    "lrpfx/operators/layer.py": "rules/test_formulas runtime/test_multipliers",
     "lrpfx/ir/node.py": "passes/test_driver passes/normalize/test_normalize runtime/test_explain_module",
     "lrpfx/ir/operator.py": "operators/test_operators operators/test_table",
     "lrpfx/ir/guards.py": "ir/test_guards",

@@ -21,9 +21,9 @@ from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole
 from lrpfx.datasets.view import Attributions
 from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.identity.descriptions import text_of
 from lrpfx.pictures.maps import Channels
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.identity.descriptions import text_of
 
 __all__ = [
     "Label",

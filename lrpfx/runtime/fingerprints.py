@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.identity.descriptions import described
-from lrpfx.identity.installed_modules import installed_folders
 from lrpfx.runtime.compiled_graph import restore_graph
 from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule
+from lrpfx.support.identity.descriptions import described
+from lrpfx.support.identity.installed_modules import installed_folders
 from lrpfx.support.tensors import content_of
 from lrpfx.version import __version__
 
