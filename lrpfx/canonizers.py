@@ -6,7 +6,7 @@ applies all others to a copy of the model.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
 from lrpfx.passes.canonize import merge_input_normalization, merge_layer_norm
@@ -39,6 +38,21 @@ __all__ = [
     "NamedMergeBatchNorm",
     "SequentialMergeBatchNorm",
 ]
+
+
+def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """The leaf modules of a module, depth first in the order of registration; the module itself if it has no children.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+    children = list(module.children())
+    if not children:
+        yield module
+    for child in children:
+        yield from collect_leaves(child)
 
 
 class Canonizer(ABC):

@@ -15,9 +15,9 @@ from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import Role, named_nodes, node_info
-from lrpfx.reports.assignment import assignment
 from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import explainable
+from lrpfx.runtime.rule_table import rule_table
 from lrpfx.support.optional_packages import optional_package
 
 __all__ = ["LRP", "LayerLRP"]
@@ -97,7 +97,7 @@ class _Compiled(GradientAttribution):
         """The compiled model."""
         explain_model = self._compilations.graph_for(self.model, arguments)
         if verbose:
-            print(assignment(explain_model))
+            print(rule_table(explainable(explain_model, "LRP").unfused_graph))
         return explain_model
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
-from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")

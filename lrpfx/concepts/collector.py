@@ -18,7 +18,6 @@ from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Colle
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
-from lrpfx.deploy.files import checked_path
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Index
@@ -31,6 +30,7 @@ from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.preparation import Preparation, on_device_of
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
+from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer

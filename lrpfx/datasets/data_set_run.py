@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,6 @@ from lrpfx.support.identity.descriptions import described
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
-from lrpfx.version import __version__
 
 #: How many samples may fail at the beginning before their errors count as one of the settings.
 _PATIENCE = 32
@@ -241,7 +241,7 @@ class _Run:
         question, module = self.explainer.question, self.explainer.module
         several = None if question.targets is None else described([as_plain(one) for one in question.targets])
         return {
-            "versions": {"lrpfx": __version__, "torch": torch.__version__, "zarr": zarr_package().__version__},
+            "versions": {"lrpfx": version("lrpfx"), "torch": torch.__version__, "zarr": zarr_package().__version__},
             "model": fingerprint_of_module(module),
             "composite": module.composite,
             "settings": {

@@ -31,9 +31,9 @@ from lrpfx.datasets.statistics import sums_of
 from lrpfx.datasets.store import MANIFEST
 from lrpfx.datasets.store_queries import checked_view, conditions_of, targets_of
 from lrpfx.datasets.view import Attributions
-from lrpfx.deploy.files import checked_path, whole_file
 from lrpfx.errors import ArtefactError, os_errors
 from lrpfx.pictures.maps import Floats, checked_whole
+from lrpfx.support.files import checked_path, whole_file
 from lrpfx.support.optional_packages import optional_package, progress_bar
 
 SUFFIX = ".parquet"

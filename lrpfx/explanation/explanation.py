@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from lrpfx import pictures
-from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, first_lines, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of
 from lrpfx.explanation.canvas import Canvas
@@ -22,6 +21,7 @@ from lrpfx.images.geometry import Axis, Geometry
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class
+from lrpfx.support.files import as_path, written
 from lrpfx.support.html import element, image_html
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.table import Table

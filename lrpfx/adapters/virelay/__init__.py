@@ -19,10 +19,10 @@ from lrpfx.datasets.layout import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
-from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.files import checked_path, written
 from lrpfx.support.identity.descriptions import text_of
 
 __all__ = [
