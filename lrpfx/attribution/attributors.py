@@ -169,14 +169,10 @@ class Attributor(NativeContext):
 class Gradient(Attributor):
     """The gradient, which under a composite is relevance.
 
+    Other arguments: as for `Attributor`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
     create_graph
         As for `torch.autograd.grad`: whether the attribution can be differentiated.
     retain_graph
@@ -270,18 +266,10 @@ class SmoothGrad(_Sampling):
 
     The noise is normal. The last input has no noise, and its output is returned.
 
+    Other arguments: as for `Gradient`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
-    create_graph
-        As for `Gradient`.
-    retain_graph
-        As for `Gradient`.
     noise_level
         The standard deviation of the noise, as a share of the value range of each sample.
     n_iter
@@ -325,18 +313,10 @@ class SmoothGrad(_Sampling):
 class IntegratedGradients(_Sampling):
     """The gradient along the line from a baseline to the input, times their difference.
 
+    Other arguments: as for `Gradient`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
-    create_graph
-        As for `Gradient`.
-    retain_graph
-        As for `Gradient`.
     baseline_fn
         The function from an input to its baseline, by default zeros.
     n_iter
@@ -382,14 +362,10 @@ class Occlusion(Attributor):
 
     A window that extends past the end of a dimension wraps around to its start.
 
+    Other arguments: as for `Attributor`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
     occlusion_fn
         The function of an input and a boolean mask that occludes everything outside the mask, by default with zeros.
     window

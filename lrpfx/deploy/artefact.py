@@ -121,16 +121,14 @@ def package(
     compiler and may take minutes. XNNPACK needs all weights stored, which can triple their space. The file appears whole or not
     at all, and only after it has passed its self-test.
 
+    Other arguments: as for `save`.
+
     Parameters
     ----------
     program
         What `lrpfx.lower` returned.
     path
         Ends in `.pt2` for native code, and in `.pte` for ExecuTorch with XNNPACK.
-    preprocess
-        As for `save`.
-    categories
-        As for `save`.
 
     Returns
     -------

@@ -782,10 +782,7 @@ class UniformEpsilon(_ProductRule):
 
     If only one factor depends on the input, this is Epsilon.
 
-    Parameters
-    ----------
-    epsilon
-        As for `Epsilon`.
+    Other arguments: as for `Epsilon`.
 
     References
     ----------
@@ -813,10 +810,7 @@ class ValueOnly(_ProductRule):
 
     The attention weights get no relevance, so queries and keys get none either.
 
-    Parameters
-    ----------
-    epsilon
-        As for `Epsilon`.
+    Other arguments: as for `Epsilon`.
 
     References
     ----------
@@ -918,10 +912,7 @@ class NormalizationEpsilon(EpsilonRule):
     R' = x Jᵀ (R / st(y)), where J is the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd. The bias and the
     mean are in the denominator here, other than in the source.
 
-    Parameters
-    ----------
-    epsilon
-        As for `Epsilon`.
+    Other arguments: as for `Epsilon`.
 
     References
     ----------

@@ -61,16 +61,12 @@ def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
 class Stabilizer:
     """`stabilize` with fixed settings.
 
+    Other arguments: as for `stabilize`.
+
     Parameters
     ----------
     epsilon
         As for `stabilize`; not negative.
-    clip
-        As for `stabilize`.
-    norm_scale
-        As for `stabilize`.
-    dim
-        As for `stabilize`.
     """
 
     def __init__(
