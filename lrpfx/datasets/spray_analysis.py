@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Settings, Spray
+from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Spray, SpraySettings
 from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, labels_of, samples_by_label
 from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
@@ -108,7 +108,7 @@ def spray(
     drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
     if not all(one in EMBEDDINGS for one in drawn):
         raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}", topic="statistics")
-    settings = Settings(
+    settings = SpraySettings(
         size=checked_size(size),
         normalize=bool(normalize),
         neighbors=checked_whole(neighbors, "neighbors is a number of samples", 1),
@@ -156,7 +156,7 @@ def _asked(classes: Iterable[int], groups: dict[int, Numbers]) -> list[int]:
     return found
 
 
-def _analysis(label: int, maps: Column, samples: Numbers, settings: Settings) -> LabelAnalysis:
+def _analysis(label: int, maps: Column, samples: Numbers, settings: SpraySettings) -> LabelAnalysis:
     least = max(settings.neighbors, max(settings.clusters)) + 1
     if len(samples) < least:
         raise _NothingToClusterError(
@@ -178,7 +178,7 @@ def _analysis(label: int, maps: Column, samples: Numbers, settings: Settings) ->
     return LabelAnalysis(label, samples, spectrum.eigenvalues, spectrum.parts, embedded, clusterings)
 
 
-def _reduced(maps: Column, samples: Numbers, settings: Settings) -> Floats:
+def _reduced(maps: Column, samples: Numbers, settings: SpraySettings) -> Floats:
     """The maps of samples as they are compared."""
     found: Floats | None = None
     for block in maps.floats(samples):
@@ -196,7 +196,7 @@ def _reduced(maps: Column, samples: Numbers, settings: Settings) -> Floats:
     return found
 
 
-def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers, settings: Settings) -> Clustering:
+def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers, settings: SpraySettings) -> Clustering:
     """The clusters by k-means, the largest first."""
     coordinates = spectrum.first(number)
     machine = optional_package("sklearn.cluster", PURPOSE, EXTRA).KMeans(number, n_init=_STARTS, random_state=settings.seed)

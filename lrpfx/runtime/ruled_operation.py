@@ -10,7 +10,7 @@ import torch
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.operators.layer import Layer, Operation
-from lrpfx.runtime.layer_call import LayerCall, ParameterModifier
+from lrpfx.runtime.layer_call import LayerCall, ParameterChange
 from lrpfx.runtime.multipliers import MultiplierForm
 
 
@@ -34,7 +34,7 @@ class Rule(Protocol):
     def saves_output(self) -> bool: ...
 
     @property
-    def parameter_modifiers(self) -> Sequence[ParameterModifier]: ...
+    def parameter_modifiers(self) -> Sequence[ParameterChange]: ...
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None: ...
 
