@@ -41,9 +41,9 @@ from lrpfx.rules.formulas import (
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
 from lrpfx.rules.modifiers import describe_value
-from lrpfx.rules.numbers import positive_number
 from lrpfx.runtime.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.support.interrupts import NativeContext, undisturbed
+from lrpfx.support.numbers import positive_number
 from lrpfx.types import (
     Activation,
     AvgPool,

@@ -18,6 +18,7 @@ from torch import nn
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.support.interrupts import NativeContext
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_bar
 
 AttrOutput = torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
@@ -459,7 +460,7 @@ def _for_each(attr_output_fn: OutputFunction, count: int) -> OutputFunction:
 
 def _check_positive(**values: int) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_whole(value):
             raise InputTypeError(f"{name} is an int, not {value!r}")
         if value < 1:
             raise InputError(f"{name} is at least 1, not {value}")

@@ -32,6 +32,7 @@ from lrpfx.samples.preparation import Preparation, on_device_of
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 
@@ -215,7 +216,7 @@ class _Collector:
         """Raise `InputError` for settings that are wrong."""
         for name, low in {"top": 1, "top_by_class": 0, "batch_size": 1, "workers": 0}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= _MOST:
+            if not is_whole(value) or not low <= value <= _MOST:
                 raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}", topic="collections")
         if isinstance(self.save_every, bool) or not isinstance(self.save_every, (int, float)) or not self.save_every >= 0:
             raise InputError(f"save_every is a number of seconds, not {self.save_every!r}", topic="collections")

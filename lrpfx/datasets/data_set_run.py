@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -36,6 +35,7 @@ from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.identity.descriptions import described
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
@@ -143,7 +143,7 @@ def attribute(
     location = location_of(output, storage_options)
     batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
     block = None if block_size is None else _count("block_size", block_size)
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+    if workers is not None and (not is_whole(workers) or workers < 0):
         raise InputError(f"workers is a number of processes, not {workers!r}")
     chosen = engine_named(engine)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
@@ -158,7 +158,7 @@ def attribute(
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not is_whole(value) or value < 1:
         raise InputError(f"{name} is a positive number of samples, not {value!r}")
     return int(value)
 

@@ -12,7 +12,8 @@ from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spect
 from lrpfx.datasets.store_queries import classes_of_relevance, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.maps import Floats, checked_whole
+from lrpfx.pictures.maps import Floats
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import optional_package, progress_bar
 
 CLUSTERS = (2, 3, 4, 5, 6, 8, 10)
@@ -98,7 +99,7 @@ def spray(
         raise InputTypeError(
             f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}", topic="statistics"
         )
-    numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})
+    numbers = sorted({whole_number(one, "a number of clusters is a whole number", 2, "statistics") for one in clusters})
     if not numbers:
         raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]", topic="statistics")
     if not isinstance(embeddings, Iterable):
@@ -111,11 +112,11 @@ def spray(
     settings = SpraySettings(
         size=checked_size(size),
         normalize=bool(normalize),
-        neighbors=checked_whole(neighbors, "neighbors is a number of samples", 1),
+        neighbors=whole_number(neighbors, "neighbors is a number of samples", 1, "statistics"),
         clusters=tuple(numbers),
-        dimensions=checked_whole(dimensions, "dimensions is a number", 2),
+        dimensions=whole_number(dimensions, "dimensions is a number", 2, "statistics"),
         embeddings=tuple(name for name in EMBEDDINGS if name in drawn),
-        typical=checked_whole(typical, "typical is a number of samples", 1),
+        typical=whole_number(typical, "typical is a number of samples", 1, "statistics"),
         seed=_checked_seed(seed),
     )
     for name in settings.embeddings:
@@ -137,7 +138,7 @@ def spray(
 
 
 def _checked_seed(seed: Any) -> int:
-    found = checked_whole(seed, "seed is a whole number", 0)
+    found = whole_number(seed, "seed is a whole number", 0, "statistics")
     if found >= _SEEDS:
         raise InputError(f"seed is less than 2³², not {seed!r}", topic="statistics")
     return found
@@ -149,7 +150,8 @@ class _NothingToClusterError(Exception):
 
 def _asked(classes: Iterable[int], groups: dict[int, Numbers]) -> list[int]:
     several = classes if isinstance(classes, Iterable) and not isinstance(classes, (str, bytes)) else [classes]
-    found = sorted({checked_whole(one, "classes are the indices of classes, such as [0, 3]", 0) for one in several})
+    meaning = "classes are the indices of classes, such as [0, 3]"
+    found = sorted({whole_number(one, meaning, 0, "statistics") for one in several})
     missing = [label for label in found if label not in groups]
     if missing:
         raise InputError(f"no sample has the class {missing[0]}; the classes are {list(groups)}", topic="statistics")

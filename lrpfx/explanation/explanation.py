@@ -24,6 +24,7 @@ from lrpfx.request.targets import Class
 from lrpfx.support.files import as_path, written
 from lrpfx.support.html import element, image_html
 from lrpfx.support.identity.plain_data import PlainData
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.table import Table
 
 
@@ -50,7 +51,7 @@ class Explained(PlainData, ABC):
 
         `count`: how many. Raises `InputError`: the count is not a positive number.
         """
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        if not is_whole(count) or count < 1:
             raise InputError(f"top takes a positive number of classes, not {count!r}", topic="classes-and-their-names")
         best = np.argsort(-self.output, kind="stable")[: min(count, len(self.categories or self.output))]
         return [category_of(self.output, int(index), self.categories, self.scores) for index in best]

@@ -17,7 +17,6 @@ from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
-from lrpfx.rules.numbers import finite_number
 from lrpfx.rules.ratios import (
     ConservingRatios,
     FirstGradient,
@@ -46,6 +45,7 @@ from lrpfx.rules.template import BasicHook
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio
 from lrpfx.support.derivatives import vjp
+from lrpfx.support.numbers import finite_number
 from lrpfx.types import (
     AvgPool,
     Gate,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import InputTypeError
-from lrpfx.rules.numbers import finite_number
+from lrpfx.support.numbers import finite_number
 
 StabilizerFunction = Callable[[torch.Tensor], torch.Tensor]
 

@@ -56,7 +56,7 @@ COVERED_BY = {
     "lrpfx/rules/modifiers.py": "rules/test_modifiers rules/test_formulas",
     "lrpfx/rules/stabilizer.py": "rules/test_stabilizer rules/test_formulas",
     "lrpfx/rules/recurrent.py": "rules/test_recurrent",
-    "lrpfx/rules/numbers.py": "rules/test_numbers test_composites",
+    "lrpfx/support/numbers.py": "support/test_numbers rules/test_numbers test_composites",
     "lrpfx/runtime/layer_call.py": "rules/test_formulas reports/test_ledger",
     "lrpfx/runtime/ruled_operation.py": "rules/test_wrong_results runtime/module_mode/test_registration rules/test_formulas",
     "lrpfx/runtime/propagation.py": (

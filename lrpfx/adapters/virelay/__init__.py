@@ -24,6 +24,7 @@ from lrpfx.pictures.maps import Channels
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.files import checked_path, written
 from lrpfx.support.identity.descriptions import text_of
+from lrpfx.support.numbers import is_whole
 
 __all__ = [
     "Label",
@@ -147,7 +148,7 @@ def write_project(
         raise InputError(f"outputs have {width} classes, but there are names for {len(described)}", topic="virelay")
     if strategy not in ("true_label", "predicted_label"):
         raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}", topic="virelay")
-    if isinstance(compression, bool) or not isinstance(compression, int) or not 0 <= compression <= 9:
+    if not is_whole(compression) or not 0 <= compression <= 9:
         raise InputError(f"compression is a level from 0 to 9, not {compression!r}", topic="virelay")
     packed = {"compression": "gzip", "compression_opts": compression, "shuffle": True} if compression else {}
     shown = {} if analyses is None else {"SpRAy": analyses} if isinstance(analyses, Spray) else dict(analyses)
