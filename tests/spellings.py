@@ -932,6 +932,9 @@ ACTIVATIONS = {
     "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
     "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
     "x * relu6(x + 3) / 6": (lambda m, x: F.hardswish(x), lambda m, x: x * F.relu6(x + 3) / 6),
+    "relu(x + 1) - relu(x - 1) - 1": (lambda m, x: F.hardtanh(x), lambda m, x: torch.relu(x + 1) - torch.relu(x - 1) - 1),
+    "relu(x) - 0.1 * relu(-x)": (lambda m, x: F.leaky_relu(x, 0.1), lambda m, x: torch.relu(x) - 0.1 * torch.relu(-x)),
+    "where(x > 0, x, 0.1 * x)": (lambda m, x: F.leaky_relu(x, 0.1), lambda m, x: torch.where(x > 0, x, 0.1 * x)),
     "minimum(maximum(x, -1), 1)": (
         lambda m, x: F.hardtanh(x),
         lambda m, x: torch.minimum(torch.maximum(x, -torch.ones(())), torch.ones(())),
@@ -975,6 +978,16 @@ def _masked_product(mask):
     def layer(m, given):
         value = given[0].mean(-1, keepdim=True)
         return given[1] * value * mask(value)
+
+    return layer
+
+
+def _selected_product(select):
+    """The product of the values and an average, in the places that a function of both selects."""
+
+    def layer(m, given):
+        value = given[0].mean(-1, keepdim=True)
+        return select(given[1] * value, value)
 
     return layer
 
@@ -1065,6 +1078,15 @@ GATES = {
     ),
     "v * x * (x > 0)": (_rectified, _masked_product(lambda value: value > 0)),
     "v * x * (x > 0).to(x.dtype)": (_rectified, _masked_product(lambda value: (value > 0).to(value.dtype))),
+    "where(x > 0, v * x, 0)": (_rectified, _selected_product(lambda product, value: torch.where(value > 0, product, 0.0))),
+    "(v * x).masked_fill(x <= 0, 0)": (
+        _rectified,
+        _selected_product(lambda product, value: product.masked_fill(value <= 0, 0)),
+    ),
+    "where(x > 0, v, 0) * x": (
+        _rectified,
+        lambda m, given: torch.where((value := given[0].mean(-1, keepdim=True)) > 0, given[1], 0.0) * value,
+    ),
     "v * x * 0.5 * (1 + erf(x / sqrt(2)))": (
         lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
         _masked_product(lambda value: 0.5 * (1 + torch.erf(value / 2**0.5))),
