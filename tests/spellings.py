@@ -377,6 +377,12 @@ DENSE = {
     ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
+    "+ linear(zeros, W, b)": (_linear, lambda m, x: x @ m.weight.T + F.linear(torch.zeros_like(x), m.weight, m.bias)),
+    "+ ones @ b": (_linear, lambda m, x: x @ m.weight.T + x.new_ones(x.shape[0], 1) @ m.bias[None]),
+    "+ linear(ones, b)": (_linear, lambda m, x: x @ m.weight.T + F.linear(torch.ones_like(x[:, :1]), m.bias[:, None])),
+    "+ einsum(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.einsum("b,o->bo", x.new_ones(x.shape[0]), m.bias)),
+    "+ b.repeat.view(sizes)": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias.repeat(x.shape[0]).view(y.shape)),
+    "+ b[None][zeros]": (_linear, lambda m, x: x @ m.weight.T + m.bias[None][torch.zeros(x.shape[0], dtype=torch.long)]),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
     "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
     "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
@@ -543,6 +549,18 @@ IMAGES = {
         lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(-1, 1, 1).expand(x.shape[0], -1, 8, 8),
     ),
     "conv2d + b.view(1, y.shape[1], 1, 1)": (_conv, _with_bias(lambda m, y: m.bias.view(1, y.shape[1], 1, 1))),
+    "conv2d + conv2d(ones, b)": (
+        _conv,
+        _with_bias(lambda m, y: F.conv2d(torch.ones_like(y[:, :1]), m.bias.view(4, 1, 1, 1))),
+    ),
+    "conv2d + conv2d(zeros, W, b)": (
+        _conv,
+        lambda m, x: F.conv2d(x, m.weight, padding=1) + F.conv2d(torch.zeros_like(x), m.weight, m.bias, padding=1),
+    ),
+    "conv2d + b.repeat_interleave.repeat.view(sizes)": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.repeat_interleave(y.shape[2] * y.shape[3]).repeat(y.shape[0]).view(y.shape)),
+    ),
     "conv2d + repeated b with new dimensions": (
         _conv,
         _with_bias(lambda m, y: m.bias.repeat(y.shape[0], 1)[:, :, None, None]),
