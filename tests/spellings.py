@@ -255,6 +255,15 @@ def _in_heads(m, x):
     return (heads + m.bias.view(2, 3)).flatten(2)
 
 
+def _one_output(m, x):
+    return x + F.linear(x, m.weight[:1], m.bias[:1])
+
+
+def _heads_on_the_left(m, x):
+    heads = m.weight.view(2, 3, 6) @ x[:, None].mT + m.bias.view(2, 3, 1)
+    return heads.permute(0, 3, 1, 2).flatten(2)
+
+
 def _standardized(m, x):
     return F.linear(x, (m.weight - m.weight.mean(1, keepdim=True)) / m.weight.std(1, keepdim=True), m.bias)
 
@@ -342,6 +351,14 @@ DENSE = {
     "+ b.expand_as": (_linear, _with_expanded),
     "sum of products of x[:, None, :]": (_linear, lambda m, x: (x[:, None, :] * m.weight).sum(-1) + m.bias),
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
+    "one output: (x * w).sum(-1, keepdim=True) + b": (
+        _one_output,
+        lambda m, x: x + ((x * m.weight[0]).sum(-1, keepdim=True) + m.bias[:1]),
+    ),
+    "one output: (x * w).sum(-1)[:, None] + b": (
+        _one_output,
+        lambda m, x: x + ((x * m.weight[0]).sum(-1)[:, None] + m.bias[:1]),
+    ),
     "+ b.repeat_interleave": (_linear, lambda m, x: x @ m.weight.T + m.bias[None].repeat_interleave(x.shape[0], 0)),
     "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
     "+ b.tile": (_linear, lambda m, x: x @ m.weight.T + m.bias.tile(x.shape[0], 1)),
@@ -414,6 +431,7 @@ SEQUENCES = {
     "einsum in heads": (_linear, _in_heads),
     "tensordot of sequences": (_linear, lambda m, x: torch.tensordot(m.weight, x, ([1], [2])).permute(1, 2, 0) + m.bias),
     "a column of ones, of sequences": (_linear, _with_column),
+    "W of heads @ x[:, None].mT + b": (_linear, _heads_on_the_left),
     "einsum, + b of heads": (
         _linear,
         lambda m, x: (

@@ -156,7 +156,7 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
     row = spelling.operator
     if row.entries.moves or row.outputs.picks:
         return _view_alone(program, constant, row) or _in_order(program, constant)
-    if row.weighs_channels or row.product.contraction is not None:
+    if row.weighs_channels or (row.product.contraction is not None and not row.entries.adds_up):
         return _of_number(program, constant, row)
     fills = row.name == "outer" and number_filling(constant.args[0]) is not None
     found = [_alone(program, one) for one in constant.args if row.merging.affine_in or fills]
