@@ -255,6 +255,15 @@ def _in_heads(m, x):
     return (heads + m.bias.view(2, 3)).flatten(2)
 
 
+def _one_output(m, x):
+    return x + F.linear(x, m.weight[1:2], m.bias[1:2])
+
+
+def _heads_on_the_left(m, x):
+    heads = m.weight.view(2, 3, 6) @ x[:, None].mT + m.bias.view(2, 3, 1)
+    return heads.permute(0, 3, 1, 2).flatten(2)
+
+
 def _standardized(m, x):
     return F.linear(x, (m.weight - m.weight.mean(1, keepdim=True)) / m.weight.std(1, keepdim=True), m.bias)
 
@@ -342,6 +351,14 @@ DENSE = {
     "+ b.expand_as": (_linear, _with_expanded),
     "sum of products of x[:, None, :]": (_linear, lambda m, x: (x[:, None, :] * m.weight).sum(-1) + m.bias),
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
+    "one output: (x * w).sum(-1, keepdim=True) + b": (
+        _one_output,
+        lambda m, x: x + ((x * m.weight[1]).sum(-1, keepdim=True) + m.bias[1:2]),
+    ),
+    "one output: (x * w).sum(-1)[:, None] + b": (
+        _one_output,
+        lambda m, x: x + ((x * m.weight[1]).sum(-1)[:, None] + m.bias[1:2]),
+    ),
     "+ b.repeat_interleave": (_linear, lambda m, x: x @ m.weight.T + m.bias[None].repeat_interleave(x.shape[0], 0)),
     "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
     "+ b.tile": (_linear, lambda m, x: x @ m.weight.T + m.bias.tile(x.shape[0], 1)),
@@ -377,6 +394,12 @@ DENSE = {
     ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
+    "+ linear(zeros, W, b)": (_linear, lambda m, x: x @ m.weight.T + F.linear(torch.zeros_like(x), m.weight, m.bias)),
+    "+ ones @ b": (_linear, lambda m, x: x @ m.weight.T + x.new_ones(x.shape[0], 1) @ m.bias[None]),
+    "+ linear(ones, b)": (_linear, lambda m, x: x @ m.weight.T + F.linear(torch.ones_like(x[:, :1]), m.bias[:, None])),
+    "+ einsum(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.einsum("b,o->bo", x.new_ones(x.shape[0]), m.bias)),
+    "+ b.repeat.view(sizes)": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias.repeat(x.shape[0]).view(y.shape)),
+    "+ b[None][zeros]": (_linear, lambda m, x: x @ m.weight.T + m.bias[None][torch.zeros(x.shape[0], dtype=torch.long)]),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
     "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
     "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
@@ -408,6 +431,7 @@ SEQUENCES = {
     "einsum in heads": (_linear, _in_heads),
     "tensordot of sequences": (_linear, lambda m, x: torch.tensordot(m.weight, x, ([1], [2])).permute(1, 2, 0) + m.bias),
     "a column of ones, of sequences": (_linear, _with_column),
+    "W of heads @ x[:, None].mT + b": (_linear, _heads_on_the_left),
     "einsum, + b of heads": (
         _linear,
         lambda m, x: (
@@ -543,6 +567,18 @@ IMAGES = {
         lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(-1, 1, 1).expand(x.shape[0], -1, 8, 8),
     ),
     "conv2d + b.view(1, y.shape[1], 1, 1)": (_conv, _with_bias(lambda m, y: m.bias.view(1, y.shape[1], 1, 1))),
+    "conv2d + conv2d(ones, b)": (
+        _conv,
+        _with_bias(lambda m, y: F.conv2d(torch.ones_like(y[:, :1]), m.bias.view(4, 1, 1, 1))),
+    ),
+    "conv2d + conv2d(zeros, W, b)": (
+        _conv,
+        lambda m, x: F.conv2d(x, m.weight, padding=1) + F.conv2d(torch.zeros_like(x), m.weight, m.bias, padding=1),
+    ),
+    "conv2d + b.repeat_interleave.repeat.view(sizes)": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.repeat_interleave(y.shape[2] * y.shape[3]).repeat(y.shape[0]).view(y.shape)),
+    ),
     "conv2d + repeated b with new dimensions": (
         _conv,
         _with_bias(lambda m, y: m.bias.repeat(y.shape[0], 1)[:, :, None, None]),
@@ -932,6 +968,9 @@ ACTIVATIONS = {
     "where(x > 0, x, exp(x) - 1)": (lambda m, x: F.elu(x), lambda m, x: torch.where(x > 0, x, torch.exp(x) - 1)),
     "relu6(x + 3) / 6": (lambda m, x: F.hardsigmoid(x), lambda m, x: F.relu6(x + 3) / 6),
     "x * relu6(x + 3) / 6": (lambda m, x: F.hardswish(x), lambda m, x: x * F.relu6(x + 3) / 6),
+    "relu(x + 1) - relu(x - 1) - 1": (lambda m, x: F.hardtanh(x), lambda m, x: torch.relu(x + 1) - torch.relu(x - 1) - 1),
+    "relu(x) - 0.1 * relu(-x)": (lambda m, x: F.leaky_relu(x, 0.1), lambda m, x: torch.relu(x) - 0.1 * torch.relu(-x)),
+    "where(x > 0, x, 0.1 * x)": (lambda m, x: F.leaky_relu(x, 0.1), lambda m, x: torch.where(x > 0, x, 0.1 * x)),
     "minimum(maximum(x, -1), 1)": (
         lambda m, x: F.hardtanh(x),
         lambda m, x: torch.minimum(torch.maximum(x, -torch.ones(())), torch.ones(())),
@@ -975,6 +1014,16 @@ def _masked_product(mask):
     def layer(m, given):
         value = given[0].mean(-1, keepdim=True)
         return given[1] * value * mask(value)
+
+    return layer
+
+
+def _selected_product(select):
+    """The product of the values and an average, in the places that a function of both selects."""
+
+    def layer(m, given):
+        value = given[0].mean(-1, keepdim=True)
+        return select(given[1] * value, value)
 
     return layer
 
@@ -1065,6 +1114,15 @@ GATES = {
     ),
     "v * x * (x > 0)": (_rectified, _masked_product(lambda value: value > 0)),
     "v * x * (x > 0).to(x.dtype)": (_rectified, _masked_product(lambda value: (value > 0).to(value.dtype))),
+    "where(x > 0, v * x, 0)": (_rectified, _selected_product(lambda product, value: torch.where(value > 0, product, 0.0))),
+    "(v * x).masked_fill(x <= 0, 0)": (
+        _rectified,
+        _selected_product(lambda product, value: product.masked_fill(value <= 0, 0)),
+    ),
+    "where(x > 0, v, 0) * x": (
+        _rectified,
+        lambda m, given: torch.where((value := given[0].mean(-1, keepdim=True)) > 0, given[1], 0.0) * value,
+    ),
     "v * x * 0.5 * (1 + erf(x / sqrt(2)))": (
         lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
         _masked_product(lambda value: 0.5 * (1 + torch.erf(value / 2**0.5))),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import is_data, node_info, only_reader
+from lrpfx.ir.node import is_data, node_info, only_reader, sources_of_dimensions
 from lrpfx.ir.operator import Contraction, NotAContractionError
 
 RankOf = Callable[[Any], int | None]
@@ -50,7 +50,10 @@ def of_matmul(node: fx.Node, rank_of: RankOf) -> Contraction:
 def _of_broadcast_matmul(operands: tuple[Any, Any], rank_of: RankOf) -> Contraction | None:
     """The contraction of a product such as x[:, None] @ weight, where x does not have the dimension that is added to it."""
     place = int(is_data(operands[1]))
-    source, added = _without_added_dimensions(operands[place], rank_of)
+    value, columns = operands[place], ("ni", "io")[place]
+    if isinstance(value, fx.Node) and sources_of_dimensions(value, rank := _rank(rank_of, value)) == _transposed(rank):
+        value, columns = value.args[0], columns[::-1]
+    source, added = _without_added_dimensions(value, rank_of)
     ranks = _rank(rank_of, operands[0]), _rank(rank_of, operands[1])
     batch = max(ranks) - 2
     own, other = (range(batch - ranks[at] + 2, batch) for at in (place, 1 - place))
@@ -60,8 +63,13 @@ def _of_broadcast_matmul(operands: tuple[Any, Any], rank_of: RankOf) -> Contract
     letters = string.ascii_uppercase[:batch]
     of_source = "".join(letters[number] for number in own if number not in places)
     of_other = "".join(letters[number] for number in other)
-    labels = (of_source + "ni", of_other + "io") if place == 0 else (of_other + "ni", of_source + "io")
+    labels = (of_source + columns, of_other + "io") if place == 0 else (of_other + "ni", of_source + columns)
     return Contraction((source, operands[1]) if place == 0 else (operands[0], source), labels, letters + "no")
+
+
+def _transposed(rank: int) -> list[int]:
+    """The order of dimensions in which the last two have changed places."""
+    return [*range(rank - 2), rank - 1, rank - 2]
 
 
 def of_inner(node: fx.Node, rank_of: RankOf) -> Contraction:
@@ -113,30 +121,41 @@ def of_einsum(node: fx.Node, rank_of: RankOf) -> Contraction:
 
 
 def of_sum(node: fx.Node, rank_of: RankOf) -> Contraction:
-    """The contraction that a sum over dimensions of a product is.
+    """The contraction that a sum over dimensions of a product is, without those that it keeps with size 1.
 
     A factor does not have the dimensions that `unsqueeze` has added to it.
     """
     product = node.args[0]
     if not isinstance(product, fx.Node) or only_reader(product) is not node or node.kwargs.get("dtype") is not None:
         raise NotAContractionError("it is not the only reader of a product")
-    if node.kwargs.get("keepdim") or (len(node.args) > 2 and node.args[2]):
-        raise NotAContractionError("it keeps the dimensions that it sums over")
     factors = [_without_added_dimensions(factor, rank_of) for factor in _operands(product)]
     ranks = [_rank(rank_of, factor) for factor in _operands(product)]
     rank = max(ranks)
-    given = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    dims = [given] if isinstance(given, int) else given
-    if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
-        raise NotAContractionError("the dimensions of its sum are not known")
     letters = string.ascii_lowercase[:rank]
     labels = [
         "".join(letter for place, letter in enumerate(letters[rank - own :]) if place not in added)
         for own, (_, added) in zip(ranks, factors, strict=True)
     ]
-    summed = {letters[dim % rank] for dim in dims}
+    summed = {letters[dim] for dim in summed_dimensions(node, rank_of)}
     result = "".join(letter for letter in letters if letter not in summed)
     return Contraction((factors[0][0], factors[1][0]), (labels[0], labels[1]), result)
+
+
+def summed_dimensions(node: fx.Node, rank_of: RankOf) -> list[int]:
+    """The dimensions over which a sum adds up a product of two operands."""
+    given = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    dims = [given] if isinstance(given, int) else given
+    if not isinstance(dims, (tuple, list)) or not all(isinstance(dim, int) for dim in dims):
+        raise NotAContractionError("the dimensions of its sum are not known")
+    product = node.args[0]
+    assert isinstance(product, fx.Node)
+    rank = max(_rank(rank_of, factor) for factor in _operands(product))
+    return [dim % rank for dim in dims]
+
+
+def keeps_dimensions(node: fx.Node) -> bool:
+    """Whether a sum keeps the dimensions over which it adds up, with size 1."""
+    return bool(node.kwargs.get("keepdim") or (len(node.args) > 2 and node.args[2]))
 
 
 def _without_added_dimensions(factor: Any, rank_of: RankOf) -> tuple[Any, Sequence[int]]:

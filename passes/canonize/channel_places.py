@@ -25,8 +25,10 @@ def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place
         return None
     row, rank, own = row_of(view), len(after), [len(before) + number for number in place]
     moved: list[int] | None = None
-    if row.entries.keeps_order or _drops_ones(view, row, before, after):
-        moved = _side_by_side(before, after, own) if own and own == list(range(own[0], own[-1] + 1)) else None
+    if not own:  # a single channel, whose dimension is gone
+        moved = []
+    elif row.entries.keeps_order or _drops_ones(view, row, before, after):
+        moved = _side_by_side(before, after, own) if own == list(range(own[0], own[-1] + 1)) else None
     elif row.dimensions.dimension_before is not None and rank == len(before):
         sources = sources_of_dimensions(view, rank) or []
         places = [number for number, source in enumerate(sources) if source in own]

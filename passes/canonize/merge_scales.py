@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from lrpfx.ir.node import (
     row_of,
     update_info,
 )
-from lrpfx.ir.operator import Operator, Repeats, WeightLayout
+from lrpfx.ir.operator import NotAContractionError, Operator, Repeats, WeightLayout
+from lrpfx.operators.channels import pads
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
@@ -153,7 +155,9 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
         return None
     row = spelling.operator
     if row.entries.moves or row.outputs.picks:
-        return _view_alone(program, constant, row)
+        return _view_alone(program, constant, row) or _in_order(program, constant)
+    if row.weighs_channels or (row.product.contraction is not None and not row.entries.adds_up):
+        return _of_number(program, constant, row)
     fills = row.name == "outer" and number_filling(constant.args[0]) is not None
     found = [_alone(program, one) for one in constant.args if row.merging.affine_in or fills]
     parts = [one for one in found if one is not None]
@@ -195,6 +199,107 @@ def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None
         return _insert(program, view, view.target, (source, *given))
 
     return _Alone(tuple(shape), make)
+
+
+def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
+    """A parameter whose entries repetitions, views and indices only repeat, as in b.repeat(n).view(n, -1)."""
+    shape = node_info(constant).shape
+    source = constant
+    while isinstance(source, fx.Node) and not _is_parameter(source):
+        source = source.args[0] if _moves_or_repeats(source) else None
+    value = parameter_value(source, program.root) if isinstance(source, fx.Node) else None
+    if shape is None or not isinstance(value, torch.Tensor) or not 0 < value.numel() < math.prod(shape):
+        return None
+    try:
+        places = _evaluated(constant, {source: torch.arange(value.numel()).view(value.shape)})
+    except (RuntimeError, TypeError, ValueError, IndexError):  # sizes that only a run knows
+        return None
+    if not isinstance(places, torch.Tensor) or places.is_meta or places.shape != torch.Size(shape):
+        return None
+    for dim in range(places.ndim):
+        first = places.narrow(dim, 0, 1)
+        places = first if torch.equal(places, first.expand_as(places)) else places
+    if places.flatten().tolist() != list(range(value.numel())):
+        return None
+
+    def make() -> fx.Node:
+        program.fixed_dimensions = True
+        return _insert(program, constant, torch.reshape, (source, tuple(places.shape)))
+
+    return _Alone(tuple(places.shape), make)
+
+
+def _moves_or_repeats(node: fx.Node) -> bool:
+    spelling = spelling_of(node)
+    row = None if spelling is None else spelling.operator
+    return row is not None and bool(row.entries.moves or row.entries.repeats or row.outputs.picks)
+
+
+def _evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
+    """What a call returns for the values that are known, and for the shapes of the others."""
+    if node in known:
+        return known[node]
+    info = node_info(node)
+    if node.op != "call_function" or info.role not in (Role.METADATA, Role.PARAMETER):
+        if info.shape is None:
+            raise TypeError
+        return torch.empty(info.shape, device="meta")
+    assert callable(node.target)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: _evaluated(one, known))
+    return node.target(*args, **kwargs)
+
+
+def layer_of_number(weight: torch.Tensor, bias: torch.Tensor | None, number: float) -> torch.Tensor:
+    """The output of a linear layer for inputs that are all the same number. Shape (channels, 1, ...)."""
+    added = weight.flatten(1).sum(1) * number
+    return (added if bias is None else added + bias).reshape(-1, *[1] * (weight.ndim - 2))
+
+
+def product_of_number(matrix: torch.Tensor, equation: str, number: float, shape: tuple[int, ...]) -> torch.Tensor:
+    """A product of a matrix and a tensor of one number, as sums of the matrix in the given shape."""
+    return (torch.einsum(equation, matrix) * number).reshape(shape)
+
+
+def _of_number(program: Program, constant: fx.Node, row: Operator) -> _Alone | None:
+    """A linear layer of parameters, or a product with one, whose other operand is a tensor of one number."""
+    if row.product.contraction is not None and not row.weighs_channels:
+        return _product_of_number(program, constant, row)
+    bound = bound_arguments(constant, row)
+    number, parameters = number_filling(bound.get("input")), [bound.get("weight"), bound.get("bias")]
+    if number is None or not all(one is None or (isinstance(one, fx.Node) and _is_parameter(one)) for one in parameters):
+        return None
+    if row.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION or (number and pads(bound.get("padding", 0))):
+        return None
+    weight = parameter_value(parameters[0], program.root)
+    shape = (len(weight), *[1] * (weight.ndim - 2))
+    return _Alone(shape, lambda: _insert(program, constant, layer_of_number, (*parameters, number)))
+
+
+def _product_of_number(program: Program, constant: fx.Node, row: Operator) -> _Alone | None:
+    assert row.product.contraction is not None
+    try:
+        found = row.product.contraction(constant, lambda value: _rank(program, value))
+    except NotAContractionError:
+        return None
+    for matrix, own, filled, other in zip(found.operands, found.labels, found.operands[::-1], found.labels[::-1], strict=True):
+        number, kept = number_filling(filled), [letter for letter in found.result if letter in own]
+        if number is None or not isinstance(matrix, fx.Node) or not _is_parameter(matrix) or "." in own or not kept:
+            continue
+        behind = found.result[found.result.index(kept[0]) :]
+        if "." in behind or len(set(own)) < len(own) or set(other) - set(own) - set(found.result):
+            continue
+        sizes = dict(zip(own, parameter_value(matrix, program.root).shape, strict=True))
+        shape = tuple(sizes.get(letter, 1) for letter in behind)
+        equation = f"{own}->{''.join(kept)}"
+        return _Alone(shape, partial(_insert, program, constant, product_of_number, (matrix, equation, number, shape)))
+    return None
+
+
+def _rank(program: Program, value: Any) -> int | None:
+    if isinstance(value, fx.Node) and node_info(value).role is Role.PARAMETER:
+        return int(parameter_value(value, program.root).ndim)
+    shape = node_info(value).shape if isinstance(value, fx.Node) else None
+    return None if shape is None else len(shape)
 
 
 def _adds_dimensions(index: Any) -> bool:

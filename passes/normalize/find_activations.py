@@ -3,6 +3,7 @@
 As sums and products, their constants would take shares of the relevance, which an activation passes on whole.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -24,6 +25,7 @@ from lrpfx.ir.node import (
     readers,
     row_of,
 )
+from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators import mixing
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -63,6 +65,7 @@ _PLAIN: tuple[_Candidate, ...] = (
 )
 _WITH_NUMBER: tuple[_Candidate, ...] = (
     ("elu", functional.elu),
+    ("leaky_relu", functional.leaky_relu),
     ("celu", functional.celu),
     ("softplus", functional.softplus),
     ("softshrink", functional.softshrink),
@@ -83,7 +86,7 @@ class FindActivations(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
-        for replacement in (_replacement, _gated_product, _replacement):
+        for replacement in (_replacement, _masked_product, _gated_product, _replacement):
             places, before = {node: place for place, node in enumerate(program.graph.nodes)}, result.matches
             for node in reversed(list(calls(program.graph))):
                 new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
@@ -93,6 +96,44 @@ class FindActivations(GraphPass):
             if result.matches > before:
                 remove_unread(program.graph)
         return result
+
+
+def _masked_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
+    """where(mask of z, signal * z, 0) as signal * z * mask, also by masked_fill; signal * where(mask, z, 0) likewise."""
+    chosen = _chosen_or_zero(node)
+    if chosen is None:
+        return None
+    value, mask, is_inverse = chosen
+    reader = only_reader(node)
+    found = [
+        *(_factors(value) if is_call_of(value, "mul") else [value]),
+        *(_factors(reader) if is_call_of(reader, "mul") else []),
+    ]
+    factors = [one for one in found if isinstance(one, fx.Node) and is_data(one) and one is not node]
+    if not any(_is_gate_of(mask, one, places) and _scales_signals(one, factors, places) for one in factors):
+        return None
+    build = CallBuilder(program, node, row_of(node))
+    return build.call("mul", value, build.call("logical_not", mask, target=torch.logical_not) if is_inverse else mask)
+
+
+def _scales_signals(value: fx.Node, factors: list[fx.Node], places: dict[fx.Node, int]) -> bool:
+    """Whether factors beside a value and its gates are signals of their own, unlike log(z) in z * log(z), which has no end."""
+    others = [one for one in factors if one is not value and not _is_gate_of(one, value, places)]
+    return bool(others) and not any(value is source for one in others for source, _ in _sources(one, places))
+
+
+def _chosen_or_zero(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
+    """The signal that a call keeps in some places, with zeros in the others, the mask, and whether it marks the zeros."""
+    row = row_of(node)
+    if not row.entries.chooses:
+        return None
+    bound = bound_arguments(node, row)
+    mask, where_true, where_false = (bound[name] for name in row.entries.chooses)
+    is_inverse = number_filling(where_true) == 0
+    value, other = (where_false, where_true) if is_inverse else (where_true, where_false)
+    if not isinstance(value, fx.Node) or not isinstance(mask, fx.Node) or not is_data(value) or number_filling(other) != 0:
+        return None
+    return value, mask, is_inverse
 
 
 def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
@@ -261,6 +302,10 @@ def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tupl
         for name, function in _WITH_NUMBER:
             if number > 0 and _agree(function(_POINTS, number), values):
                 return name, 1, (number,)
+    bounds = sorted({0.0, *numbers, *(-one for one in numbers)})
+    for low, high in itertools.combinations(bounds, 2):
+        if _agree(functional.hardtanh(_POINTS, low, high), values):
+            return "hardtanh", 1, (low, high)
     return None
 
 

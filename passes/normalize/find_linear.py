@@ -23,6 +23,7 @@ from lrpfx.ir.node import (
     sources_of_dimensions,
 )
 from lrpfx.ir.operator import Contraction, NotAContractionError, Operator, Repeats
+from lrpfx.operators.contractions import keeps_dimensions, summed_dimensions
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -70,8 +71,11 @@ class FindLinear(GraphPass):
                 elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
-            new = dense.build(CallBuilder(program, node, row))
-            product = node.args[0]
+            build, product = CallBuilder(program, node, row), node.args[0]
+            new = dense.build(build)
+            if row.entries.adds_up and keeps_dimensions(node):
+                for dim in sorted(summed_dimensions(node, found.rank)):
+                    new = build.call("unsqueeze", new, dim, target=torch.unsqueeze)
             replace_call(node, new)
             layer = _as_convolution(CallBuilder(program, dense.layer, row), dense.layer) or dense.layer
             result.match(info.name, f"{row}: now {node_info(layer).name}")

@@ -110,6 +110,22 @@ def test_a_constant_for_each_place_stays():
     assert "(3, 6), which is not one value for each channel" in dict(stages["merge_scales"].reasons)["add"]
 
 
+@pytest.mark.parametrize(
+    "bias",
+    [
+        lambda m, y: m.bias.repeat_interleave(y.shape[0]).view(y.shape),
+        lambda m, y: m.bias.flip(0).repeat(y.shape[0]).view(6, -1).T,
+        lambda m, y: torch.arange(3, dtype=y.dtype)[:, None] @ m.bias[None],
+        lambda m, y: torch.conv1d(torch.ones_like(y[None]), m.weight[:3, :3, None], padding=1)[0, :, :6],
+    ],
+)
+def test_a_constant_that_repeats_its_entries_in_another_order_stays(bias):
+    model, x = written(lambda m, x: (y := x @ m.weight.T) + bias(m, y))
+    explain_model = lrpfx.transform(model, GammaByDepth(), example_inputs=x)
+    assert not any(stage.matches for stage in lrpfx.history(explain_model) if stage.name == "merge_scales")
+    assert torch.allclose(explain_model(x), model(x), rtol=1e-9)
+
+
 @pytest.mark.parametrize("layer", [lambda m, x: torch.nn.functional.linear(x, m.weight), lambda m, x: x @ m.weight.T])
 def test_a_sum_of_products_of_two_dtypes_is_no_layer(layer):
     """A product converts its operands, and a dense layer does not."""

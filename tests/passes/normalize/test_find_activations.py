@@ -38,6 +38,8 @@ FOUND = {
     "elu": lambda x: torch.where(x > 0, x, torch.exp(x) - 1),
     "elu with a number": lambda x: torch.where(x > 0, x, 0.7 * (torch.exp(x) - 1)),
     "celu": lambda x: x.clamp(min=0) + torch.clamp(2 * (torch.exp(x / 2) - 1), max=0),
+    "leaky_relu": lambda x: torch.maximum(x, 0.2 * x),
+    "hardtanh": lambda x: torch.relu(x + 2) - torch.relu(x - 1) - 2,
     "hardsigmoid": lambda x: F.relu6(x + 3) / 6,
     "relu by a mask": lambda x: x * (x > 0).to(x.dtype),
     "relu": lambda x: (x + x.abs()) / 2 + torch.zeros_like(x),
@@ -62,6 +64,7 @@ def test_an_activation_is_known_by_its_values(name):
         lambda x: 0.5 * (1 + torch.tanh(x / 2)) + 0.1,
         lambda x: x + torch.tanh(x.flip(0)),
         lambda x: 3 * x + 1,
+        lambda x: torch.where(x > 0, x * torch.log(x), 0.0),  # as a product with a mask it is nan
     ],
 )
 def test_other_functions_stay(function):
