@@ -85,12 +85,15 @@ DECOMPOSED = {
             *(aten.silu_backward.default, aten.mish_backward.default),
             *(aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default),
             aten._native_batch_norm_legit.no_stats,
+            *(aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default),
+            aten.native_batch_norm_backward.default,
         )
     },
     **{
         operator: FORWARD_FORMS[operator]
         for operator in (
             aten._upsample_bicubic2d_aa_backward.default,
+            *(aten._embedding_bag.default, aten._embedding_bag_forward_only.default),
             *(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default),
             *(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default),
             *(aten.rrelu_with_noise.default, aten.rrelu_with_noise_backward.default),

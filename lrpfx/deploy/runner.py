@@ -175,6 +175,10 @@ class Runner:
             raise ArtefactError(
                 f"the program gives {', '.join(results)}, but its manifest says {named}", topic="running-programs"
             )
+        for name, value in results.items():
+            problem = not_dense(value) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            if problem is not None:
+                raise ArtefactError(f"the result {name} of the program is {problem}", topic="running-programs")
         return results
 
     def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

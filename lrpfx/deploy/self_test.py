@@ -14,6 +14,10 @@ from lrpfx.deploy.archive import RefusedError, read_arrays
 MOST_REPEATED = 64
 
 
+#: Of arguments and results; bfloat16 is stored as float32.
+_DTYPES = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+
+
 @dataclass(frozen=True)
 class SelfTest:
     """Arguments and expected results for batches of `sizes`, the largest first.
@@ -100,6 +104,8 @@ def read(content: bytes, manifest: Mapping[str, Any]) -> SelfTest:
     needed = {f"in.{name}" for name in manifest["arguments"]} | {f"out.{name}" for name in manifest["results"]}
     allowed = needed | {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
     fits = needed <= set(arrays) <= allowed and not any(_is_misshapen(array, sizes[0]) for array in arrays.values())
+    if any(array.dtype.name not in _DTYPES for array in arrays.values()):
+        raise RefusedError("its self-test has arrays of other dtypes than programs take and give")
     if not fits or not all(_is_described(arrays[f"in.{name}"], one["shape"]) for name, one in manifest["arguments"].items()):
         raise RefusedError("its self-test does not have the arguments and results of its manifest")
     return SelfTest(tuple(sizes), arrays)

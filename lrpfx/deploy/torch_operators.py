@@ -5,6 +5,7 @@ raises an error for arguments that it does not take. torch itself checks most of
 """
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,22 +39,23 @@ _NAMES = (
     """
     _cdist_forward _fft_c2c _fft_c2r _fft_r2c _native_batch_norm_legit_no_training addbmm addmm addmv amax amin argmax
     argmin baddbmm bmm convolution convolution_backward count_nonzero cummax cummin cumprod cumsum dot linalg_vector_norm
-    logsumexp max mean median min mm mv native_group_norm native_layer_norm norm prod sort std std_mean sum topk var
-    var_mean vdot
+    kthvalue logcumsumexp logsumexp max mean median min mm mv native_group_norm native_layer_norm norm prod sort std
+    std_mean sum topk var var_mean vdot
     """
     # pooling, resampling and padding
     """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
     adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward grid_sampler_2d
-    grid_sampler_3d max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d _upsample_bicubic2d_aa
-    _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d _upsample_nearest_exact1d_backward
-    _upsample_nearest_exact2d _upsample_nearest_exact2d_backward _upsample_nearest_exact3d
-    _upsample_nearest_exact3d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward
-    upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d
-    upsample_trilinear3d_backward constant_pad_nd reflection_pad1d reflection_pad1d_backward reflection_pad2d
-    reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad1d_backward
-    replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+    grid_sampler_2d_backward grid_sampler_3d grid_sampler_3d_backward max_pool2d_with_indices max_pool3d_with_indices
+    max_unpool2d max_unpool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward upsample_bicubic2d
+    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
+    upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
+    upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward constant_pad_nd
+    reflection_pad1d reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d
+    reflection_pad3d_backward replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+    replication_pad3d replication_pad3d_backward
     """
     # views, copies and selections
     """
@@ -140,6 +142,18 @@ def guarded(operator: OpOverload) -> Callable[..., Any]:
         if not guard(_bound(operator, args, keywords)):
             raise ValueError(f"{operator} does not take these arguments")
         return operator(*args, **keywords)
+
+    return call
+
+
+def bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation on sizes. Larger numbers than sizes, which only a crafted file computes, may take time without end."""
+
+    def call(*numbers: Any) -> Any:
+        fits = all(isinstance(one, (int, float)) and abs(one) < 2**63 for one in numbers)
+        if not fits or (function is operator.pow and numbers[1] > 64):
+            raise ValueError(f"{function.__name__} does not take these arguments")
+        return function(*numbers)
 
     return call
 
@@ -233,6 +247,21 @@ def _fits_division(given: Arguments) -> bool:
     return not ((dividend == torch.iinfo(dtype).min) & (divisor == -1)).any()
 
 
+def _fits_grid(given: Arguments) -> bool:
+    """Whether the gradient of resampling at the places of a grid has the shape of the result, and modes exist."""
+    gradient, value, grid = given["grad_output"], given["input"], given["grid"]
+    return (
+        gradient.ndim == value.ndim == grid.ndim
+        and len(value) == len(grid)
+        and grid.shape[-1] == value.ndim - 2
+        and (*gradient.shape[:2], *gradient.shape[2:]) == (*value.shape[:2], *grid.shape[1:-1])
+        and 0 not in (*value.shape, *grid.shape)
+        and gradient.dtype == value.dtype == grid.dtype
+        and given["interpolation_mode"] in (0, 1, 2)
+        and given["padding_mode"] in (0, 1, 2)
+    )
+
+
 def _fits_range(given: Arguments) -> bool:
     """Whether the numbers of a range are so small that its length can be computed."""
     return all(abs(given.get(name, 0)) < 2**61 for name in ("start", "end", "step"))
@@ -276,6 +305,7 @@ GUARDS: dict[str, Callable[[Arguments], bool]] = {
     "*softmax_backward_data": _fits_softmax,
     "gelu_backward": lambda given: given["grad_output"].shape == given["self"].shape,
     "_native_batch_norm_legit_no_training": _fits_channels,
+    "grid_sampler_?d_backward": _fits_grid,
     "div": _fits_division,
     "arange": _fits_range,
     "unfold_backward": _fits_windows,

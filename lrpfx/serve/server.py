@@ -10,6 +10,7 @@ import uvicorn
 
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, LrpfxError
+from lrpfx.serve.connections import Connection
 from lrpfx.serve.guard import is_loopback
 from lrpfx.serve.service import application
 from lrpfx.serve.settings import Settings
@@ -57,7 +58,7 @@ def run(
 
     config = uvicorn.Config(
         application(programs, settings, on_failure=fail),
-        http="h11",
+        http=Connection,
         loop="asyncio",
         ws="none",
         lifespan="on",

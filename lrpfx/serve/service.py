@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, LrpfxError
+from lrpfx.errors import ArtefactError, InputError, LrpfxError
 from lrpfx.serve.answers import answer_of, json_answer
 from lrpfx.serve.batches import Batches
 from lrpfx.serve.guard import Guard
@@ -124,9 +124,10 @@ class Service:
         for program in self.programs.values():
             try:
                 await self.batches.in_thread(program.prepare)
-            except LrpfxError as error:
+            except Exception as error:
                 if self.on_failure is not None:
-                    self.on_failure(error)
+                    defect = ArtefactError(f"the self-test of {program.name} fails: {type(error).__name__}: {error}")
+                    self.on_failure(error if isinstance(error, LrpfxError) else defect)
                 raise
             self.metrics.ready(program.name)
 

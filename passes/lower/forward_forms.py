@@ -368,6 +368,38 @@ def _unfold_backward(gradient: torch.Tensor, sizes: Sequence[int], dimension: in
     return gradient.new_zeros(sizes).index_add(dimension, places, windows)
 
 
+def embedding_of_own_rows(weight: torch.Tensor, indices: torch.Tensor, *settings: Any) -> torch.Tensor:
+    """Rows of a table. ONNX takes negative indices for places from the end, which torch refuses: so they are out of range."""
+    places = torch.where(indices < 0, weight.shape[0], indices)
+    return weight.index_select(0, places.reshape(-1)).reshape(*indices.shape, weight.shape[1])
+
+
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Sums and means of bags. torch's operator reads where indices and offsets say."""
+    if mode not in (0, 1):
+        return NotImplemented
+    starts = offsets[:-1] if include_last_offset else offsets
+    counted = (indices != padding_idx).to(weight.dtype)
+    values = torch.nn.functional.embedding(indices, weight) * counted[:, None]
+    values = values if per_sample_weights is None else values * per_sample_weights[:, None]
+    places = torch.arange(indices.shape[0], device=indices.device)
+    bags = torch.searchsorted(starts, places.to(starts.dtype), right=True) - 1
+    sums = values.new_zeros(starts.shape[0], weight.shape[1]).index_add(0, bags, values)
+    sizes = counted.new_zeros(starts.shape[0]).index_add(0, bags, counted)
+    result = sums / sizes.clamp(min=1)[:, None] if mode == 1 else sums
+    return result, bags, sizes.to(indices.dtype), sizes.to(indices.dtype)
+
+
 # --- activations ------------------------------------------------------------------------------------------------------------
 
 
@@ -437,6 +469,8 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.diagonal.default: _diagonal,
     aten.diagonal_backward.default: _diagonal_backward,
     aten.unfold_backward.default: _unfold_backward,
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_forward_only.default: _embedding_bag,
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }

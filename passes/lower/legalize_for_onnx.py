@@ -9,7 +9,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lrpfx.errors import LoweringError
-from lrpfx.passes.lower.forward_forms import FORMS_OF_DOUBLES, FORMS_OF_HALVES, FORWARD_FORMS
+from lrpfx.passes.lower.forward_forms import FORMS_OF_DOUBLES, FORMS_OF_HALVES, FORWARD_FORMS, embedding_of_own_rows
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import EXPORTED, ONNX_OPERATORS
 from lrpfx.support.torch_internals import decompositions_of_backwards, fake_mode_of, make_fx, pytree
@@ -54,12 +54,12 @@ class LegalizeForOnnx(GraphPass):
         ]
         if any(isinstance(size, torch.SymInt) for node in convolutions for size in node.args[0].meta["val"].shape[2:]):
             ours[_CONVOLUTION] = _cropped_convolution
-        return {**decompositions_of_backwards(), **ours}
+        return {**decompositions_of_backwards(), **ours, torch.ops.aten.embedding.default: embedding_of_own_rows}
 
     def run(self, program: Program) -> PassResult:
         known = self.forms(program.graph)
         found = [node.target for node in program.graph.nodes if node.target in known]
-        ours = {*FORWARD_FORMS, *FORMS_OF_HALVES, *FORMS_OF_DOUBLES}
+        ours = {*FORWARD_FORMS, *FORMS_OF_HALVES, *FORMS_OF_DOUBLES, torch.ops.aten.embedding.default}
         own = set(torch.export.default_decompositions()) - ours if found else ()  # translation applies these
         matches = sum(target not in own for target in found)
         if not matches:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import operator
 import os
 import stat
 import subprocess
@@ -212,6 +213,14 @@ def test_calls_with_arguments_out_of_range_end_no_process():
 
 
 @pytest.mark.slow
+def test_numbers_beyond_sizes_are_not_computed():
+    power, product = torch_operators.bounded(operator.pow), torch_operators.bounded(operator.mul)
+    assert power(3, 4) == 81 and product(2**40, 3) == 3 * 2**40 and torch_operators.bounded(operator.not_)(False)
+    for function, numbers in ((power, (9, 10**9)), (product, ("a", 10**11)), (product, ([1], 10**9)), (product, (2**63, 2))):
+        with pytest.raises(ValueError, match="does not take these arguments"):
+            function(*numbers)
+
+
 def test_many_calls_with_arguments_out_of_range_end_no_process():
     ran, ended = operator_fuzz.examine(20_000, seed=1)
     assert ran > 6000 and not [one for one in ended if one[2] != "SIGALRM"]

@@ -21,12 +21,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import ROOT, assert_close, needs_compiler, small_net
+from helpers import ROOT, Unary, assert_close, needs_compiler, small_net
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lrpfx
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
+from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat, GuidedBackprop
 from lrpfx.deploy.artefact import write_with
 from lrpfx.deploy.backends import BACKENDS
 from lrpfx.deploy.backends import onnx as onnx_backend
@@ -687,3 +687,33 @@ def test_self_tests_of_softmax_classifiers_compare_something(name, tmp_path):
     assert runner.verify() <= 1e-5
     scale = np.abs(runner.self_test.expected("output", 2)).max()
     assert np.abs(runner.self_test.expected("relevance", 2)).max() > 1e-4 * scale
+
+
+@pytest.mark.parametrize("composite", [GuidedBackprop, EpsilonPlusFlat])
+@pytest.mark.parametrize(
+    "layers, shape",
+    [
+        ([nn.Linear(6, 8), nn.LayerNorm(8)], (2, 7, 6)),
+        ([nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)], (2, 3, 8, 8)),
+        ([nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4)], (2, 3, 8, 8)),
+        ([nn.EmbeddingBag(9, 6), nn.Linear(6, 4)], None),
+    ],
+    ids=["layer norm", "group norm", "instance norm", "bag"],
+)
+def test_files_of_layers_whose_backward_torch_does_not_check(layers, shape, composite, tmp_path):
+    x = torch.randint(9, (2, 7)) if shape is None else torch.rand(shape).float()
+    model = nn.Sequential(*layers, nn.Flatten()).float()
+    model = nn.Sequential(model, nn.Linear(model(x).shape[1], 3).float()).eval()
+    explain_model = lrpfx.transform(model, composite(), example_inputs=x)
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.pt2"))
+    target = torch.tensor([0, 2])
+    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+
+
+def test_operators_that_files_do_not_contain_are_named_before_the_work(tmp_path):
+    model = Unary(lambda x: torch.linalg.inv(x + 3 * torch.eye(3).to(x))).float()
+    x = torch.rand(2, 3, 3).float()
+    program = lrpfx.lower(lrpfx.transform(model, GuidedBackprop(), example_inputs=x), x, target="weights")
+    with pytest.raises(lrpfx.LoweringError, match=r"(?s)\.pt2 files do not contain.*aten\._linalg_check_errors"):
+        lrpfx.save(program, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())

@@ -123,6 +123,21 @@ def test_windows():
         check(lambda x, windows=(dimension, size, step): x.unfold(*windows), 5, 4, 7)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags(mode):
+    weight, ids = torch.randn(9, 4), torch.randint(9, (12,))
+    for settings in (
+        {"offsets": torch.tensor([0, 3, 3, 10])},
+        {"offsets": torch.tensor([0, 5, 12]), "include_last_offset": True},
+        {"offsets": torch.tensor([0, 6]), "padding_idx": int(ids[1])},
+        *([{"offsets": torch.tensor([0, 4]), "per_sample_weights": torch.rand(12)}] if mode == "sum" else []),
+    ):
+        run = functools.partial(F.embedding_bag, mode=mode, **settings)
+        traced = legal_form(run, ids, weight)
+        assert not [node for node in traced.graph.nodes if "_embedding_bag" in str(node.target)]
+        assert_close(traced(ids, weight), run(ids, weight), 1e-12)
+
+
 def test_padding_and_activations():
     for dimensions, padding in [(1, (1, 2)), (2, (2, 0, 3, 1)), (3, (1, 2, 0, 1, 3, 2))]:
         for mode in ("replicate", "reflect"):

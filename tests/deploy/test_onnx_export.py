@@ -336,6 +336,23 @@ def test_a_file_that_holds_one_size_fast_does_not_appear(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_tokens_out_of_range_are_refused(tmp_path):
+    """ONNX takes negative ones for places from the end."""
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(9, 6), torch.nn.Linear(6, 4), torch.nn.Flatten(), torch.nn.Linear(28, 3)
+    ).float()
+    x = torch.randint(9, (2, 7))
+    explain_model = lrpfx.transform(model.eval(), EpsilonPlus(), example_inputs=x)
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
+    target = torch.tensor([0, 2])
+    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    for token in (-1, -9, 9):
+        wrong = x.clone()
+        wrong[1, 3] = token
+        with pytest.raises(lrpfx.InputError, match="index is out of range"):
+            runner(wrong, target)
+
+
 class Chaotic(torch.nn.Module):
     """The last bits of the input decide about the result."""
 

@@ -118,7 +118,7 @@ def test_concepts(explain_model, images, expected, tmp_path):
     with pytest.raises(lrpfx.InputError, match="pass it as target="):
         reference(explain_model, Noise(COUNT), collection, name, 0)
     assert reference(explain_model, Noise(COUNT), collection, name, 0, target=Margin(0.5))
-    with pytest.raises(lrpfx.InputError, match="differs in target"):
+    with pytest.raises(lrpfx.InputError, match="other target"):
         collect(explain_model, Noise(COUNT), LAYERS, target=Margin(0.25), top=2, normalize=[], path=tmp_path / "collection.npz")
     graph = attribution_graph(explain_model, images[:1], Margin(0.5), layers=LAYERS)
     seed = Margin(0.5).relevance(expected.output[:1]).sum()

@@ -1,15 +1,18 @@
 """Limits of a server: size, number and time of requests, and who may send them."""
 
+import asyncio
+import contextlib
 import socket
 import time
 
 import numpy as np
 import pytest
-from serve.servers import Client, doubled, request_of, serving, together
+from serve.servers import Client, doubled, floats, python_runner, request_of, serving, together
 
 import lrpfx.serve
 from lrpfx.errors import InputError
 from lrpfx.serve import Settings, service
+from lrpfx.serve.service import Service
 
 ROW = np.ones((1, 3), dtype=np.float32)
 TOKEN = "0123456789abcdef"
@@ -164,3 +167,29 @@ def test_tokens_are_not_printed():
 def test_a_server_needs_a_program():
     with pytest.raises(InputError, match="needs a program"):
         lrpfx.serve.run({})
+
+
+def test_connections_that_ask_for_nothing_keep_no_others_out():
+    runner = python_runner(lambda x: {"output": x}, {"x": floats(2, 3)})
+    with serving({"model": runner}, max_queue=4) as client, contextlib.ExitStack() as stack:
+        for number in range(100):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+            silent.sendall(b"GET /v2/health/live HT" if number % 2 else b"")
+        rows = np.ones((1, 3), dtype=np.float32)
+        assert (client.results("model", x=rows)["output"] == 1).all()
+        assert client.get("/v2/health/live")[0] == 200
+
+
+def test_a_self_test_that_breaks_ends_the_server():
+    runner = python_runner(lambda x: {"output": x}, {"x": floats(2, 3)})
+    runner.verify = lambda: 1 / 0
+    failures = []
+
+    async def prepared():
+        service = Service({"model": runner}, Settings(), failures.append)
+        async with service.lifespan(None):
+            await asyncio.sleep(0.5)
+
+    asyncio.run(prepared())
+    (failure,) = failures
+    assert isinstance(failure, lrpfx.ArtefactError) and "the self-test of model fails: ZeroDivisionError" in str(failure)

@@ -35,6 +35,9 @@ class NativeCode(Exported):
         if problem is not None:
             raise ArtefactError(f"AOTInductor needs a C++ compiler: {problem}", topic="missing-package")
 
+    def check_program(self, program: ExportedProgram) -> None:
+        """Any operator can be compiled."""
+
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         doubles = any(value.dtype == torch.float64 for value in program.state_dict.values())
         configs = {**INDUCTOR, "freezing": not doubles}  # frozen convolutions use oneDNN, which lacks float64

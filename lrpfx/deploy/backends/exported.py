@@ -8,6 +8,7 @@ import ast
 import copy
 import io
 import json
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +30,12 @@ from lrpfx.deploy.archive import (
     read_signed_archive,
     signed_archive,
 )
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.program_reader import CONFIGS, MODEL, read_program
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
-from lrpfx.deploy.torch_operators import check_calls, guarded, is_allowed
+from lrpfx.deploy.torch_operators import bounded, check_calls, guarded, is_allowed
 from lrpfx.errors import LoweringError
 from lrpfx.ir.node import attribute_of
 from lrpfx.runtime.propagation import ORIGIN
@@ -55,7 +56,18 @@ class Exported(Backend):
         """Nothing but torch writes these files."""
 
     def check_program(self, program: ExportedProgram) -> None:
-        """Every program is one of torch."""
+        lacking = {
+            node: node.target
+            for node in program.graph.nodes
+            if isinstance(node.target, OpOverload) and not is_allowed(node.target)
+        }
+        if lacking:
+            raise operators_missing(
+                "the program calls operators that .pt2 files do not contain, since nobody has shown that they check their "
+                "arguments",
+                lacking,
+                "use an .onnx file or lrpfx.package",
+            )
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
         plain = copy.copy(program)
@@ -98,6 +110,8 @@ class Exported(Backend):
         for node in program.graph.nodes:
             if isinstance(node.target, OpOverload):
                 node.target = guarded(node.target)
+            elif node.op == "call_function" and node.target.__module__ == "_operator" and node.target is not operator.getitem:
+                node.target = bounded(node.target)
         program.recompile()
         return _Program(program, names)
 

@@ -40,7 +40,7 @@ def test_its_own_step_is_verified(fold, monkeypatch):
         cut.replace_all_uses_with(double, delete_user_cb=lambda user: user is not double)
         return result
 
-    assert [stage.unverified for stage in compiled(fold).history if stage.name == "cut_constants"] == [""]
+    assert [stage.unverified for stage in compiled(fold).compiled.history if stage.name == "cut_constants"] == [""]
     monkeypatch.setattr(CutConstants, "run", doubling)
     with pytest.raises(lrpfx.VerificationError, match="cut_constants"):
         compiled(fold)
