@@ -545,6 +545,29 @@ def _unfolded_and_folded(m, x):
     return F.fold(rows.transpose(1, 2), (8, 8), (1, 1)) + m.bias.view(1, 4, 1, 1)
 
 
+def _unfolded_groups(product):
+    """The columns of two groups, and their weights, in a product."""
+
+    def layer(m, x):
+        columns = F.unfold(x, 3, padding=1).view(x.shape[0], 2, 18, 64)
+        return product(columns, m.weight[:, :2].reshape(2, 2, 18)).reshape(x.shape[0], 4, 8, 8) + m.bias.view(1, -1, 1, 1)
+
+    return layer
+
+
+def _windows(x):
+    """Windows of 3 × 3 places, by Tensor.unfold."""
+    return F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+
+
+def _of_windows(product):
+    return lambda m, x: product(_windows(x), m.weight) + m.bias.view(1, -1, 1, 1)
+
+
+def _of_channels(m, x):
+    return F.conv2d(x, m.weight[:, :1], m.bias, padding=1, groups=4)
+
+
 def _batch_norm(m, x):
     return F.batch_norm(F.conv2d(x, m.weight, padding=1), m.mean, m.variance, m.scale, m.shift, eps=0.1)
 
@@ -654,6 +677,39 @@ IMAGES = {
         lambda m, x: (
             torch.bmm(m.weight.view(1, 4, 36).repeat(x.shape[0], 1, 1), F.unfold(x, 3, padding=1)).view(-1, 4, 8, 8)
             + m.bias.view(1, 4, 1, 1)
+        ),
+    ),
+    "unfold, einsum of groups": (_grouped, _unfolded_groups(lambda x, weight: torch.einsum("bgkl,gok->bgol", x, weight))),
+    "unfold, W of groups @": (_grouped, _unfolded_groups(lambda x, weight: weight @ x)),
+    "unfold, sum of products of each channel": (
+        _of_channels,
+        lambda m, x: (
+            (F.unfold(x, 3, padding=1).view(x.shape[0], 4, 9, 64) * m.weight[:, 0].reshape(1, 4, 9, 1)).sum(2).view(x.shape)
+            + m.bias.view(1, -1, 1, 1)
+        ),
+    ),
+    "Tensor.unfold, einsum": (_conv, _of_windows(lambda x, weight: torch.einsum("bchwij,ocij->bohw", x, weight))),
+    "Tensor.unfold, einsum of a permuted weight": (
+        _conv,
+        _of_windows(lambda x, weight: torch.einsum("bchwij,ijco->bohw", x, weight.permute(2, 3, 1, 0))),
+    ),
+    "Tensor.unfold, tensordot": (
+        _conv,
+        _of_windows(lambda x, weight: torch.tensordot(x, weight, ([1, 4, 5], [1, 2, 3])).permute(0, 3, 1, 2)),
+    ),
+    "Tensor.unfold, einsum of each channel": (
+        _of_channels,
+        _of_windows(lambda x, weight: torch.einsum("bchwij,cij->bchw", x, weight[:, 0])),
+    ),
+    "Tensor.unfold with steps, einsum": (
+        lambda m, x: F.conv2d(x, m.weight[..., :2, :2], m.bias, stride=2).repeat_interleave(2, 2).repeat_interleave(2, 3),
+        lambda m, x: (
+            (
+                torch.einsum("bchwij,ocij->bohw", x.unfold(2, 2, 2).unfold(3, 2, 2), m.weight[..., :2, :2])
+                + m.bias.view(1, -1, 1, 1)
+            )
+            .repeat_interleave(2, 2)
+            .repeat_interleave(2, 3)
         ),
     ),
     "unfold, F.linear of its rows": (
