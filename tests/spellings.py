@@ -392,6 +392,14 @@ DENSE = {
         lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
         lambda m, x: torch.einsum("bi,oi,o->bo", x, m.weight, m.scale) + m.bias,
     ),
+    "einsum of x and two weights": (
+        lambda m, x: F.linear(x, m.weight @ (m.weight * m.scale), m.bias),
+        lambda m, x: torch.einsum("bi,ji,i,oj->bo", x, m.weight, m.scale, m.weight) + m.bias,
+    ),
+    "einsum of x, a weight and a mask": (
+        lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
+        lambda m, x: torch.einsum("bi,oi,oi->bo", x, m.weight, m.mask) + m.bias,
+    ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
     "+ linear(zeros, W, b)": (_linear, lambda m, x: x @ m.weight.T + F.linear(torch.zeros_like(x), m.weight, m.bias)),
@@ -1221,6 +1229,12 @@ PAIRS: dict[str, Pair] = {
     "the same by one_hot.T @": Pair(_by_rows, _joined_by_matrix(torch.matmul), Edges),
     "the same by einsum with one_hot": Pair(
         _by_rows, _joined_by_matrix(lambda matrix, messages: torch.einsum("ne,ed->nd", matrix, messages)), Edges
+    ),
+    "the same by a sum over one_hot": Pair(
+        _by_rows, _joined_by_matrix(lambda matrix, messages: (matrix.T[:, :, None] * messages[:, None]).sum(0)), Edges
+    ),
+    "the same by a sum over a mask": Pair(
+        _by_rows, _joined_by_matrix(lambda matrix, messages: ((matrix > 0)[..., None] * messages).sum(1)), Edges
     ),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),

@@ -65,10 +65,17 @@ class FindLinear(GraphPass):
                 dense = _Dense(found, row.product.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
-                other = _with_selected_matrices(program, node, row) or _as_scale(program, node, row, found)
+                other = (
+                    _with_selected_matrices(program, node, row)
+                    or _as_scale(program, node, row, found)
+                    or _as_matrix_product(program, node, row, found)
+                )
                 if other is not None:
                     result.match(info.name, f"{row}: now {row_of(other)}")
+                    product = node.args[0]
                     replace_call(node, other)
+                    if row.entries.adds_up and isinstance(product, fx.Node):
+                        program.graph.erase_node(product)
                 elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
@@ -168,6 +175,31 @@ def _as_scale(program: Program, node: fx.Node, row: Operator, weights: "_Weights
     return build.call("mul", operand, weight, label="")
 
 
+def _as_matrix_product(program: Program, node: fx.Node, row: Operator, weights: "_Weights") -> fx.Node | None:
+    """A sum of products with a matrix that is not learned, such as that of the groups of messages, as an einsum."""
+    try:
+        assert row.product.contraction is not None
+        found = row.product.contraction(node, weights.rank) if row.entries.adds_up and not keeps_dimensions(node) else None
+    except NotAContractionError:
+        found = None
+    if found is None:
+        return None
+    place = int(is_data(found.operands[1]))
+    data, matrix = found.operands[place], found.operands[1 - place]
+    labels, own = found.labels[place], found.labels[1 - place]
+    summed, kept = set(own) - set(found.result), set(own) & set(found.result)
+    is_matrix = len(summed) == len(kept) == 1 and len(own) == 2 and summed <= set(labels) and not kept & set(labels)
+    if not is_matrix or set(labels) - set(found.result) != summed or not isinstance(matrix, fx.Node):
+        return None
+    build, dtypes = CallBuilder(program, node, row), [weights.dtype(one) for one in (data, matrix)]
+    if None in dtypes or (dtypes[0] != dtypes[1] and dtypes[1].is_floating_point):
+        return None
+    if dtypes[0] != dtypes[1]:
+        matrix = build.call("to", matrix, build.dtype_of(data), target=torch.Tensor.to)
+    equation = f"{own},{labels}->{found.result}"
+    return build.call("einsum", equation, matrix, data, target=torch.einsum)
+
+
 def _is_looked_up(value: Any) -> bool:
     """Whether a value consists of entries of a parameter."""
     chosen = False
@@ -200,10 +232,14 @@ class _Weights:
     def shape(self, value: fx.Node) -> tuple[int, ...] | None:
         return node_info(value).shape
 
+    def dtype(self, value: fx.Node) -> torch.dtype | None:
+        is_parameter = node_info(value).role is Role.PARAMETER
+        return parameter_value(value, self.program.root).dtype if is_parameter else node_info(value).dtype
+
     def dtypes_differ(self, data: fx.Node, weight: fx.Node) -> bool:
         """Whether a product converts one of its operands, which a layer does not."""
         dtype = node_info(data).dtype
-        return dtype is not None and dtype != parameter_value(weight, self.program.root).dtype
+        return dtype is not None and dtype != self.dtype(weight)
 
     def one_matrix(self, value: fx.Node, labels: str, data: fx.Node, of_data: str) -> tuple[fx.Node, torch.Size, str]:
         """A parameter without the dimensions over which it is expanded: node, shape and labels.
