@@ -256,7 +256,7 @@ def _in_heads(m, x):
 
 
 def _one_output(m, x):
-    return x + F.linear(x, m.weight[1:2], m.bias[1:2])
+    return x + F.linear(x, m.weight[:1] / 9, m.bias[:1].abs())
 
 
 def _heads_on_the_left(m, x):
@@ -353,11 +353,11 @@ DENSE = {
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
     "one output: (x * w).sum(-1, keepdim=True) + b": (
         _one_output,
-        lambda m, x: x + ((x * m.weight[1]).sum(-1, keepdim=True) + m.bias[1:2]),
+        lambda m, x: x + ((x * (m.weight[0] / 9)).sum(-1, keepdim=True) + m.bias[:1].abs()),
     ),
     "one output: (x * w).sum(-1)[:, None] + b": (
         _one_output,
-        lambda m, x: x + ((x * m.weight[1]).sum(-1)[:, None] + m.bias[1:2]),
+        lambda m, x: x + ((x * (m.weight[0] / 9)).sum(-1)[:, None] + m.bias[:1].abs()),
     ),
     "+ b.repeat_interleave": (_linear, lambda m, x: x @ m.weight.T + m.bias[None].repeat_interleave(x.shape[0], 0)),
     "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
