@@ -40,8 +40,10 @@ class Patches:
         the inputs of a group), the number of places, and that of groups.
         """
         shape = node_info(self.source).shape
-        assert shape is not None
-        entries = torch.arange(1, math.prod(shape) + 1, dtype=torch.float64).view(shape)
+        if shape is None or len(shape) != 2 + self.spatial:
+            return lambda order, places, groups: False
+        size = math.prod(shape)
+        entries = torch.arange(1, size + 1, dtype=torch.float32 if size < 2**24 else torch.float64).view(shape)
         patches = self._of(entries)
         try:
             found = evaluated(value, {self.source: entries})
