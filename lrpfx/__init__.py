@@ -2,9 +2,10 @@
 
 import importlib
 import os
+from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
-from lrpfx.version import __version__
+__version__ = _version("lrpfx")
 
 if TYPE_CHECKING:
     from lrpfx import (

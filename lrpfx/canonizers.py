@@ -6,7 +6,7 @@ applies all others to a copy of the model.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -14,10 +14,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from lrpfx.core import collect_leaves
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms
-from lrpfx.module_mode.shadows import Shadow
 from lrpfx.passes.canonize import merge_input_normalization, merge_layer_norm
 from lrpfx.passes.canonize.merge_batch_norm import (
     batch_norm_scale,
@@ -26,6 +24,7 @@ from lrpfx.passes.canonize.merge_batch_norm import (
     scale_output_channels_transposed,
 )
 from lrpfx.passes.program import GraphPass
+from lrpfx.runtime.module_mode.shadows import Shadow
 from lrpfx.types import BatchNorm, ConvolutionTranspose, Linear
 
 __all__ = [
@@ -39,6 +38,21 @@ __all__ = [
     "NamedMergeBatchNorm",
     "SequentialMergeBatchNorm",
 ]
+
+
+def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
+    """The leaf modules of a module, depth first in the order of registration; the module itself if it has no children.
+
+    Parameters
+    ----------
+    module
+        The module.
+    """
+    children = list(module.children())
+    if not children:
+        yield module
+    for child in children:
+        yield from collect_leaves(child)
 
 
 class Canonizer(ABC):

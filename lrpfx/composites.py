@@ -17,7 +17,6 @@ from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
-from lrpfx.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.rules.formulas import (
     AlphaBeta,
     Epsilon,
@@ -42,8 +41,9 @@ from lrpfx.rules.formulas import (
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
 from lrpfx.rules.modifiers import describe_value
-from lrpfx.rules.numbers import positive_number
+from lrpfx.runtime.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.support.interrupts import NativeContext, undisturbed
+from lrpfx.support.numbers import positive_number
 from lrpfx.types import (
     Activation,
     AvgPool,
@@ -668,24 +668,18 @@ def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabili
 class EpsilonGammaBox(_BuiltInComposite):
     """ZBox for the first convolution, Gamma for the others, Epsilon for dense layers.
 
+    Other arguments: as for `EpsilonPlus`.
+
     Parameters
     ----------
     low
         The lowest value of the input, as for `lrpfx.rules.ZBox`.
     high
         The highest value of the input, as for `lrpfx.rules.ZBox`.
-    epsilon
-        As for `EpsilonPlus`.
     gamma
         As for `lrpfx.rules.Gamma`.
-    stabilizer
-        As for `EpsilonPlus`.
-    layer_map
-        As for `EpsilonPlus`.
     first_map
         As for `EpsilonPlusFlat`.
-    zero_params
-        As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
     """
@@ -720,6 +714,8 @@ class GammaByDepth(_BuiltInComposite):
     twice has two positions in graph mode, and that of its first call in module mode. docs/gallery.md measures values of `early`
     and `late`.
 
+    Other arguments: as for `EpsilonPlus`.
+
     Parameters
     ----------
     early
@@ -731,16 +727,8 @@ class GammaByDepth(_BuiltInComposite):
         positions stay as they are.
     high
         The highest value of the input.
-    epsilon
-        As for `EpsilonPlus`.
-    stabilizer
-        As for `EpsilonPlus`.
-    layer_map
-        As for `EpsilonPlus`.
     first_map
         As for `EpsilonPlusFlat`.
-    zero_params
-        As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
 
@@ -886,16 +874,10 @@ class EpsilonPlus(_EpsilonComposite):
 class EpsilonAlpha2Beta1(_EpsilonComposite):
     """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers.
 
+    Other arguments: as for `EpsilonPlus`.
+
     Parameters
     ----------
-    epsilon
-        As for `EpsilonPlus`.
-    stabilizer
-        As for `EpsilonPlus`.
-    layer_map
-        As for `EpsilonPlus`.
-    zero_params
-        As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
     conserve
@@ -909,18 +891,12 @@ class EpsilonAlpha2Beta1(_EpsilonComposite):
 class EpsilonPlusFlat(_EpsilonFlatComposite):
     """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers.
 
+    Other arguments: as for `EpsilonPlus`.
+
     Parameters
     ----------
-    epsilon
-        As for `EpsilonPlus`.
-    stabilizer
-        As for `EpsilonPlus`.
-    layer_map
-        As for `EpsilonPlus`.
     first_map
         Entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
-    zero_params
-        As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
     conserve
@@ -934,18 +910,12 @@ class EpsilonPlusFlat(_EpsilonFlatComposite):
 class EpsilonAlpha2Beta1Flat(_EpsilonFlatComposite):
     """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others.
 
+    Other arguments: as for `EpsilonPlus`.
+
     Parameters
     ----------
-    epsilon
-        As for `EpsilonPlus`.
-    stabilizer
-        As for `EpsilonPlus`.
-    layer_map
-        As for `EpsilonPlus`.
     first_map
         As for `EpsilonPlusFlat`.
-    zero_params
-        As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
     conserve
@@ -996,6 +966,8 @@ class AttnLRP(_AttentionComposite):
     normalization counts as constant, and dense layers and convolutions get Epsilon. A bounded factor, such as a sigmoid, only
     scales its signal and gets nothing: kind `Gate`.
 
+    Other arguments: as for `EpsilonPlus`.
+
     Parameters
     ----------
     epsilon
@@ -1005,12 +977,8 @@ class AttnLRP(_AttentionComposite):
     gates
         For products of a signal and an activation, as in SwiGLU: "half" for each, or all for the "signal" (the activation is
         detached).
-    layer_map
-        As for `EpsilonPlus`.
     first_map
         As for `EpsilonPlusFlat`.
-    zero_params
-        As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
 
@@ -1045,14 +1013,10 @@ class CPLRP(_AttentionComposite):
     weights are what a softmax gives, also masked or normalized again, but not behind dense layers, and no other functions.
     Other layers are treated as by `AttnLRP`.
 
+    Other arguments: as for `AttnLRP`, as are the errors.
+
     Parameters
     ----------
-    epsilon
-        As for `AttnLRP`.
-    gamma
-        As for `AttnLRP`.
-    gates
-        As for `AttnLRP`.
     layer_map
         As for `EpsilonPlus`.
     first_map
@@ -1061,11 +1025,6 @@ class CPLRP(_AttentionComposite):
         As for `EpsilonPlus`.
     canonizers
         As for `Composite`.
-
-    Raises
-    ------
-    InputError
-        As for `AttnLRP`.
 
     References
     ----------

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
+from lrpfx.canonizers import collect_leaves
 from lrpfx.composites import Composite, CompositeContext
-from lrpfx.module_mode.registration import RemovableHandle, RemovableHandleList
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import ParamMod, expand
 from lrpfx.rules.stabilizer import Stabilizer, stabilize
 from lrpfx.rules.template import BasicHook
+from lrpfx.runtime.module_mode.registration import RemovableHandle, RemovableHandleList
 
 __all__ = [
     "BasicHook",
@@ -52,21 +52,6 @@ def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], M
         return modify
 
     return wrap
-
-
-def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The leaf modules of a module, depth first in the order of registration; the module itself if it has no children.
-
-    Parameters
-    ----------
-    module
-        The module.
-    """
-    children = list(module.children())
-    if not children:
-        yield module
-    for child in children:
-        yield from collect_leaves(child)
 
 
 def uncompress(data: Iterable[Any], selector: Iterable[Any], compressed: Iterable[Any]) -> Iterator[Any]:

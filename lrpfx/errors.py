@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lrpfx.version import DOCUMENTATION
+#: The address of the documentation, without a slash at the end.
+DOCUMENTATION = "https://lrpfx.readthedocs.io/en/stable"
 
 
 def address(topic: str) -> str:

@@ -4,7 +4,7 @@ from torch import fx, nn
 
 from lrpfx.errors import InputTypeError, LrpfxWarning
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
-from lrpfx.layers.layer import layer_of_node
+from lrpfx.operators.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.formulas import Epsilon, Norm

@@ -8,7 +8,7 @@ from torch import fx
 
 from lrpfx.ir.node import Role, calls, function_name, is_call_of, is_data, node_info, update_info
 from lrpfx.ir.operator import Fill
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 
 #: Names of functions that make tensors of one number: the number, or the place of the argument that says it.

@@ -7,7 +7,7 @@ from torch import fx, nn
 from lrpfx import types
 from lrpfx.errors import RuleError, UnsupportedOperationError
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
-from lrpfx.layers.layer import bound_arguments, layer_of_node
+from lrpfx.operators.layer import bound_arguments, layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from lrpfx.rules.hook import Hook

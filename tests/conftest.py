@@ -1,6 +1,8 @@
 """Shared set-up: float64 by default, and torchvision beside a CPU build of torch."""
 
 import gc
+import multiprocessing
+import os
 import signal
 import sys
 from pathlib import Path
@@ -126,3 +128,17 @@ def pytest_collection_finish():
 
 def pytest_configure(config):
     torch.set_num_threads(1)  # the suite runs in parallel processes
+
+
+@pytest.fixture(scope="session")
+def context():
+    """Starts processes that tests kill. They are forked from one that has imported everything, but has no threads."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(["data_sets"])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+        first = found.Process(target=str)
+        first.start()
+        first.join(60)
+    assert first.exitcode == 0
+    return found

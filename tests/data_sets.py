@@ -181,7 +181,7 @@ fsspec.register_implementation("objects", Objects, clobber=True)
 def write_project(folder, seed):
     """A project for ViRelAy whose numbers are all the seed."""
     shape = (6, 3, 4 + seed, 5)
-    lrpfx.datasets.virelay.write_project(
+    lrpfx.adapters.virelay.write_project(
         folder,
         images=np.full(shape, 0.1 * seed),
         relevance=np.full(shape, float(seed)),

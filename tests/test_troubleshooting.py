@@ -14,9 +14,8 @@ import lrpfx
 from lrpfx.cmap import ColorMap
 from lrpfx.composites import EpsilonPlus, composite_named
 from lrpfx.concepts import merge
-from lrpfx.errors import address, os_errors
+from lrpfx.errors import DOCUMENTATION, address, os_errors
 from lrpfx.rules import Epsilon
-from lrpfx.version import DOCUMENTATION
 
 
 def raised(function, *args, **settings):

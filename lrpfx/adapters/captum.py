@@ -15,9 +15,9 @@ from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import Role, named_nodes, node_info
-from lrpfx.reports.assignment import assignment
 from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import explainable
+from lrpfx.runtime.rule_table import rule_table
 from lrpfx.support.optional_packages import optional_package
 
 __all__ = ["LRP", "LayerLRP"]
@@ -97,7 +97,7 @@ class _Compiled(GradientAttribution):
         """The compiled model."""
         explain_model = self._compilations.graph_for(self.model, arguments)
         if verbose:
-            print(assignment(explain_model))
+            print(rule_table(explainable(explain_model, "LRP").unfused_graph))
         return explain_model
 
 
@@ -160,14 +160,12 @@ class LRP(_Compiled):
 class LayerLRP(_Compiled, LayerAttribution):
     """Relevance of what layers of a model return or read, as an attribution method of Captum.
 
+    Other arguments: as for `LRP`.
+
     Parameters
     ----------
-    model
-        As for `LRP`.
     layer
         A module of the model, or a list of them.
-    composite
-        As for `LRP`.
     """
 
     def __init__(self, model: nn.Module, layer: nn.Module | Sequence[nn.Module], composite: Composite | None = None) -> None:
@@ -191,20 +189,14 @@ class LayerLRP(_Compiled, LayerAttribution):
         A value's relevance comes from all its readers, also those outside of the layer, such as the sum behind a skip
         connection.
 
+        Other arguments: as for `LRP.attribute`.
+
         Parameters
         ----------
-        inputs
-            As for `LRP.attribute`.
-        target
-            As for `LRP.attribute`.
-        additional_forward_args
-            As for `LRP.attribute`.
         return_convergence_delta
             Whether to return a pair of relevance and the deltas, which are a list for a list of layers.
         attribute_to_layer_input
             Whether relevance is of the value that the layer reads, a tuple if there are several.
-        verbose
-            As for `LRP.attribute`.
 
         Raises
         ------

@@ -6,6 +6,7 @@ import torch
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.targets import without_arrays
+from lrpfx.support.numbers import is_whole
 
 
 def chosen_entries(output: torch.Tensor, target: Any) -> torch.Tensor:
@@ -66,7 +67,7 @@ def _index(target: Any, output: torch.Tensor) -> tuple[int, ...]:
         for one in (target if isinstance(target, tuple) else (target,))
     )
     for one in index:
-        if isinstance(one, bool) or not isinstance(one, int):
+        if not is_whole(one):
             raise InputTypeError(
                 f"the target of a sample is an int or a tuple of ints, not {target!r}", topic="captum-and-quantus"
             )

@@ -8,9 +8,9 @@ from torch import nn
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.default_composite import ByContent
-from lrpfx.identity.structure import Structure, are_equal
 from lrpfx.pipeline import transform
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.identity.structure import Structure, are_equal
 
 #: How many graphs are kept: a metric explains a model and a copy of it, and batches of different shapes.
 LIMIT = 4

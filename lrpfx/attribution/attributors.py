@@ -18,6 +18,7 @@ from torch import nn
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.support.interrupts import NativeContext
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_bar
 
 AttrOutput = torch.Tensor | Callable[[torch.Tensor], torch.Tensor] | None
@@ -169,14 +170,10 @@ class Attributor(NativeContext):
 class Gradient(Attributor):
     """The gradient, which under a composite is relevance.
 
+    Other arguments: as for `Attributor`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
     create_graph
         As for `torch.autograd.grad`: whether the attribution can be differentiated.
     retain_graph
@@ -270,18 +267,10 @@ class SmoothGrad(_Sampling):
 
     The noise is normal. The last input has no noise, and its output is returned.
 
+    Other arguments: as for `Gradient`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
-    create_graph
-        As for `Gradient`.
-    retain_graph
-        As for `Gradient`.
     noise_level
         The standard deviation of the noise, as a share of the value range of each sample.
     n_iter
@@ -325,18 +314,10 @@ class SmoothGrad(_Sampling):
 class IntegratedGradients(_Sampling):
     """The gradient along the line from a baseline to the input, times their difference.
 
+    Other arguments: as for `Gradient`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
-    create_graph
-        As for `Gradient`.
-    retain_graph
-        As for `Gradient`.
     baseline_fn
         The function from an input to its baseline, by default zeros.
     n_iter
@@ -382,14 +363,10 @@ class Occlusion(Attributor):
 
     A window that extends past the end of a dimension wraps around to its start.
 
+    Other arguments: as for `Attributor`.
+
     Parameters
     ----------
-    model
-        As for `Attributor`.
-    composite
-        As for `Attributor`.
-    attr_output
-        As for `Attributor`.
     occlusion_fn
         The function of an input and a boolean mask that occludes everything outside the mask, by default with zeros.
     window
@@ -483,7 +460,7 @@ def _for_each(attr_output_fn: OutputFunction, count: int) -> OutputFunction:
 
 def _check_positive(**values: int) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_whole(value):
             raise InputTypeError(f"{name} is an int, not {value!r}")
         if value < 1:
             raise InputError(f"{name} is at least 1, not {value}")

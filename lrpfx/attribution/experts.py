@@ -25,16 +25,7 @@ def relevance_of_experts(
     output; it is 0 for a token that the router did not send to it. The mixtures are those whose experts are grouped or batched
     products, as in transformers.
 
-    Parameters
-    ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
-        As for `lrpfx.attribute`.
-    target
-        As for `lrpfx.attribute`.
-    output
-        As for `lrpfx.attribute`.
+    Other arguments: as for `lrpfx.attribute`.
 
     Raises
     ------

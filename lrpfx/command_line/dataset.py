@@ -29,7 +29,7 @@ class Reduce(StrEnum):
     CHANNELS = "channels"
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """What explains."""
 
     EMBEDDED = "embedded"
@@ -77,8 +77,9 @@ def dataset(
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes that open photographs.")] = 0,
     engine: Annotated[
-        Engine, typer.Option(help="`ray` explains on the processes and machines of Ray, which the variable RAY_ADDRESS names.")
-    ] = Engine.EMBEDDED,
+        EngineName,
+        typer.Option(help="`ray` explains on the processes and machines of Ray, which the variable RAY_ADDRESS names."),
+    ] = EngineName.EMBEDDED,
     table: Annotated[
         Path | None,
         typer.Option(help="Also write a table (.parquet) with the scores and the shares of relevance of each photograph."),

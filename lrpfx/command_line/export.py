@@ -17,7 +17,7 @@ from lrpfx.images.stored_preprocessing import stored_form
 from lrpfx.pipeline import transform
 
 
-class Target(StrEnum):
+class TargetKind(StrEnum):
     """The kinds of target that a program can take."""
 
     INDEX = "index"
@@ -43,7 +43,7 @@ def export(
     rules: CompositeOptions,
     options: ModelOptions,
     shape: SHAPE = None,
-    target: Annotated[Target, typer.Option(help="The target that the program takes.")] = Target.INDEX,
+    target: Annotated[TargetKind, typer.Option(help="The target that the program takes.")] = TargetKind.INDEX,
     number_of_targets: Annotated[
         int | None, typer.Option(min=1, help="How many classes of each sample, with --target targets.")
     ] = None,

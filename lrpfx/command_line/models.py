@@ -16,13 +16,13 @@ from torch import nn
 from lrpfx.command_line.options import ImageOptions, categories_in
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
-from lrpfx.deploy.files import hash_of_file
 from lrpfx.deploy.photographs import image_shape, preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
-from lrpfx.identity.fingerprints import fingerprint_of_model
 from lrpfx.images.preprocessing import preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.runtime.fingerprints import fingerprint_of_model
+from lrpfx.support.files import hash_of_file
 
 DEFAULT, NONE = "DEFAULT", "none"
 

@@ -13,8 +13,8 @@ from typing import Any, TextIO
 
 from lrpfx.command_line.image_files import HOPELESS, ImageFile, reason, whole_picture
 from lrpfx.command_line.terminal import in_options
-from lrpfx.deploy.files import whole_file
 from lrpfx.errors import InputError, os_errors, printable
+from lrpfx.support.files import whole_file
 from lrpfx.support.runs import check_same_run, sole_writer
 
 

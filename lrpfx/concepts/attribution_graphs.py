@@ -17,7 +17,6 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import ancestors_of
 from lrpfx.pictures import colors_of, heatmap, overlay
 from lrpfx.pictures.colors import DEFAULT
-from lrpfx.pictures.maps import checked_whole
 from lrpfx.request.channels import Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Condition
 from lrpfx.request.names import resolve_names
@@ -26,6 +25,7 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.html import Html, image_html
+from lrpfx.support.numbers import is_whole, whole_number
 from lrpfx.support.torch_internals import pytree
 
 Concept = tuple[str, int]  # layer, channel
@@ -71,7 +71,7 @@ class AttributionGraph:
         `photograph`: what heatmaps are drawn over, see `lrpfx.pictures.overlay`. `width`: of the image, in pixels. `cmap`: the
         colours, as for `lrpfx.pictures.heatmap`.
         """
-        width = checked_whole(width, "width is a number of pixels", 300)
+        width = whole_number(width, "width is a number of pixels", 300, "attribution-graphs")
         return _Drawing(self, photograph, width, cmap).image()
 
     def _repr_html_(self) -> Html:
@@ -160,7 +160,7 @@ def _widths(width: int | Sequence[int], names: Sequence[str]) -> list[int]:
     given = list(width) if isinstance(width, Sequence) else [width] * len(names)
     if len(given) != len(names):
         raise InputError(f"there are {len(given)} widths for {len(names)} layers", topic="attribution-graphs")
-    return [checked_whole(one, "width is a number of concepts", 1) for one in given]
+    return [whole_number(one, "width is a number of concepts", 1, "attribution-graphs") for one in given]
 
 
 def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name: str) -> list[int]:
@@ -173,7 +173,7 @@ def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name
         return kept
     if not isinstance(channels, Sequence):
         raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
-    wrong = [one for one in channels if isinstance(one, bool) or not isinstance(one, (int, np.integer))]
+    wrong = [one for one in channels if not is_whole(one)]
     if wrong or not len(channels):
         raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
     outside = [one for one in channels if not -len(totals) <= one < len(totals)]

@@ -10,9 +10,10 @@ import numpy as np
 
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.deploy.archive import RefusedError, read_arrays
-from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.files import as_path, checked_path, whole_file
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")
@@ -118,7 +119,7 @@ class Collection:
         """
         kind = self.checked(layer, channel)
         for one in (predicted, true):
-            if one is not None and (isinstance(one, bool) or not isinstance(one, (int, np.integer))):
+            if one is not None and not is_whole(one):
                 raise InputTypeError(f"a class is an index, not {one!r}", topic="collections")
         if predicted is not None and true is not None:
             raise InputError("samples are ranked by predicted or by true class, not by both", topic="collections")
@@ -130,7 +131,7 @@ class Collection:
         groups = self.rankings.get((layer, by, reduction, grouping), {})
         if grouping != "all" and group not in groups:
             raise InputError(self._without_class(grouping, group), topic="collections")
-        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1):
+        if count is not None and (not is_whole(count) or count < 1):
             raise InputError(f"count is a positive number of samples, not {count!r}", topic="collections")
         ranking = groups[int(group)]
         place = int(channel) % kind.channels
@@ -155,7 +156,7 @@ class Collection:
                 topic="collections",
             )
         found = self.facts.layers[layer]
-        if isinstance(channel, bool) or not isinstance(channel, (int, np.integer)):
+        if not is_whole(channel):
             raise InputTypeError(f"a channel is an index, not {channel!r}", topic="collections")
         if not -found.channels <= channel < found.channels:
             raise InputError(f"channel {channel} is out of range: {layer} has {found.channels}", topic="collections")

@@ -18,10 +18,7 @@ from lrpfx.concepts.collection import ALL, QUANTITIES, SUFFIX, Collection, Colle
 from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
-from lrpfx.deploy.files import checked_path
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.identity.descriptions import fingerprint_of_value
-from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Index
 from lrpfx.request.outputs import OutputSelector
@@ -29,9 +26,13 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.preparation import Preparation, on_device_of
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
+from lrpfx.support.files import checked_path
+from lrpfx.support.identity.descriptions import fingerprint_of_value
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 
@@ -215,7 +216,7 @@ class _Collector:
         """Raise `InputError` for settings that are wrong."""
         for name, low in {"top": 1, "top_by_class": 0, "batch_size": 1, "workers": 0}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= _MOST:
+            if not is_whole(value) or not low <= value <= _MOST:
                 raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}", topic="collections")
         if isinstance(self.save_every, bool) or not isinstance(self.save_every, (int, float)) or not self.save_every >= 0:
             raise InputError(f"save_every is a number of seconds, not {self.save_every!r}", topic="collections")

@@ -18,7 +18,7 @@ from lrpfx import types
 from lrpfx.concepts import windows
 from lrpfx.ir.node import map_arguments
 from lrpfx.ir.operator import Fill, Form, Operator
-from lrpfx.operators.functions import is_excluding
+from lrpfx.support.hidden_scores import is_hidden
 from lrpfx.support.torch_internals import pytree
 
 #: The dtype of the reach. All functions take it, and it counts to 2^24.
@@ -183,7 +183,7 @@ def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
         return None
     kept = _compact(call.first.reach[number]).amax(dims, keepdim=True)
     if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.values.negates:
-        hidden = call.first.constant & is_excluding(call.first.value)
+        hidden = call.first.constant & is_hidden(call.first.value)
         if hidden.any():
             return [torch.where(hidden & ~hidden.all(dims[0], keepdim=True), 0.0, kept)]
     removed = kept.squeeze(dims)

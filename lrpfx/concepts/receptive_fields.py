@@ -146,18 +146,12 @@ def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, positi
 
     For several positions, `receptive_fields` is faster.
 
+    Other arguments: as for `receptive_fields`.
+
     Parameters
     ----------
-    explain_model
-        As for `receptive_fields`.
-    inputs
-        As for `receptive_fields`.
-    layer
-        As for `receptive_fields`.
     position
         The index that `ReceptiveFields` takes; the result is what it returns.
-    gates
-        As for `receptive_fields`.
     """
     return receptive_fields(explain_model, inputs, layer, gates=gates)[position]
 

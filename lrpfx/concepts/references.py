@@ -15,7 +15,6 @@ from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.collector import scores_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
 from lrpfx.pictures.contours import enclosing_level
@@ -27,6 +26,7 @@ from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed, parts_of
 from lrpfx.samples.preparation import Preparation
 from lrpfx.support.html import Html, image_html

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
 import torch
 
 from lrpfx.attribution.compute import Attribution
@@ -12,6 +11,7 @@ from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.support.format_table import format_table
 from lrpfx.support.html import Html, html_table
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import data_frame
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def relevances(
             topic="attribution-graphs",
         )
     if sample is not None:
-        if isinstance(sample, bool) or not isinstance(sample, (int, np.integer)):
+        if not is_whole(sample):
             raise InputTypeError(f"sample is the place of one of the batch, not {sample!r}", topic="attribution-graphs")
         if not -len(values) <= sample < len(values):
             raise InputError(f"sample {sample} is out of range: the batch is {len(values)}", topic="attribution-graphs")

@@ -1,6 +1,5 @@
 """Explanations of whole data sets: a loop that can be stopped at any time, a store that can be read meanwhile, and analyses."""
 
-from lrpfx.datasets import virelay
 from lrpfx.datasets.clusters import Spray
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.ray_engine import RayEngine
@@ -20,6 +19,5 @@ __all__ = [
     "open",
     "spray",
     "summarize",
-    "virelay",
     "write_table",
 ]

@@ -25,7 +25,7 @@ _COLUMNS = {"class": "int64", "clusters": "int64", "cluster": "int64", "samples"
 
 
 @dataclass(frozen=True)
-class Settings:
+class SpraySettings:
     """How the analysis was made: arguments of `lrpfx.datasets.spray`."""
 
     size: Size
@@ -114,7 +114,7 @@ class Spray:
     `settings`: how the classes were analyzed. `analyses`: the analysis of each class. `skipped`: why other classes have none.
     """
 
-    settings: Settings
+    settings: SpraySettings
     analyses: Mapping[int, LabelAnalysis]
     skipped: Mapping[int, str]
 

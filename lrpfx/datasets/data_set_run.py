@@ -5,9 +5,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -22,8 +22,6 @@ from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.identity.descriptions import described
-from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
@@ -32,13 +30,15 @@ from lrpfx.request.reduction import OF_NUMBERS, Reduction, checked_reduction
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
+from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
+from lrpfx.support.identity.descriptions import described
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
-from lrpfx.version import __version__
 
 #: How many samples may fail at the beginning before their errors count as one of the settings.
 _PATIENCE = 32
@@ -143,7 +143,7 @@ def attribute(
     location = location_of(output, storage_options)
     batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
     block = None if block_size is None else _count("block_size", block_size)
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+    if workers is not None and (not is_whole(workers) or workers < 0):
         raise InputError(f"workers is a number of processes, not {workers!r}")
     chosen = engine_named(engine)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
@@ -158,7 +158,7 @@ def attribute(
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if not is_whole(value) or value < 1:
         raise InputError(f"{name} is a positive number of samples, not {value!r}")
     return int(value)
 
@@ -241,7 +241,7 @@ class _Run:
         question, module = self.explainer.question, self.explainer.module
         several = None if question.targets is None else described([as_plain(one) for one in question.targets])
         return {
-            "versions": {"lrpfx": __version__, "torch": torch.__version__, "zarr": zarr_package().__version__},
+            "versions": {"lrpfx": version("lrpfx"), "torch": torch.__version__, "zarr": zarr_package().__version__},
             "model": fingerprint_of_module(module),
             "composite": module.composite,
             "settings": {

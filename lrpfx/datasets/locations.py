@@ -10,8 +10,8 @@ from typing import Any
 
 import fsspec
 
-from lrpfx.deploy.files import as_path
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.support.files import as_path
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.runs import sole_writer
 

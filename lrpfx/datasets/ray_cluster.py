@@ -14,18 +14,18 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.support.optional_packages import optional_package
-from lrpfx.version import __version__
 
 #: How often a part is tried again if the process that had it ended: for ever, were it left to Ray.
 RETRIES = 3
 _PATIENCE = 5.0  # seconds until what ended actors had is free
-_VERSIONS = {"lrpfx": __version__, "torch": torch.__version__}
+_VERSIONS = {"lrpfx": version("lrpfx"), "torch": torch.__version__}
 _OBJECT_STORE_BYTES = 1 << 30  # of a Ray that is started here
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 

@@ -34,6 +34,7 @@ from lrpfx.errors import ArtefactError, InputError
 from lrpfx.samples.plan import BlockPlan, DoneBlocks
 from lrpfx.samples.preparation import SampleBatch, batched
 from lrpfx.samples.sources import IndexedSource, SampleSource, StreamSource
+from lrpfx.support.numbers import is_whole
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class RayEngine(Engine):
         Errors: `InputError`: `explainers` or `cpus` is not a positive number, or `gpus` is negative.
         """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and (not is_whole(value) or value < 1):
                 raise InputError(f"{name} of a RayEngine is a positive number, not {value!r}", topic="ray")
         gpus = self.gpus
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.maps import Floats, checked_whole, resized
+from lrpfx.pictures.maps import Floats, resized
+from lrpfx.support.numbers import whole_number
 
 Size = int | tuple[int, int] | None
 
@@ -16,10 +17,10 @@ def checked_size(size: Any) -> Size:
     if size is None:
         return None
     if not isinstance(size, (tuple, list)):
-        return checked_whole(size, meaning, 1)
+        return whole_number(size, meaning, 1, "statistics")
     if len(size) != 2:
         raise InputError(f"{meaning}, not {size!r}", topic="statistics")
-    height, width = (checked_whole(side, meaning, 1) for side in size)
+    height, width = (whole_number(side, meaning, 1, "statistics") for side in size)
     return height, width
 
 

@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Settings, Spray
+from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Spray, SpraySettings
 from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, labels_of, samples_by_label
 from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
 from lrpfx.datasets.store_queries import classes_of_relevance, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.maps import Floats, checked_whole
+from lrpfx.pictures.maps import Floats
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import optional_package, progress_bar
 
 CLUSTERS = (2, 3, 4, 5, 6, 8, 10)
@@ -98,7 +99,7 @@ def spray(
         raise InputTypeError(
             f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}", topic="statistics"
         )
-    numbers = sorted({checked_whole(one, "a number of clusters is a whole number", 2) for one in clusters})
+    numbers = sorted({whole_number(one, "a number of clusters is a whole number", 2, "statistics") for one in clusters})
     if not numbers:
         raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]", topic="statistics")
     if not isinstance(embeddings, Iterable):
@@ -108,14 +109,14 @@ def spray(
     drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
     if not all(one in EMBEDDINGS for one in drawn):
         raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}", topic="statistics")
-    settings = Settings(
+    settings = SpraySettings(
         size=checked_size(size),
         normalize=bool(normalize),
-        neighbors=checked_whole(neighbors, "neighbors is a number of samples", 1),
+        neighbors=whole_number(neighbors, "neighbors is a number of samples", 1, "statistics"),
         clusters=tuple(numbers),
-        dimensions=checked_whole(dimensions, "dimensions is a number", 2),
+        dimensions=whole_number(dimensions, "dimensions is a number", 2, "statistics"),
         embeddings=tuple(name for name in EMBEDDINGS if name in drawn),
-        typical=checked_whole(typical, "typical is a number of samples", 1),
+        typical=whole_number(typical, "typical is a number of samples", 1, "statistics"),
         seed=_checked_seed(seed),
     )
     for name in settings.embeddings:
@@ -137,7 +138,7 @@ def spray(
 
 
 def _checked_seed(seed: Any) -> int:
-    found = checked_whole(seed, "seed is a whole number", 0)
+    found = whole_number(seed, "seed is a whole number", 0, "statistics")
     if found >= _SEEDS:
         raise InputError(f"seed is less than 2³², not {seed!r}", topic="statistics")
     return found
@@ -149,14 +150,15 @@ class _NothingToClusterError(Exception):
 
 def _asked(classes: Iterable[int], groups: dict[int, Numbers]) -> list[int]:
     several = classes if isinstance(classes, Iterable) and not isinstance(classes, (str, bytes)) else [classes]
-    found = sorted({checked_whole(one, "classes are the indices of classes, such as [0, 3]", 0) for one in several})
+    meaning = "classes are the indices of classes, such as [0, 3]"
+    found = sorted({whole_number(one, meaning, 0, "statistics") for one in several})
     missing = [label for label in found if label not in groups]
     if missing:
         raise InputError(f"no sample has the class {missing[0]}; the classes are {list(groups)}", topic="statistics")
     return found
 
 
-def _analysis(label: int, maps: Column, samples: Numbers, settings: Settings) -> LabelAnalysis:
+def _analysis(label: int, maps: Column, samples: Numbers, settings: SpraySettings) -> LabelAnalysis:
     least = max(settings.neighbors, max(settings.clusters)) + 1
     if len(samples) < least:
         raise _NothingToClusterError(
@@ -178,7 +180,7 @@ def _analysis(label: int, maps: Column, samples: Numbers, settings: Settings) ->
     return LabelAnalysis(label, samples, spectrum.eigenvalues, spectrum.parts, embedded, clusterings)
 
 
-def _reduced(maps: Column, samples: Numbers, settings: Settings) -> Floats:
+def _reduced(maps: Column, samples: Numbers, settings: SpraySettings) -> Floats:
     """The maps of samples as they are compared."""
     found: Floats | None = None
     for block in maps.floats(samples):
@@ -196,7 +198,7 @@ def _reduced(maps: Column, samples: Numbers, settings: Settings) -> Floats:
     return found
 
 
-def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers, settings: Settings) -> Clustering:
+def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers, settings: SpraySettings) -> Clustering:
     """The clusters by k-means, the largest first."""
     coordinates = spectrum.first(number)
     machine = optional_package("sklearn.cluster", PURPOSE, EXTRA).KMeans(number, n_init=_STARTS, random_state=settings.seed)

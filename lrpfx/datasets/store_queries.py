@@ -6,8 +6,8 @@ from lrpfx.datasets.layout import CONDITION, PREDICTION, REACHED, TARGET, Array
 from lrpfx.datasets.rows import Column, column
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.identity.descriptions import text_of
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.identity.descriptions import text_of
 from lrpfx.support.numbered_names import numbered
 
 

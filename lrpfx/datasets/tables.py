@@ -31,9 +31,10 @@ from lrpfx.datasets.statistics import sums_of
 from lrpfx.datasets.store import MANIFEST
 from lrpfx.datasets.store_queries import checked_view, conditions_of, targets_of
 from lrpfx.datasets.view import Attributions
-from lrpfx.deploy.files import checked_path, whole_file
 from lrpfx.errors import ArtefactError, os_errors
-from lrpfx.pictures.maps import Floats, checked_whole
+from lrpfx.pictures.maps import Floats
+from lrpfx.support.files import checked_path, whole_file
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import optional_package, progress_bar
 
 SUFFIX = ".parquet"
@@ -88,7 +89,7 @@ def write_table(view: Attributions, path: str | os.PathLike[str], *, top: int = 
     """
     view = checked_view(view, "view")
     given, target = checked_table_path(path)
-    table = _Table(view, checked_whole(top, "top is a number of classes", 0))
+    table = _Table(view, whole_number(top, "top is a number of classes", 0, "statistics"))
     parquet = optional_package("pyarrow.parquet", PURPOSE, EXTRA)
     with (
         os_errors(ArtefactError, given, "written"),

@@ -20,7 +20,6 @@ from lrpfx.deploy import self_test
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
-from lrpfx.deploy.files import as_path, checked_path, whole_file
 from lrpfx.deploy.manifest import MOST_TOLERATED, UNDETERMINED, checked_facts, describe, warn_undetermined
 from lrpfx.deploy.photographs import photographs_part
 from lrpfx.deploy.program_facts import argument_examples
@@ -30,10 +29,10 @@ from lrpfx.deploy.signatures import Key, check_signature, write_signature
 from lrpfx.deploy.verification import shaken
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os_errors
 from lrpfx.passes.driver import run_passes
-from lrpfx.passes.program import PassRecord, Program
+from lrpfx.passes.program import HISTORY, PassRecord, Program
 from lrpfx.passes.properties import EXPORTED
 from lrpfx.passes.stages import Settings, Stage, passes_of
-from lrpfx.reports.history import history
+from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
@@ -122,16 +121,14 @@ def package(
     compiler and may take minutes. XNNPACK needs all weights stored, which can triple their space. The file appears whole or not
     at all, and only after it has passed its self-test.
 
+    Other arguments: as for `save`.
+
     Parameters
     ----------
     program
         What `lrpfx.lower` returned.
     path
         Ends in `.pt2` for native code, and in `.pte` for ExecuTorch with XNNPACK.
-    preprocess
-        As for `save`.
-    categories
-        As for `save`.
 
     Returns
     -------
@@ -173,7 +170,7 @@ def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgr
         program.graph_module,
         program.graph,
         title,
-        history=list(history(program)),
+        history=list(program.graph_module.meta[HISTORY]),
         properties=[EXPORTED],
         exported=program,
     )

@@ -10,9 +10,9 @@ from torch.export import ExportedProgram
 from lrpfx.deploy.job import Job
 from lrpfx.deploy.program import checked
 from lrpfx.deploy.program_sizes import OpenSize
-from lrpfx.identity.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.passes.program import HISTORY, Program
-from lrpfx.reports.assignment import assignment
+from lrpfx.runtime.fingerprints import fingerprint_of_tensors, other_buffers
+from lrpfx.runtime.rule_table import rule_table
 
 MANIFEST, _EXAMPLES, _OPEN = "lrpfx", "lrpfx_examples", "lrpfx_open_sizes"  # keys of a program's metadata
 
@@ -32,7 +32,7 @@ def with_facts(
     for one in opened[1:]:
         of = [[name, number] for name in names for number, size in dimensions[name].items() if size and size.of == one.of]
         shared.append({"of": of, "lower": one.lower, "upper": one.upper})
-    rows = assignment(job.module)
+    rows = rule_table(job.module.unfused_graph)
     stages = job.module.compiled.history
     program.graph_module.meta[MANIFEST] = {
         "lrpfx": version("lrpfx"),

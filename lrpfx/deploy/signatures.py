@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import ArtefactError, InputError, os_errors
+from lrpfx.support.files import as_path, written
 from lrpfx.support.optional_packages import optional_package
 
 #: A path of a file in PEM format, or its content.

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lrpfx.errors import printable
-from lrpfx.identity.plain_data import PlainData
 from lrpfx.request.targets import Target
+from lrpfx.support.identity.plain_data import PlainData
 
 Array = NDArray[Any]
 #: The names of classes or tokens by their indices.

@@ -28,7 +28,6 @@ from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
-from lrpfx.identity.structure import Snapshot
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
@@ -38,6 +37,8 @@ from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.identity.structure import Snapshot
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.optional_packages import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Explainer:
                 f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(model).__name__}",
                 topic="explainers",
             )
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+        if not is_whole(batch_size) or batch_size < 1:
             raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}", topic="explainers")
         self.model = model
         self.composite = composite

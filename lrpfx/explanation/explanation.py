@@ -13,17 +13,18 @@ import torch
 from PIL import Image
 
 from lrpfx import pictures
-from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, first_lines, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
-from lrpfx.identity.plain_data import PlainData
 from lrpfx.images.geometry import Axis, Geometry
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class
+from lrpfx.support.files import as_path, written
 from lrpfx.support.html import element, image_html
+from lrpfx.support.identity.plain_data import PlainData
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.table import Table
 
 
@@ -50,7 +51,7 @@ class Explained(PlainData, ABC):
 
         `count`: how many. Raises `InputError`: the count is not a positive number.
         """
-        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        if not is_whole(count) or count < 1:
             raise InputError(f"top takes a positive number of classes, not {count!r}", topic="classes-and-their-names")
         best = np.argsort(-self.output, kind="stable")[: min(count, len(self.categories or self.output))]
         return [category_of(self.output, int(index), self.categories, self.scores) for index in best]
@@ -337,11 +338,14 @@ class Explanation(Explained):
 Kind = TypeVar("Kind", bound=Explained)
 
 
-class Several(Sequence[Kind]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Several(PlainData, Sequence[Kind]):
     """Explanations of several photographs or texts, in their order."""
 
-    def __init__(self, items: Sequence[Kind]) -> None:
-        self.items = tuple(items)
+    items: Sequence[Kind]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", tuple(self.items))
 
     @overload
     def __getitem__(self, index: int) -> Kind: ...
@@ -369,7 +373,7 @@ class Several(Sequence[Kind]):
     def _repr_html_(self) -> str:
         return "".join(one._repr_html_() for one in self.items)
 
-    def _some(self) -> tuple[Kind, ...]:
+    def _some(self) -> Sequence[Kind]:
         """The explanations; `InputError` if there are none to draw."""
         if not self.items:
             raise InputError("there are no explanations to draw", topic="explainers")

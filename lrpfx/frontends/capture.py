@@ -48,7 +48,7 @@ from lrpfx.frontends.prepare import Model, Prepared
 from lrpfx.frontends.symbolic import capture_symbolic, private_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
-from lrpfx.layers.layer import layer_of_node
+from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
 from lrpfx.passes.choices import RecordChoices

@@ -184,7 +184,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class ExampleCall:
     """A call of an operator, as arguments by name, for tests that run for all rows.
 
     Options differ from their defaults, so a lost option changes the result.
@@ -371,7 +371,7 @@ class Operator:
     dimensions: Dimensions = Dimensions()
 
     # For tests.
-    sample: Sample | None = None
+    sample: ExampleCall | None = None
     without_sample: str = ""  # why there is no sample
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""The operator table: one row of facts per operator."""
+"""The operator table, one row of facts per operator, and the layers that rules and composites see."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data
-from lrpfx.ir.operator import Bound, Builder, Function, Operator, Probability, Ratio, Sample, SignOf
+from lrpfx.ir.operator import Bound, Builder, ExampleCall, Function, Operator, Probability, Ratio, SignOf
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import exponential, straight_through, thresholded_relu
 from lrpfx.operators.row import row
@@ -26,7 +26,7 @@ def _activation(
     function: Function,
     arguments: str = "input",
     modules: Sequence[type] = (),
-    sample: Sample | None = _MATRIX,
+    sample: ExampleCall | None = _MATRIX,
     **facts: Any,
 ) -> Operator:
     options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
@@ -109,7 +109,7 @@ def _remainder(name: str, **facts: Any) -> Operator:
     return _activation(name, function, "input other", spelled=name, sample=sample, **facts)
 
 
-def _of_torch(name: str, sign: SignOf | None = None, sample: Sample = _MATRIX, also: str = "", **facts: Any) -> Operator:
+def _of_torch(name: str, sign: SignOf | None = None, sample: ExampleCall = _MATRIX, also: str = "", **facts: Any) -> Operator:
     """A row for a function without options that torch offers under one name, or two, in all its forms."""
     return _activation(name, getattr(torch, name), spelled=f"{name} {also}", sign=sign, sample=sample, **facts)
 

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lrpfx import types
-from lrpfx.ir.operator import Bound, Builder, Operator, Sample
+from lrpfx.ir.operator import Bound, Builder, ExampleCall, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import neutral, row
@@ -78,7 +78,7 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
 
 
-def _transform(name: str, to_complex: bool, sample: Sample, **facts: Any) -> Operator:
+def _transform(name: str, to_complex: bool, sample: ExampleCall, **facts: Any) -> Operator:
     return row(name, types.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
 
 

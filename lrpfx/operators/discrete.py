@@ -9,14 +9,14 @@ import torch
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.operator import Function, Operator, Sample
+from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import floor_divided, floor_divides, heaviside, histogram
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import mask
 
 
-def _constant(name: str, sample: Sample, also: str = "", **facts: Any) -> Operator:
+def _constant(name: str, sample: ExampleCall, also: str = "", **facts: Any) -> Operator:
     return neutral(name, spelled=f"{name} {also}", discrete=True, sample=sample, **facts)
 
 
@@ -27,7 +27,7 @@ def _comparison(name: str, steps: bool = False) -> Operator:
     )
 
 
-def _of_bits(name: str, function: Function, inplace: Function, sample: Sample, **facts: Any) -> Operator:
+def _of_bits(name: str, function: Function, inplace: Function, sample: ExampleCall, **facts: Any) -> Operator:
     """A row for a bitwise operator, which has a Python symbol."""
     return _constant(
         f"bitwise_{name}",

@@ -458,8 +458,3 @@ def detached(value: Any) -> Any:
 def without_gradient(value: Any) -> Any:
     """The value, with all tensors in nested containers detached."""
     return pytree.tree_map(detached, value)
-
-
-def is_excluding(value: torch.Tensor) -> torch.Tensor:
-    """Where a score is so low that a softmax excludes it, whatever is added: -inf, or what stands for it."""
-    return value <= torch.finfo(value.dtype).min / 2 if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import Role, node_info
-from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, Function, Matrices, Operator, Sample, WeightLayout
+from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, ExampleCall, Function, Matrices, Operator, WeightLayout
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import (
     conv1d_with_bias_map,
@@ -142,7 +142,7 @@ def _without_parameters(build: Builder) -> fx.Node | None:
     return product if bias is None else build.call("add", product, bias)
 
 
-def _sample(dimensions: int, transposed: bool, **further: Any) -> Sample:
+def _sample(dimensions: int, transposed: bool, **further: Any) -> ExampleCall:
     return call(
         loses="bias absent",
         input=signal(2, 4, *[7] * dimensions),

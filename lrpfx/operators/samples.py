@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lrpfx.ir.operator import Function, Sample
+from lrpfx.ir.operator import ExampleCall, Function
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ def weight(*shape: int, low: float = -1.0, high: float = 1.0) -> Weight:
     return Weight(shape, low, high)
 
 
-def call(loses: str = "", batch: bool = True, **arguments: Any) -> Sample:
+def call(loses: str = "", batch: bool = True, **arguments: Any) -> ExampleCall:
     """A call with these arguments, by their canonical names."""
-    return Sample(arguments, loses=loses, batch=batch)
+    return ExampleCall(arguments, loses=loses, batch=batch)
 
 
-def of(function: Function, *shapes: tuple[int, ...], loses: str = "", batch: bool = True) -> Sample:
+def of(function: Function, *shapes: tuple[int, ...], loses: str = "", batch: bool = True) -> ExampleCall:
     """A call of a function with signals of these shapes, by default with one matrix."""
     signals = {f"x{place}": Signal(shape) for place, shape in enumerate(shapes or [(2, 4)])}
-    return Sample(signals, function, loses, batch)
+    return ExampleCall(signals, function, loses, batch)
 
 
-def mask(function: Function, *shapes: tuple[int, ...], batch: bool = True) -> Sample:
+def mask(function: Function, *shapes: tuple[int, ...], batch: bool = True) -> ExampleCall:
     """A call of a function whose result is not a signal, multiplied by a signal."""
     return of(lambda x, *others: x * function(x, *others).to(x.dtype), *shapes, batch=batch)
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Channels, Fill, NotAffineError, Operator, Sample
+from lrpfx.ir.operator import Bound, Builder, Channels, ExampleCall, Fill, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
@@ -102,7 +102,7 @@ def _of_two(name: str, other_name: str) -> Operator:
     )
 
 
-def _with_places(name: str, sample: Sample, **facts: Any) -> Operator:
+def _with_places(name: str, sample: ExampleCall, **facts: Any) -> Operator:
     """A row for an operator that returns values and their indices."""
     return neutral(name, results="values indices", discrete_results=(1,), selects=True, sample=sample, **facts)
 

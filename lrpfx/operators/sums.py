@@ -13,9 +13,10 @@ from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import index_added, index_put_accumulated, is_excluding, scatter_added, slope
+from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
+from lrpfx.support.hidden_scores import is_hidden
 
 
 def _addition_adjoint(
@@ -73,7 +74,7 @@ ROWS: tuple[Operator, ...] = (
         elementwise=True,
         affine_in="input other",
         coefficients=lambda alpha: (1, alpha),
-        absorbs=is_excluding,
+        absorbs=is_hidden,
         keeps_infinity=True,
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),

@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
 from lrpfx.pages.graphs import GraphData
@@ -22,8 +22,8 @@ from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.support.files import as_path, written
 from lrpfx.support.numbered_names import numbered
-from lrpfx.version import __version__
 
 SUFFIXES = (".html", ".htm")
 _COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
@@ -94,7 +94,7 @@ def document(what: Any, title: str | None = None, output: OutputSelector = None)
     names = [sample["name"] for sample in questions.samples]
     return {
         "title": title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
-        "version": __version__,
+        "version": version("lrpfx"),
         "parts": list(PARTS),
         "colors": _colors(),
         "samples": questions.samples,
@@ -128,7 +128,7 @@ def page(data: Mapping[str, Any]) -> str:
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="generator" content="lrpfx {html.escape(__version__)}">\n'
+        f'<meta name="generator" content="lrpfx {html.escape(version("lrpfx"))}">\n'
         f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"<noscript>This report is drawn by the script in this file: allow it to run.</noscript>\n"
         f'<script type="application/json" id="document">{_json(data)}</script>\n<script>{script}</script>\n</body>\n</html>\n'

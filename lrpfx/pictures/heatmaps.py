@@ -9,9 +9,10 @@ from PIL import Image
 
 from lrpfx.errors import InputError
 from lrpfx.pictures.contours import draw_contours
-from lrpfx.pictures.maps import Channels, Floats, checked_whole, relevance_map, resized, scale_of_smoothed, smoothed
+from lrpfx.pictures.maps import Channels, Floats, relevance_map, resized, scale_of_smoothed, smoothed
 from lrpfx.pictures.pixels import grey_of, pixels_of
 from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.support.numbers import whole_number
 
 _AT_ONCE = 1 << 19  # pixels that are drawn together
 _FAR = 1e6  # shares that are larger than the scale by so much are as large
@@ -155,5 +156,5 @@ def _same_form(map_shape: tuple[int, ...], photograph_shape: tuple[int, int]) ->
 def _size(size: Any) -> tuple[int, int]:
     if not isinstance(size, (tuple, list)) or len(size) != 2:
         raise InputError(f"size is (width, height) in pixels, not {size!r}", topic="heatmaps")
-    width, height = (checked_whole(side, "size is (width, height) in pixels", 1) for side in size)
+    width, height = (whole_number(side, "size is (width, height) in pixels", 1, "heatmaps") for side in size)
     return width, height

@@ -236,13 +236,6 @@ def checked_sigma(value: Any) -> float:
     return checked_number(value, meaning, lambda found: 0 <= found < np.inf)
 
 
-def checked_whole(value: Any, meaning: str, least: int) -> int:
-    """A whole number that is not too small; otherwise `InputError`, which says what is meant."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise InputError(f"{meaning}, {least} or more, not {value!r}", topic="heatmaps")
-    return int(value)
-
-
 def channel_axis(shape: tuple[int, ...], channels: Channels, what: str, given: tuple[int, ...]) -> int:
     """Which of three axes is that of channels. `given`: the shape as the user knows it."""
     if channels is not None:

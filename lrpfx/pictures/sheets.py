@@ -12,9 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.colors import Colors
 from lrpfx.pictures.heatmaps import heatmap
-from lrpfx.pictures.maps import Floats, array_of, checked_whole, relevance_map
+from lrpfx.pictures.maps import Floats, array_of, relevance_map
 from lrpfx.pictures.pixels import on_white
 from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.support.numbers import whole_number
 
 Row = Mapping[str, Image.Image] | Sequence[Image.Image | tuple[str, Image.Image]]
 
@@ -128,7 +129,7 @@ def strip(
     """
     if not isinstance(layers, Mapping) or not layers:
         raise InputTypeError("layers are a mapping from names to relevance, with at least one", topic="heatmaps")
-    columns, style = checked_whole(columns, "columns is a number", 1), replace(styled(style, settings), sigma=0)
+    columns, style = whole_number(columns, "columns is a number", 1, "heatmaps"), replace(styled(style, settings), sigma=0)
     found = []
     for name, relevance in layers.items():
         values = _map_of_layer(str(name), relevance)

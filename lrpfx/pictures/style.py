@@ -8,7 +8,8 @@ import numpy as np
 
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.pictures.colors import DEFAULT, Colors, colors_of
-from lrpfx.pictures.maps import checked_number, checked_percentile, checked_sigma, checked_whole
+from lrpfx.pictures.maps import checked_number, checked_percentile, checked_sigma
+from lrpfx.support.numbers import whole_number
 
 ENCLOSED = (0.5, 0.8)
 """The shares of relevance that `contours=True` encloses."""
@@ -83,7 +84,7 @@ class Style:
             "sigma": None if self.sigma is None else checked_sigma(self.sigma),
             "opacity": checked_number(self.opacity, "opacity is a number from 0 to 1", lambda value: 0 <= value <= 1),
             "contours": _enclosed(self.contours),
-            "width": checked_whole(self.width, "width is a number of pixels", 100),
+            "width": whole_number(self.width, "width is a number of pixels", 100, "heatmaps"),
             "colors": colors_of(self.cmap),
         }
         for name, value in checked.items():

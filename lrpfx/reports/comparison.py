@@ -162,18 +162,16 @@ def compare(
     The modules may be one model under two composites, or two models. Nodes of the same name are compared, by their shares of
     the relevance that the output starts with.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
     explain_model
         One module.
     other
         The other.
-    inputs
-        As for `lrpfx.attribute`.
     target
         As for `lrpfx.attribute`. By default the class that both give.
-    output
-        As for `lrpfx.attribute`.
 
     Raises
     ------

@@ -229,16 +229,12 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, 
     The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is
     unexplained, like the change by a plain gradient.
 
+    Other arguments: as for `lrpfx.attribute`.
+
     Parameters
     ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
-        As for `lrpfx.attribute`.
     target
         As for `lrpfx.attribute`, but one.
-    output
-        As for `lrpfx.attribute`.
 
     Raises
     ------

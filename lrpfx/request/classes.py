@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError, nearest
+from lrpfx.support.numbers import is_whole
 
 
 def index_of(target: Any, categories: Sequence[str] | None, classes: int | None = None) -> int:
@@ -44,7 +45,7 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
                 topic="classes-and-their-names",
             )
         return found[0]
-    if isinstance(target, bool) or not isinstance(target, (int, np.integer)):
+    if not is_whole(target):
         raise InputTypeError(
             f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
         )

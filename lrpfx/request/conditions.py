@@ -22,6 +22,7 @@ from lrpfx.request.names import resolve_names
 from lrpfx.request.targets import Target, without_arrays
 from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.torch_internals import apply
 from lrpfx.types import Activation, Linear, MatMul, Recurrent, Softmax
 
@@ -209,7 +210,7 @@ Condition = Mapping[Key, Any]
 
 
 def _checked_index(what: str, index: Any) -> int:
-    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+    if not is_whole(index):
         raise InputTypeError(f"{what} takes indices, not {index!r}", topic="conditions")
     return int(index)
 

@@ -138,7 +138,7 @@ class _Found(NamedTuple):
 
 
 #: Sums of entries of all arguments. The table says so of operations with one argument.
-_SUMS = frozenset({"add", "sub", "subtract", "rsub", "neg", "negative", "diff", "trace", "scatter_add", "index_add"})
+_SUMS = ("diff", "scatter_add", "index_add")
 _RESAMPLINGS = ("upsample_", "_upsample_")
 #: The places of two arguments in which an operation is bilinear. It is linear in all others.
 _FACTORS = {
@@ -237,7 +237,7 @@ class _Operations(TorchDispatchMode):
         elif (
             name in _SUMS
             or name.startswith(_RESAMPLINGS)
-            or (row is not None and row.entries.adds_up)
+            or (row is not None and (row.entries.adds_up or row.merging.coefficients is not None))
             or (name.endswith("batch_norm") and not any(depends[1:]) and _argument(func, args, kwargs, "training") is False)
             or _accumulates(func, args, kwargs)
         ):

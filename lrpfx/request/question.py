@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lrpfx.errors import InputError
 from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import check_one_of
+from lrpfx.support.numbers import is_whole
 
 
 @dataclass(frozen=True)
@@ -33,5 +32,5 @@ class Question:
         if self.start is not None and self.output is not None:
             raise InputError("start= explains a node and output= an output; pass one of them", topic="start-of-relevance")
         size = self.chunk_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1):
+        if size is not None and (not is_whole(size) or size < 1):
             raise InputError(f"chunk_size is a positive number of targets, not {size!r}", topic="targets")

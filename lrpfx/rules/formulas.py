@@ -13,11 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.ir.node import Facts
-from lrpfx.layers.layer import Layer, Operation
+from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
-from lrpfx.rules.numbers import finite_number
 from lrpfx.rules.ratios import (
     ConservingRatios,
     FirstGradient,
@@ -46,6 +45,7 @@ from lrpfx.rules.template import BasicHook
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio
 from lrpfx.support.derivatives import vjp
+from lrpfx.support.numbers import finite_number
 from lrpfx.types import (
     AvgPool,
     Gate,
@@ -782,10 +782,7 @@ class UniformEpsilon(_ProductRule):
 
     If only one factor depends on the input, this is Epsilon.
 
-    Parameters
-    ----------
-    epsilon
-        As for `Epsilon`.
+    Other arguments: as for `Epsilon`.
 
     References
     ----------
@@ -813,10 +810,7 @@ class ValueOnly(_ProductRule):
 
     The attention weights get no relevance, so queries and keys get none either.
 
-    Parameters
-    ----------
-    epsilon
-        As for `Epsilon`.
+    Other arguments: as for `Epsilon`.
 
     References
     ----------
@@ -918,10 +912,7 @@ class NormalizationEpsilon(EpsilonRule):
     R' = x Jᵀ (R / st(y)), where J is the Jacobian of y = weight * (x - mean(x)) / sd + bias for a constant sd. The bias and the
     mean are in the denominator here, other than in the source.
 
-    Parameters
-    ----------
-    epsilon
-        As for `Epsilon`.
+    Other arguments: as for `Epsilon`.
 
     References
     ----------

@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lrpfx.errors import InputTypeError, RuleError
-from lrpfx.layers.layer import kind_of, layer_of_module
-from lrpfx.layers.layer_of_call import Forward
-from lrpfx.module_mode.call_by_parts import call_by_parts
-from lrpfx.module_mode.call_with_code import call_with_code, takes_kwargs
-from lrpfx.module_mode.call_with_rule import call_with_rule, ruled_call, stored_arguments
-from lrpfx.module_mode.registration import Registration, RemovableHandle, RemovableHandleList, inner_forward
+from lrpfx.operators.layer import kind_of, layer_of_module
+from lrpfx.operators.layer_of_call import Forward
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.layer_call import LayerCall
+from lrpfx.runtime.module_mode.call_by_parts import call_by_parts
+from lrpfx.runtime.module_mode.call_with_code import call_with_code, takes_kwargs
+from lrpfx.runtime.module_mode.call_with_rule import call_with_rule, ruled_call, stored_arguments
+from lrpfx.runtime.module_mode.registration import Registration, RemovableHandle, RemovableHandleList, inner_forward
 from lrpfx.runtime.ruled_operation import Switch
 from lrpfx.types import Recurrent
 

@@ -327,14 +327,7 @@ class _NamedMod(ParamMod):
 class NoMod(_NamedMod):
     """Unchanged parameters, except those in `zero_params`.
 
-    Parameters
-    ----------
-    param_keys
-        As for `lrpfx.core.ParamMod`.
-    zero_params
-        As for `lrpfx.core.ParamMod`.
-    require_params
-        As for `lrpfx.core.ParamMod`.
+    Other arguments: as for `lrpfx.core.ParamMod`.
     """
 
     label = "unchanged"

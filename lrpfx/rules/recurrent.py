@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import RuleError
-from lrpfx.layers.layer import Layer
+from lrpfx.operators.layer import Layer
 from lrpfx.operators.recurrent import CELL, in_time, out_of_time, run_of, state_of, terms_of_step
 from lrpfx.rules.formulas import EpsilonRule
 from lrpfx.rules.ratios import added

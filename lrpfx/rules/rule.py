@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from lrpfx.ir.node import Facts
-from lrpfx.layers.layer import Layer, Operation
+from lrpfx.operators.layer import Layer, Operation
 from lrpfx.rules.modifiers import ParamMod, describe_value
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import MultiplierForm

@@ -13,7 +13,7 @@ import torch
 from lrpfx.errors import RuleError
 from lrpfx.ir.node import Facts
 from lrpfx.ir.operator import Sign
-from lrpfx.layers.layer import Layer
+from lrpfx.operators.layer import Layer
 from lrpfx.rules.modifiers import ClampMod, ParamMod, SquareMod, expanded_bound
 from lrpfx.rules.ratios import weights_by_sign
 from lrpfx.rules.rule import Absorbed, Rule

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import InputTypeError
-from lrpfx.rules.numbers import finite_number
+from lrpfx.support.numbers import finite_number
 
 StabilizerFunction = Callable[[torch.Tensor], torch.Tensor]
 
@@ -61,16 +61,12 @@ def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
 class Stabilizer:
     """`stabilize` with fixed settings.
 
+    Other arguments: as for `stabilize`.
+
     Parameters
     ----------
     epsilon
         As for `stabilize`; not negative.
-    clip
-        As for `stabilize`.
-    norm_scale
-        As for `stabilize`.
-    dim
-        As for `stabilize`.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ import torch
 
 from lrpfx import types
 from lrpfx.errors import RuleError
-from lrpfx.layers.layer import Layer
+from lrpfx.operators.layer import Layer
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Clamp, InputModifier, NoMod, ParamMod, Unchanged
 from lrpfx.rules.ratios import OwnRatios, Tensors, WeightedProducts, added

@@ -1,1 +1,1 @@
-"""Code that runs after compilation: autograd functions that carry relevance, and the explainable module."""
+"""What carries relevance: autograd functions, the explainable module, and rules on single modules without a graph."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from lrpfx.errors import RuleError
 from lrpfx.ir.node import map_arguments
-from lrpfx.layers.layer import Slot
+from lrpfx.operators.layer import Slot
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.ruled_operation import relevances_from
 

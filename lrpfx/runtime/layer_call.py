@@ -6,13 +6,13 @@ from typing import Any, Protocol
 import torch
 
 from lrpfx.errors import RuleError
-from lrpfx.layers.layer import Operation
+from lrpfx.operators.layer import Operation
 from lrpfx.support.derivatives import vjp
 from lrpfx.support.tensors import only_finite, where_finite
 from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 
 
-class ParameterModifier(Protocol):
+class ParameterChange(Protocol):
     """The part of a branch's parameter modifier that a call of a layer needs."""
 
     @property
@@ -73,7 +73,7 @@ class LayerCall:
         extras = [extra.clone() if isinstance(extra, torch.Tensor) else extra for extra in self.extras]
         return (*inputs, *parameters, *extras)
 
-    def with_modified(self, modifiers: Sequence[ParameterModifier]) -> "LayerCall":
+    def with_modified(self, modifiers: Sequence[ParameterChange]) -> "LayerCall":
         """The same call with one branch for each modifier."""
         named = tuple(zip(self.operation.parameters, self.parameters, strict=True))
 

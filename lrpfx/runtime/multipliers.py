@@ -15,7 +15,7 @@ import torch
 
 from lrpfx.errors import RuleError
 from lrpfx.ir.operator import SavedScale
-from lrpfx.layers.layer import Operation
+from lrpfx.operators.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall, share_of, with_linear_shares
 from lrpfx.support.derivatives import vjp

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 
 from lrpfx.errors import InputError, RuleError
-from lrpfx.layers.layer import Layer, Operation
-from lrpfx.runtime.layer_call import LayerCall, ParameterModifier
+from lrpfx.operators.layer import Layer, Operation
+from lrpfx.runtime.layer_call import LayerCall, ParameterChange
 from lrpfx.runtime.multipliers import MultiplierForm
 
 
@@ -34,7 +34,7 @@ class Rule(Protocol):
     def saves_output(self) -> bool: ...
 
     @property
-    def parameter_modifiers(self) -> Sequence[ParameterModifier]: ...
+    def parameter_modifiers(self) -> Sequence[ParameterChange]: ...
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None: ...
 

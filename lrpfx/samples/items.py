@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputTypeError
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.tensors import content_of
 from lrpfx.support.torch_internals import pytree
 
@@ -66,7 +67,7 @@ def _is_single(value: Any) -> bool:
 def _label_of(value: Any) -> int:
     """A label as a class index. `InputTypeError` for others."""
     plain = value.item() if _is_single(value) or isinstance(value, np.generic) else value
-    if isinstance(plain, bool) or not isinstance(plain, int):
+    if not is_whole(plain):
         raise InputTypeError(
             f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples",
             topic="samples",

@@ -13,6 +13,7 @@ from lrpfx.samples.items import hash_of_sample, is_indexed
 from lrpfx.samples.loaders import Workers
 from lrpfx.samples.preparation import Preparation, Sample, SampleGroup, batched, chunks_of
 from lrpfx.samples.sources import IndexedSource, changed
+from lrpfx.support.numbers import is_whole
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def checked_numbers(samples: Any, count: int | None) -> list[int]:
             f"samples are the numbers of several samples, such as range(100), not {samples!r}", topic="samples"
         )
     found = samples.tolist() if isinstance(samples, (torch.Tensor, np.ndarray)) else list(samples)
-    if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in found):
+    if not all(is_whole(one) and one >= 0 for one in found):
         raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")
     if count is not None and found and max(found) >= count:
         raise InputError(f"sample {max(found)} is out of range: there are {count}", topic="samples")

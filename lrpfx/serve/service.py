@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 import anyio
@@ -36,7 +37,6 @@ from lrpfx.serve.refusals import (
     refusal_of,
 )
 from lrpfx.serve.settings import Settings
-from lrpfx.version import __version__
 
 Result = TypeVar("Result")
 
@@ -133,7 +133,7 @@ class Service:
     # --- the endpoints ---
 
     async def server(self, _: Request) -> Response:
-        return json_answer({"name": "lrpfx", "version": __version__, "extensions": ["binary_tensor_data"]})
+        return json_answer({"name": "lrpfx", "version": version("lrpfx"), "extensions": ["binary_tensor_data"]})
 
     async def live(self, _: Request) -> Response:
         return json_answer({"live": True})

@@ -1,1 +1,1 @@
-"""Helpers for torch, signals, callables, tables and optional packages, unrelated to relevance."""
+"""What has nothing to do with relevance: torch, signals, tables, resumable runs, and whether something is the same."""

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from lrpfx.cmap import ColorMap
-from lrpfx.deploy.files import as_path, written
 from lrpfx.errors import InputError
-from lrpfx.identity.plain_data import PlainData
 from lrpfx.image import get_cmap
+from lrpfx.support.files import as_path, written
+from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.text.scores import Scores
 
 Color = tuple[int, int, int]

@@ -12,7 +12,7 @@ from torch import fx
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, calls, node_info, update_info
 from lrpfx.ir.operator import Sign
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, SIGNED
 

@@ -16,8 +16,8 @@ from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, node_info, readers, row_of, update_info
 from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.merge_batch_norm import move_up
 from lrpfx.passes.program import Program, insert_call

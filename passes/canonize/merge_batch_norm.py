@@ -22,8 +22,8 @@ from lrpfx.ir.node import (
     update_info,
 )
 from lrpfx.ir.operator import Operator, WeightLayout
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import require_dimensions, require_matrix
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.channel_places import moved_channels, place_of_channels
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call

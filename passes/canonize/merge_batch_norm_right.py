@@ -5,8 +5,8 @@ from torch import fx
 
 from lrpfx.ir.node import Role, calls, node_info, only_reader, update_info
 from lrpfx.ir.operator import Channels, Operator
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import thresholded_relu
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.affine_maps import ChannelLayout, Merger, ObstacleError, linear_readers
 from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm

@@ -8,7 +8,7 @@ from torch import fx
 
 from lrpfx.ir.node import node_info, only_reader, parameter_value, readers
 from lrpfx.ir.operator import WeightLayout
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import (
     ConvolvedChannels,
     Merger,

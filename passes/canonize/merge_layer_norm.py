@@ -1,7 +1,7 @@
 """Merge weights and biases of layer norms into the dense layers after them."""
 
 from lrpfx.ir.node import Role, calls, node_info
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import LastDimension, Merger, ObstacleError, linear_readers
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE

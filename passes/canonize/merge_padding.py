@@ -7,7 +7,7 @@ from torch import fx
 
 from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, row_of, update_info
 from lrpfx.ir.operator import Operator
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
 from lrpfx.passes.program import GraphPass, PassResult, Program

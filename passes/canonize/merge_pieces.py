@@ -9,7 +9,7 @@ from torch import fx
 
 from lrpfx.ir.node import calls, is_call_of, node_info, only_reader, parameter_value, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger
 from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters
 from lrpfx.passes.constants import known_size, mark_constants, number_filling, one_among_constants

@@ -23,9 +23,9 @@ from lrpfx.ir.node import (
     update_info,
 )
 from lrpfx.ir.operator import NotAContractionError, Operator, Repeats, WeightLayout
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.channels import pads
 from lrpfx.operators.contractions import added_by_index, keeps_all
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels
@@ -204,7 +204,7 @@ def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None
 def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     """A parameter whose entries repetitions, views and indices only repeat, as in b.repeat(n).view(n, -1)."""
     shape = node_info(constant).shape
-    source = constant
+    source: Any = constant
     while isinstance(source, fx.Node) and not _is_parameter(source):
         source = source.args[0] if _moves_or_repeats(source) else None
     value = parameter_value(source, program.root) if isinstance(source, fx.Node) else None
@@ -256,7 +256,7 @@ def _of_number(program: Program, constant: fx.Node, row: Operator) -> _Alone | N
         return None
     if row.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION or (number and pads(bound.get("padding", 0))):
         return None
-    weight = parameter_value(parameters[0], program.root)
+    weight = parameter_value(bound["weight"], program.root)
     shape = (len(weight), *[1] * (weight.ndim - 2))
     return _Alone(shape, lambda: _insert(program, constant, layer_of_number, (*parameters, number)))
 

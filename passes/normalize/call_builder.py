@@ -11,8 +11,8 @@ from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, calls, node_info, nodes_in, parameter_value, role_from, update_info
 from lrpfx.ir.operator import Builder, Operator
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.functions import attention_bias
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import PassResult, Program, insert_call, replace_call

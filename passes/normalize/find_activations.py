@@ -25,8 +25,8 @@ from lrpfx.ir.node import (
     readers,
     row_of,
 )
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators import mixing
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread

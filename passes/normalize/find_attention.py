@@ -5,7 +5,7 @@ from torch.fx.node import Argument
 
 from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, only_reader, readers, row_of, update_info
 from lrpfx.ir.operator import Probability
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder
@@ -101,10 +101,9 @@ def _as_sum(program: Program, node: fx.Node) -> fx.Node:
 def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The weights and the values of an element-wise product with a softmax that one call reads; None for others."""
     multiplied = node_info(product).operator
-    gates = (
-        multiplied is not None and issubclass(multiplied.kind, Gate) and multiplied.product.proportional_to == multiplied.data
-    )
-    if not gates or only_reader(product) is None or product.kwargs:
+    if multiplied is None or not issubclass(multiplied.kind, Gate) or multiplied.product.proportional_to != multiplied.data:
+        return None
+    if only_reader(product) is None or product.kwargs:
         return None
     factors = [argument for argument in product.args[:2] if isinstance(argument, fx.Node) and is_data(argument)]
     if len(factors) != 2:

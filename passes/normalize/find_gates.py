@@ -5,7 +5,7 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.node import Role, ancestors_of, calls, is_data, node_info, update_info
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED

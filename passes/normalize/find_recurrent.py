@@ -238,11 +238,7 @@ def _before(value: Any, through: tuple[str, ...]) -> list[fx.Node]:
 def _moves(node: fx.Node) -> bool:
     """Whether a call is a view, or a part, of its first argument: it commutes with an activation."""
     row = node_info(node).operator
-    return (
-        row is not None
-        and row.neutral
-        and (row.memory.view or row.memory.always_view or row.outputs.parts or row.outputs.picks)
-    )
+    return row is not None and row.neutral and (row.memory.view or row.outputs.parts or row.outputs.picks)
 
 
 def _source(value: fx.Node) -> fx.Node:

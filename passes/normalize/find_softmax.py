@@ -11,8 +11,8 @@ from torch import fx
 
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Fill, Operator, Probability, Repeats
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import added_by_index, keeps_all
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.constants import mark_constants, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, LeftAloneError, with_replaced_calls
@@ -558,31 +558,18 @@ def _fixed(value: Any, dims: Sequence[int], like: fx.Node) -> bool:
     reduced = given.get("dim", given.get("axis", given.get(1)))
     if given.get("keepdim", given.get("keepdims", given.get(2))) is True:
         return _dims(reduced) is not None and _alike(dims, _dims(reduced) or (), rank)
-    if (
-        len(_arguments(value)) == 1
-        and not value.kwargs
-        and (row.entries.adds_up or row.entries.selects)
-        and row.entries.mixes is not None
-    ):
-        return True  # one number, reduced from all entries
-    source = _arguments(value)[0]
-    if (
-        row.outputs.picks
-        and isinstance(source, fx.Node)
-        and _arguments(value)[1] == 0
-        and node_info(source).operator is not None
-    ):
+    if (row.entries.adds_up or row.entries.selects) and _reduces_all(value, row):
+        return True
+    source, index = _arguments(value)[0], _arguments(value)[1] if row.outputs.picks else None
+    if index == 0 and isinstance(source, fx.Node) and node_info(source).operator is not None:
         return row_of(source).returns_several and _fixed(source, dims, like)
-    if row.outputs.picks and isinstance(_arguments(value)[1], tuple) and None in _arguments(value)[1]:
-        added = added_by_index(_arguments(value)[1])
+    if isinstance(index, tuple) and None in index:
+        added = added_by_index(index)
         return added is not None and _alike(dims, added, rank)
     if row.name == "unsqueeze":
         return isinstance(_arguments(value)[1], int) and _alike(dims, (_arguments(value)[1],), rank)
-    if (
-        row.kind is Detach
-        or row.entries.repeats is Repeats.BROADCAST
-        or (row.entries.elementwise and len(value.all_input_nodes) == 1)
-    ):
+    repeats = row.kind is Detach or row.entries.repeats is Repeats.BROADCAST
+    if repeats or (row.entries.elementwise and len(value.all_input_nodes) == 1):
         inner = next((one for one in _arguments(value) if isinstance(one, fx.Node)), None)
         return inner is not None and _fixed(inner, dims, like)
     return False
@@ -633,13 +620,12 @@ def _of_all_entries(value: fx.Node) -> bool:
     row = node_info(value).operator
     if row is not None and (row.kind is Detach or row.entries.elementwise) and isinstance(_arguments(value)[0], fx.Node):
         return _of_all_entries(_arguments(value)[0])
-    return (
-        row is not None
-        and row.entries.mixes is not None
-        and row.entries.selects
-        and len(_arguments(value)) == 1
-        and not value.kwargs
-    )
+    return row is not None and row.entries.selects and _reduces_all(value, row)
+
+
+def _reduces_all(value: fx.Node, row: Operator) -> bool:
+    """Whether a call reduces all entries to one."""
+    return row.entries.mixes is not None and len(_arguments(value)) == 1 and not value.kwargs
 
 
 # --- the same values, and their alignment -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from lrpfx.ir.node import Role, attribute_of, calls, map_arguments, node_info, nodes_in
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 

@@ -4,7 +4,7 @@ from torch import fx
 
 from lrpfx.errors import CaptureError
 from lrpfx.ir.node import Role, calls, node_info
-from lrpfx.layers.layer import bound_arguments
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
 from lrpfx.types import BatchNorm, Dropout

@@ -27,8 +27,8 @@ from lrpfx.ir.node import (
     row_of,
 )
 from lrpfx.ir.operator import Operator
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.complex_numbers import fourier, short_time_waves
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE

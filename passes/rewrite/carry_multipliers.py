@@ -12,8 +12,8 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, output_node, update_info
-from lrpfx.layers.layer import layer_of_node
 from lrpfx.operators.functions import without_gradient
+from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED

@@ -4,7 +4,7 @@ from torch import fx
 
 from lrpfx.ir.node import Facts, data_calls, node_info, update_info
 from lrpfx.ir.operator import Sign
-from lrpfx.layers.layer import Layer, layer_of_node
+from lrpfx.operators.layer import Layer, layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import SUPPORTED, VALIDATED
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, calls, node_info, nodes_in, set_info
-from lrpfx.layers.layer import Operation, Slot
+from lrpfx.operators.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.normalize.call_builder import attention_scale
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
@@ -182,7 +182,7 @@ def _may_have_large_numbers(root: nn.Module, mask: fx.Node) -> bool:
             if isinstance(value, torch.Tensor) and value.is_floating_point() and bool(_is_large(value).any()):
                 return True
         row = info.operator
-        if row is None or not (row.memory.view or row.memory.always_view):  # the numbers of views are sizes
+        if row is None or not row.memory.view:  # the numbers of views are sizes
             leaves = pytree.tree_leaves((node.args, node.kwargs))
             numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
             if bool(_is_large(torch.tensor(numbers, dtype=torch.float64)).any()):

@@ -21,7 +21,7 @@ from lrpfx.ir.node import (
     set_info,
     update_info,
 )
-from lrpfx.layers.layer import FunctionalModule, Layer, Operation, layer_of_node
+from lrpfx.operators.layer import FunctionalModule, Layer, Operation, layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED

@@ -1,6 +1,7 @@
-"""A count of compilations."""
+"""A count of compilations, and a small network, explained."""
 
 import pytest
+from data_sets import small_explain_model
 
 from lrpfx.adapters import compilations
 
@@ -17,3 +18,8 @@ def compiled(monkeypatch):
     original = compilations.transform
     monkeypatch.setattr(compilations, "transform", transform)
     return models
+
+
+@pytest.fixture(scope="session")
+def explain_model():
+    return small_explain_model()

@@ -17,9 +17,9 @@ from lrpfx.command_line import explain as explain_command
 from lrpfx.command_line import options
 from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError
-from lrpfx.identity import fingerprints
 from lrpfx.images.opening import image_files
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
+from lrpfx.runtime import fingerprints
 
 pytestmark = pytest.mark.programs
 
@@ -314,7 +314,7 @@ def test_a_changed_model_is_explained_anew(folder, monkeypatch):
         assert calls() == (1 if "value" in after else 0)
     (folder / "helper.py").write_text("import torch\nactivation = torch.tanh\n")
     assert calls() == 1 and calls() == 0
-    monkeypatch.setattr(fingerprints, "__version__", "0.0.0")
+    monkeypatch.setattr(fingerprints, "version", lambda package: "0.0.0")
     assert calls() == 1
 
 

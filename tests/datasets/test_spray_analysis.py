@@ -317,7 +317,7 @@ def test_umap(monkeypatch):
 @pytest.mark.thorough
 def test_scikit_learn_is_imported_when_it_is_needed():
     code = (
-        "import sys, lrpfx.datasets.spray_analysis, lrpfx.datasets.virelay, lrpfx.datasets.statistics;"
+        "import sys, lrpfx.datasets.spray_analysis, lrpfx.adapters.virelay, lrpfx.datasets.statistics;"
         "assert not {'sklearn', 'scipy', 'h5py', 'zarr'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

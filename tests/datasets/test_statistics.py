@@ -119,7 +119,7 @@ PURPOSES = {
     "picture": lambda array, folder: lrpfx.datasets.spray(
         np.random.default_rng(0).random((COUNT, 6, 6)), [0] * COUNT, clusters=(2,), embeddings=()
     ).picture(0, array),
-    "write_project": lambda array, folder: lrpfx.datasets.virelay.write_project(
+    "write_project": lambda array, folder: lrpfx.adapters.virelay.write_project(
         folder, images=np.zeros((COUNT, 6, 6)), relevance=array, outputs=np.zeros((COUNT, 2)), labels=[0] * COUNT
     ),
 }

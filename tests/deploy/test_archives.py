@@ -38,9 +38,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.deploy import archive, files, torch_operators
+from lrpfx.deploy import archive, torch_operators
 from lrpfx.deploy import artefact as artefacts
 from lrpfx.deploy.backends import onnx as onnx_backend
+from lrpfx.support import files
 
 pytestmark = pytest.mark.programs
 
@@ -466,7 +467,7 @@ def test_what_killed_writers_left_goes(program, tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from lrpfx.deploy.files import whole_file
+from lrpfx.support.files import whole_file
 with whole_file(Path({str(path)!r}), ".pt2") as temporary:
     temporary.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)

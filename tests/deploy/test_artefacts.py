@@ -27,12 +27,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, EpsilonPlusFlat
-from lrpfx.deploy import files
 from lrpfx.deploy.artefact import write_with
 from lrpfx.deploy.backends import BACKENDS
 from lrpfx.deploy.backends import onnx as onnx_backend
 from lrpfx.deploy.backends.exported import Exported
 from lrpfx.rules import Gamma
+from lrpfx.support import files
 
 pytestmark = pytest.mark.programs
 

@@ -15,8 +15,10 @@ from torch import nn
 import lrpfx
 from lrpfx.command_line.inspect import inspect
 from lrpfx.composites import AttnLRP, EpsilonPlus
-from lrpfx.deploy import archive, lowering
+from lrpfx.deploy import archive
+from lrpfx.deploy.job import Job
 from lrpfx.deploy.manifest import manifest_of
+from lrpfx.deploy.program_facts import argument_examples
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
 
@@ -162,7 +164,7 @@ def test_other_targets_and_fixed_sizes(target):
         program = lrpfx.lower(
             explain_model, x, target=target, conditions="first", reduce=reduce, dynamic_batch=dynamic, record="first"
         )
-        assert list(lowering.argument_examples(program)[0]) == ["input", *(["target"] if target != "max" else []), "mask_first"]
+        assert list(argument_examples(program)[0]) == ["input", *(["target"] if target != "max" else []), "mask_first"]
         found = program.module()(x, *([] if target == "max" else [seeds[target]]), mask)
         expected = lrpfx.attribute(explain_model, x, attributed[target], conditions=[{"first": mask}], record="first")
         relevance = expected.relevance[0]
@@ -173,23 +175,23 @@ def test_other_targets_and_fixed_sizes(target):
 def test_masks_of_the_verification_are_neither_ones_nor_zeros(monkeypatch):
     """A program in which masks do nothing, or those of one image count for all, is refused."""
     _, program = network()
-    for name, mask in lowering.argument_examples(program)[0].items():
+    for name, mask in argument_examples(program)[0].items():
         if name in NAMES:
             assert (mask == 0).any() and ((mask > 0) & (mask < 1)).any() and not torch.equal(mask[0], mask[1])
     explain_model = network()[0]
-    masks_in = lowering._Job.masks_in
+    masks_in = Job.masks_in
 
     def tampered(change):
-        run = lowering._Job.run
+        run = Job.run
 
         def run_with(job, *arguments):
             first = len(arguments) - len(job.conditions)
             return run(job, *arguments[:first], *(change(mask) for mask in masks_in(job, arguments)))
 
-        monkeypatch.setattr(lowering._Job, "run", run_with)
+        monkeypatch.setattr(Job, "run", run_with)
         with pytest.raises(lrpfx.LoweringError, match="differs from the module's own"):
             lrpfx.lower(explain_model, images(), conditions=PLACES, dynamic_batch=False)
-        monkeypatch.setattr(lowering._Job, "run", run)
+        monkeypatch.setattr(Job, "run", run)
 
     tampered(torch.ones_like)
     tampered(lambda mask: mask.flip(1))

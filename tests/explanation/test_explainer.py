@@ -268,6 +268,8 @@ def test_it_is_plain_data(explanation, explainer, photographs):
             assert caught.value.topic == "explainers"
     assert explanation != explainer(photographs[0], "dog") and explanation != explanation.renamed("other")
     assert explanation.renamed("other").compare(["snail"])
+    both = explainer(photographs[:2])
+    assert pickle.loads(pickle.dumps(both)) == both == Explanations(list(both)) != both[:1]
     with pytest.raises(dataclasses.FrozenInstanceError):
         explanation.name = "other"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lrpfx.layers.layer import Operation, Slot
+from lrpfx.operators.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.runtime.multipliers import (
     Derivative,

@@ -44,9 +44,11 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 COVERED_BY = {
     "lrpfx/rules/formulas.py": (
         "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose "
-        "module_mode/test_registration reports/test_ledger end_to_end/test_known_defects"
+        "runtime/module_mode/test_registration reports/test_ledger end_to_end/test_known_defects"
     ),
-    "lrpfx/rules/template.py": "rules/test_formulas rules/test_modifiers module_mode/test_registration reports/test_ledger",
+    "lrpfx/rules/template.py": (
+        "rules/test_formulas rules/test_modifiers runtime/module_mode/test_registration reports/test_ledger"
+    ),
     "lrpfx/rules/shortcuts.py": (
         "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose rules/test_shortcuts"
     ),
@@ -54,17 +56,17 @@ COVERED_BY = {
     "lrpfx/rules/modifiers.py": "rules/test_modifiers rules/test_formulas",
     "lrpfx/rules/stabilizer.py": "rules/test_stabilizer rules/test_formulas",
     "lrpfx/rules/recurrent.py": "rules/test_recurrent",
-    "lrpfx/rules/numbers.py": "rules/test_numbers test_composites",
+    "lrpfx/support/numbers.py": "support/test_numbers rules/test_numbers test_composites",
     "lrpfx/runtime/layer_call.py": "rules/test_formulas reports/test_ledger",
-    "lrpfx/runtime/ruled_operation.py": "rules/test_wrong_results module_mode/test_registration rules/test_formulas",
+    "lrpfx/runtime/ruled_operation.py": "rules/test_wrong_results runtime/module_mode/test_registration rules/test_formulas",
     "lrpfx/runtime/propagation.py": (
-        "rules/test_formulas module_mode/test_registration attribution/test_plausibility reports/test_ledger "
+        "rules/test_formulas runtime/module_mode/test_registration attribution/test_plausibility reports/test_ledger "
         "rules/test_products_and_norms end_to_end/test_known_defects"
     ),
     "lrpfx/runtime/multipliers.py": "runtime/test_multipliers passes/rewrite/test_carry_multipliers",
     "lrpfx/runtime/rule_table.py": "runtime/test_rule_table",
     "lrpfx/runtime/explain_module.py": "runtime/test_explain_module",
-    "lrpfx/layers/layer.py": "rules/test_formulas runtime/test_multipliers",
+    "lrpfx/operators/layer.py": "rules/test_formulas runtime/test_multipliers",
     "lrpfx/ir/node.py": "passes/test_driver passes/normalize/test_normalize runtime/test_explain_module",
     "lrpfx/ir/operator.py": "operators/test_operators operators/test_table",
     "lrpfx/ir/guards.py": "ir/test_guards",
@@ -174,8 +176,8 @@ COVERED_BY = {
     "lrpfx/datasets/store.py": "datasets/test_places datasets/test_running",
     "lrpfx/datasets/tables.py": "datasets/test_tables",
     "lrpfx/datasets/view.py": "datasets/test_view",
-    "lrpfx/datasets/virelay.py": "datasets/test_virelay datasets/test_virelay_export",
-    "lrpfx/datasets/virelay_arrays.py": "datasets/test_virelay datasets/test_virelay_export",
+    "lrpfx/adapters/virelay/__init__.py": "adapters/test_virelay adapters/test_virelay_export",
+    "lrpfx/adapters/virelay/arrays.py": "adapters/test_virelay adapters/test_virelay_export",
     "lrpfx/images/agreement.py": "images/test_agreement",
     "lrpfx/explanation/canvas.py": "explanation/test_canvas",
     "lrpfx/explanation/explainer.py": "explanation/test_explainer",
@@ -201,8 +203,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "a sum over no dimension changes nothing",
     (
         "lrpfx/rules/formulas.py",
-        "of_entries = kind is Product and row is not None and not row.elementwise",
-        "of_entries = kind == Product and row is not None and not row.elementwise",
+        "of_entries = kind is Product and row is not None and not row.entries.elementwise",
+        "of_entries = kind == Product and row is not None and not row.entries.elementwise",
     ): "classes are equal only to themselves",
     (
         "lrpfx/deploy/job.py",
@@ -336,8 +338,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "equal literals of Python are one object",
     (
         "passes/normalize/find_gates.py",
-        "if operator.affine_in == operator.data:  # either may be the signal",
-        "if operator.affine_in >= operator.data:  # either may be the signal",
+        "if operator.merging.affine_in == operator.data:  # either may be the signal",
+        "if operator.merging.affine_in >= operator.data:  # either may be the signal",
     ): "an operation is affine in all of its data or in the first of them",
     (
         "lrpfx/concepts/shares.py",

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 INDUCTOR = {"freezing": True, "layout_optimization": False}
 
 
-class Compiled(Exported):
+class NativeCode(Exported):
     """Native code for machines like this one, in an archive with the form of an exported program's."""
 
     kind = "compiled"

@@ -20,7 +20,6 @@ from torch.export import ExportedProgram
 
 from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing, origin_of
-from lrpfx.deploy.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.onnx_operators import DIVIDED, check_operators, check_sizes
 from lrpfx.deploy.runner import Function
@@ -28,6 +27,7 @@ from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded
 from lrpfx.runtime.propagation import ORIGIN
+from lrpfx.support.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree, translated_for_onnx
 
 logger = logging.getLogger(__name__)

@@ -231,9 +231,7 @@ def _is_embedding(node: fx.Node) -> bool:
         row = spelling.operator
         if issubclass(row.kind, types.Embedding):
             return True
-        if not (row.entries.moves or row.entries.converts or row.memory.view or row.memory.always_view) or not isinstance(
-            node.args[0], fx.Node
-        ):
+        if not (row.entries.moves or row.entries.converts or row.memory.view) or not isinstance(node.args[0], fx.Node):
             return False
         node = node.args[0]
     return False

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrpfx.identity.structure import are_equal
+from lrpfx.support.identity.structure import are_equal
 
 
 class PlainData:

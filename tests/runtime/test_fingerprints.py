@@ -10,8 +10,8 @@ from torch.nn import functional
 
 import lrpfx
 from lrpfx.composites import EpsilonGammaBox, EpsilonPlus, NameMapComposite
-from lrpfx.identity.fingerprints import fingerprint_of_module
 from lrpfx.rules import Epsilon
+from lrpfx.runtime.fingerprints import fingerprint_of_module
 
 
 class Constants(nn.Module):

@@ -11,11 +11,11 @@ from torch.overrides import TorchFunctionMode
 from lrpfx.errors import RuleError
 from lrpfx.ir.node import is_floating
 from lrpfx.ir.operator import Operator
-from lrpfx.layers.layer import Layer, Operation, Slot
-from lrpfx.layers.layer_of_call import Forward, tensors_in
-from lrpfx.module_mode.call_with_rule import RegisteredRule, carries_gradient
+from lrpfx.operators.layer import Layer, Operation, Slot
+from lrpfx.operators.layer_of_call import Forward, tensors_in
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import lookup, operator_named
+from lrpfx.runtime.module_mode.call_with_rule import RegisteredRule, carries_gradient
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.ruled_operation import ruled_operation
 from lrpfx.types import Recurrent

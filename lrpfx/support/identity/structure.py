@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrpfx.identity.descriptions import described, is_released
+from lrpfx.support.identity.descriptions import described, is_released
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import has_hooks_for_all_modules
 

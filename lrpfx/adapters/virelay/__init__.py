@@ -11,19 +11,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lrpfx.adapters.virelay.arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
+from lrpfx.adapters.virelay.files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
+from lrpfx.adapters.virelay.images import PerChannel, images_of, range_before
 from lrpfx.datasets.clusters import Spray, checked_spray
 from lrpfx.datasets.layout import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
-from lrpfx.datasets.virelay_arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
-from lrpfx.datasets.virelay_files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
-from lrpfx.datasets.virelay_images import PerChannel, images_of, range_before
-from lrpfx.deploy.files import checked_path, written
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.identity.descriptions import text_of
 from lrpfx.pictures.maps import Channels
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.files import checked_path, written
+from lrpfx.support.identity.descriptions import text_of
+from lrpfx.support.numbers import is_whole
 
 __all__ = [
     "Label",
@@ -147,7 +148,7 @@ def write_project(
         raise InputError(f"outputs have {width} classes, but there are names for {len(described)}", topic="virelay")
     if strategy not in ("true_label", "predicted_label"):
         raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}", topic="virelay")
-    if isinstance(compression, bool) or not isinstance(compression, int) or not 0 <= compression <= 9:
+    if not is_whole(compression) or not 0 <= compression <= 9:
         raise InputError(f"compression is a level from 0 to 9, not {compression!r}", topic="virelay")
     packed = {"compression": "gzip", "compression_opts": compression, "shuffle": True} if compression else {}
     shown = {} if analyses is None else {"SpRAy": analyses} if isinstance(analyses, Spray) else dict(analyses)

@@ -10,7 +10,7 @@ from torch import nn
 from lrpfx import types
 from lrpfx.ir.node import is_floating, map_arguments
 from lrpfx.ir.operator import Operator
-from lrpfx.layers.layer import Layer, Operation, Slot, kind_of, spelled_rows
+from lrpfx.operators.layer import Layer, Operation, Slot, kind_of, spelled_rows
 from lrpfx.support.interrupts import undisturbed
 
 Forward = Callable[..., Any]

@@ -12,7 +12,7 @@ import torch
 from helpers import ROOT
 from torch import nn
 
-from lrpfx.identity.descriptions import described
+from lrpfx.support.identity.descriptions import described
 
 pytestmark = pytest.mark.programs
 

@@ -12,7 +12,7 @@ from virelay.model import Project
 
 import lrpfx
 import lrpfx.datasets
-from lrpfx.datasets.virelay import export
+from lrpfx.adapters.virelay import export
 from lrpfx.errors import InputError, InputTypeError
 
 COUNT, BROKEN = 40, (3, 11)

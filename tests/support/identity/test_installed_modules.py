@@ -2,7 +2,7 @@
 
 import pytest
 
-from lrpfx.identity.installed_modules import is_installed
+from lrpfx.support.identity.installed_modules import is_installed
 
 
 @pytest.mark.parametrize(

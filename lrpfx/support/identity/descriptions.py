@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from lrpfx.identity.installed_modules import is_installed
 from lrpfx.support.dotted_paths import dotted_path
+from lrpfx.support.identity.installed_modules import is_installed
 from lrpfx.support.tensors import content_of
 
 #: How deep objects are nested at most.

@@ -19,8 +19,8 @@ from PIL import Image
 from virelay.image_processing import render_heatmap, render_superimposed_heatmap
 from virelay.model import Project, Workspace
 
+from lrpfx.adapters.virelay import label_map, write_analysis, write_project
 from lrpfx.datasets.spray_analysis import spray
-from lrpfx.datasets.virelay import label_map, write_analysis, write_project
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
 from lrpfx.support.runs import sole_writer
 

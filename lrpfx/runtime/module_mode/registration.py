@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from lrpfx.errors import RuleError
-from lrpfx.layers.layer_of_call import Forward
+from lrpfx.operators.layer_of_call import Forward
 
 #: Held while rules are registered or removed, so that of two threads with one model the second finds the rules of the first.
 REGISTERING = threading.RLock()

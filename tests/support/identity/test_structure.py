@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from lrpfx.identity.structure import Structure
+from lrpfx.support.identity.structure import Structure
 
 
 class Settings:

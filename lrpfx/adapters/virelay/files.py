@@ -10,9 +10,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lrpfx.datasets.virelay_arrays import DifferentSizesError
-from lrpfx.deploy.files import as_path, whole_file
+from lrpfx.adapters.virelay.arrays import DifferentSizesError
 from lrpfx.errors import ArtefactError, InputError, os_errors
+from lrpfx.support.files import as_path, whole_file
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.runs import sole_writer
 

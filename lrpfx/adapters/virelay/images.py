@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from lrpfx.adapters.virelay.arrays import ValueRange
 from lrpfx.datasets.rows import Rows, column
 from lrpfx.datasets.view import Attributions
-from lrpfx.datasets.virelay_arrays import ValueRange
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures.maps import Channels, Floats, checked_number

@@ -4,18 +4,18 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from lrpfx.identity.descriptions import described
-from lrpfx.identity.installed_modules import installed_folders
 from lrpfx.runtime.compiled_graph import restore_graph
 from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule
+from lrpfx.support.identity.descriptions import described
+from lrpfx.support.identity.installed_modules import installed_folders
 from lrpfx.support.tensors import content_of
-from lrpfx.version import __version__
 
 
 def fingerprint_of_module(module: ExplainModule) -> str:
@@ -43,7 +43,7 @@ def fingerprint_of_model(model: nn.Module) -> str:
         name: {key: value for key, value in vars(module).items() if key not in of_modules}
         for name, module in model.named_modules()
     }
-    facts = [__version__, torch.__version__, repr(model), described(own), other_buffers(model)]
+    facts = [version("lrpfx"), torch.__version__, repr(model), described(own), other_buffers(model)]
     sources = [path.read_bytes() for path in sorted(_sources(model))]
     return fingerprint_of_tensors(model.state_dict(), b"".join([json.dumps(facts).encode(), *sources]))
 

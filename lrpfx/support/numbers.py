@@ -1,8 +1,10 @@
-"""Checks of the numbers that rules take."""
+"""Checks of numbers."""
 
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
+
+import numpy as np
 
 from lrpfx.errors import InputError, InputTypeError
 
@@ -24,3 +26,15 @@ def positive_number(name: str, value: Any) -> float:
     if number <= 0.0:
         raise InputError(f"{name} must be a positive number, not {number:g}")
     return number
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number, from Python or NumPy, and no truth value."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def whole_number(value: Any, meaning: str, least: int, topic: str | None = None) -> int:
+    """A whole number that is not too small; otherwise `InputError`, which says what is meant."""
+    if not is_whole(value) or value < least:
+        raise InputError(f"{meaning}, {least} or more, not {value!r}", topic=topic)
+    return int(value)

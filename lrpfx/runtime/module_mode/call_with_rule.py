@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lrpfx.ir.node import map_arguments
-from lrpfx.layers.layer_of_call import Forward, layer_of_call, tensors_in
 from lrpfx.operators.functions import detached
+from lrpfx.operators.layer_of_call import Forward, layer_of_call, tensors_in
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.ruled_operation import Rule, RuledOperation, Switch, ruled_operation
 

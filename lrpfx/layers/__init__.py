@@ -1,1 +1,0 @@
-"""Layers: calls as rules and composites see them."""
