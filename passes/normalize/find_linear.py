@@ -23,8 +23,8 @@ from lrpfx.ir.node import (
     sources_of_dimensions,
 )
 from lrpfx.ir.operator import Contraction, NotAContractionError, Operator, Repeats
-from lrpfx.layers.layer import bound_arguments
 from lrpfx.operators.contractions import keeps_dimensions, summed_dimensions
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
