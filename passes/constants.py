@@ -3,6 +3,7 @@
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
 from lrpfx.ir.node import Role, calls, function_name, is_call_of, is_data, node_info, update_info
@@ -82,6 +83,24 @@ def _keeps_one(value: Any, dim: int) -> bool:
     else:
         return False
     return bounds in ((None, 1), (0, 1), (-1, None), (-1, 2**63 - 1))
+
+
+def evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
+    """What views and calls on sizes return for the values that are known; other values are known by their shapes alone.
+
+    `TypeError` if one has no shape.
+    """
+    if node in known:
+        return known[node]
+    info = node_info(node)
+    is_view = info.operator is not None and (info.operator.entries.moves or info.operator.outputs.picks)
+    if node.op != "call_function" or not (is_view or info.role in (Role.METADATA, Role.PARAMETER)):
+        if info.shape is None:
+            raise TypeError
+        return torch.empty(info.shape, device="meta")
+    assert callable(node.target)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: evaluated(one, known))
+    return node.target(*args, **kwargs)
 
 
 def one_among_constants(value: Any) -> tuple[fx.Node, list[Any], list[Any], int] | None:

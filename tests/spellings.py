@@ -256,7 +256,7 @@ def _in_heads(m, x):
 
 
 def _one_output(m, x):
-    return x + F.linear(x, m.weight[1:2], m.bias[1:2])
+    return x + F.linear(x, m.weight[:1] / 9, m.bias[:1].abs())
 
 
 def _heads_on_the_left(m, x):
@@ -353,11 +353,11 @@ DENSE = {
     "sum of products": (_linear, lambda m, x: (x.unsqueeze(-2) * m.weight).sum(-1) + m.bias),
     "one output: (x * w).sum(-1, keepdim=True) + b": (
         _one_output,
-        lambda m, x: x + ((x * m.weight[1]).sum(-1, keepdim=True) + m.bias[1:2]),
+        lambda m, x: x + ((x * (m.weight[0] / 9)).sum(-1, keepdim=True) + m.bias[:1].abs()),
     ),
     "one output: (x * w).sum(-1)[:, None] + b": (
         _one_output,
-        lambda m, x: x + ((x * m.weight[1]).sum(-1)[:, None] + m.bias[1:2]),
+        lambda m, x: x + ((x * (m.weight[0] / 9)).sum(-1)[:, None] + m.bias[:1].abs()),
     ),
     "+ b.repeat_interleave": (_linear, lambda m, x: x @ m.weight.T + m.bias[None].repeat_interleave(x.shape[0], 0)),
     "+ b.repeat": (_linear, lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)),
@@ -391,6 +391,14 @@ DENSE = {
     "scaled by an einsum of three, + b": (
         lambda m, x: F.linear(x, m.weight * m.scale[:, None], m.bias),
         lambda m, x: torch.einsum("bi,oi,o->bo", x, m.weight, m.scale) + m.bias,
+    ),
+    "einsum of x and two weights": (
+        lambda m, x: F.linear(x, m.weight @ (m.weight * m.scale), m.bias),
+        lambda m, x: torch.einsum("bi,ji,i,oj->bo", x, m.weight, m.scale, m.weight) + m.bias,
+    ),
+    "einsum of x, a weight and a mask": (
+        lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
+        lambda m, x: torch.einsum("bi,oi,oi->bo", x, m.weight, m.mask) + m.bias,
     ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
@@ -545,6 +553,29 @@ def _unfolded_and_folded(m, x):
     return F.fold(rows.transpose(1, 2), (8, 8), (1, 1)) + m.bias.view(1, 4, 1, 1)
 
 
+def _unfolded_groups(product):
+    """The columns of two groups, and their weights, in a product."""
+
+    def layer(m, x):
+        columns = F.unfold(x, 3, padding=1).view(x.shape[0], 2, 18, 64)
+        return product(columns, m.weight[:, :2].reshape(2, 2, 18)).reshape(x.shape[0], 4, 8, 8) + m.bias.view(1, -1, 1, 1)
+
+    return layer
+
+
+def _windows(x):
+    """Windows of 3 × 3 places, by Tensor.unfold."""
+    return F.pad(x, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
+
+
+def _of_windows(product):
+    return lambda m, x: product(_windows(x), m.weight) + m.bias.view(1, -1, 1, 1)
+
+
+def _of_channels(m, x):
+    return F.conv2d(x, m.weight[:, :1], m.bias, padding=1, groups=4)
+
+
 def _batch_norm(m, x):
     return F.batch_norm(F.conv2d(x, m.weight, padding=1), m.mean, m.variance, m.scale, m.shift, eps=0.1)
 
@@ -654,6 +685,39 @@ IMAGES = {
         lambda m, x: (
             torch.bmm(m.weight.view(1, 4, 36).repeat(x.shape[0], 1, 1), F.unfold(x, 3, padding=1)).view(-1, 4, 8, 8)
             + m.bias.view(1, 4, 1, 1)
+        ),
+    ),
+    "unfold, einsum of groups": (_grouped, _unfolded_groups(lambda x, weight: torch.einsum("bgkl,gok->bgol", x, weight))),
+    "unfold, W of groups @": (_grouped, _unfolded_groups(lambda x, weight: weight @ x)),
+    "unfold, sum of products of each channel": (
+        _of_channels,
+        lambda m, x: (
+            (F.unfold(x, 3, padding=1).view(x.shape[0], 4, 9, 64) * m.weight[:, 0].reshape(1, 4, 9, 1)).sum(2).view(x.shape)
+            + m.bias.view(1, -1, 1, 1)
+        ),
+    ),
+    "Tensor.unfold, einsum": (_conv, _of_windows(lambda x, weight: torch.einsum("bchwij,ocij->bohw", x, weight))),
+    "Tensor.unfold, einsum of a permuted weight": (
+        _conv,
+        _of_windows(lambda x, weight: torch.einsum("bchwij,ijco->bohw", x, weight.permute(2, 3, 1, 0))),
+    ),
+    "Tensor.unfold, tensordot": (
+        _conv,
+        _of_windows(lambda x, weight: torch.tensordot(x, weight, ([1, 4, 5], [1, 2, 3])).permute(0, 3, 1, 2)),
+    ),
+    "Tensor.unfold, einsum of each channel": (
+        _of_channels,
+        _of_windows(lambda x, weight: torch.einsum("bchwij,cij->bchw", x, weight[:, 0])),
+    ),
+    "Tensor.unfold with steps, einsum": (
+        lambda m, x: F.conv2d(x, m.weight[..., :2, :2], m.bias, stride=2).repeat_interleave(2, 2).repeat_interleave(2, 3),
+        lambda m, x: (
+            (
+                torch.einsum("bchwij,ocij->bohw", x.unfold(2, 2, 2).unfold(3, 2, 2), m.weight[..., :2, :2])
+                + m.bias.view(1, -1, 1, 1)
+            )
+            .repeat_interleave(2, 2)
+            .repeat_interleave(2, 3)
         ),
     ),
     "unfold, F.linear of its rows": (
@@ -1165,6 +1229,12 @@ PAIRS: dict[str, Pair] = {
     "the same by one_hot.T @": Pair(_by_rows, _joined_by_matrix(torch.matmul), Edges),
     "the same by einsum with one_hot": Pair(
         _by_rows, _joined_by_matrix(lambda matrix, messages: torch.einsum("ne,ed->nd", matrix, messages)), Edges
+    ),
+    "the same by a sum over one_hot": Pair(
+        _by_rows, _joined_by_matrix(lambda matrix, messages: (matrix.T[:, :, None] * messages[:, None]).sum(0)), Edges
+    ),
+    "the same by a sum over a mask": Pair(
+        _by_rows, _joined_by_matrix(lambda matrix, messages: ((matrix > 0)[..., None] * messages).sum(1)), Edges
     ),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),

@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import types
-from lrpfx.ir.node import is_data, node_info
+from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
@@ -116,6 +116,9 @@ def _product(build: Builder, operands: Sequence[Any], labels: Sequence[str], res
     if len(operands) == 2:
         sums_nothing = set("".join(labels)) == set(result) and all(map(is_data, operands))
         return _product_of_entries(build, operands, labels, result) if sums_nothing else None
+    data = [place for place, one in enumerate(operands) if is_data(one)]
+    if len(data) == 1 and all(node_info(one).role in (Role.DATA, Role.PARAMETER) for one in operands):
+        return _with_one_weight(build, operands, labels, result, data[0])
     scales = [place for place, own in enumerate(labels) if set(own) <= set(result)]
     if len(operands) < 3 or not scales:
         return None
@@ -127,6 +130,15 @@ def _product(build: Builder, operands: Sequence[Any], labels: Sequence[str], res
     if value is None:
         value = build.call("einsum", f"{','.join(their_labels)}->{kept}", *others, target=torch.einsum)
     return _product_of_entries(build, (value, operands[scales[-1]]), (kept, labels[scales[-1]]), result)
+
+
+def _with_one_weight(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str, place: int) -> fx.Node | None:
+    """An einsum of the data at a place and of parameters, which are multiplied first."""
+    parameters, of_parameters = ([*some[:place], *some[place + 1 :]] for some in (operands, labels))
+    kept = "".join(dict.fromkeys(letter for own in of_parameters for letter in own if letter in result + labels[place]))
+    weight = build.call("einsum", f"{','.join(of_parameters)}->{kept}", *parameters, target=torch.einsum)
+    product = _product(build, (operands[place], weight), (labels[place], kept), result)
+    return product or build.call("einsum", f"{labels[place]},{kept}->{result}", operands[place], weight, target=torch.einsum)
 
 
 def _product_of_entries(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str) -> fx.Node:

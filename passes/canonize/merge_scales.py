@@ -36,7 +36,7 @@ from lrpfx.passes.canonize.merge_batch_norm import (
     scale_output_channels,
     scale_output_channels_transposed,
 )
-from lrpfx.passes.constants import number_filling
+from lrpfx.passes.constants import evaluated, number_filling
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.normalize.simplify import keeps
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
@@ -211,7 +211,7 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     if shape is None or not isinstance(value, torch.Tensor) or not 0 < value.numel() < math.prod(shape):
         return None
     try:
-        places = _evaluated(constant, {source: torch.arange(value.numel()).view(value.shape)})
+        places = evaluated(constant, {source: torch.arange(value.numel()).view(value.shape)})
     except (RuntimeError, TypeError, ValueError, IndexError):  # sizes that only a run knows
         return None
     if not isinstance(places, torch.Tensor) or places.is_meta or places.shape != torch.Size(shape):
@@ -233,20 +233,6 @@ def _moves_or_repeats(node: fx.Node) -> bool:
     spelling = spelling_of(node)
     row = None if spelling is None else spelling.operator
     return row is not None and bool(row.entries.moves or row.entries.repeats or row.outputs.picks)
-
-
-def _evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
-    """What a call returns for the values that are known, and for the shapes of the others."""
-    if node in known:
-        return known[node]
-    info = node_info(node)
-    if node.op != "call_function" or info.role not in (Role.METADATA, Role.PARAMETER):
-        if info.shape is None:
-            raise TypeError
-        return torch.empty(info.shape, device="meta")
-    assert callable(node.target)
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: _evaluated(one, known))
-    return node.target(*args, **kwargs)
 
 
 def layer_of_number(weight: torch.Tensor, bias: torch.Tensor | None, number: float) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """NORMALIZE: turn every product with a matrix of parameters into a dense layer, however it is written."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional
 
 from lrpfx.ir.node import (
     Role,
@@ -24,9 +24,11 @@ from lrpfx.ir.node import (
 )
 from lrpfx.ir.operator import Contraction, NotAContractionError, Operator, Repeats
 from lrpfx.operators.contractions import keeps_dimensions, summed_dimensions
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.patches import patches_in
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 
@@ -50,9 +52,8 @@ class FindLinear(GraphPass):
             info = node_info(node)
             row = info.operator
             if is_call_of(node, "linear") and info.module_path is None:
-                convolution = _as_convolution(CallBuilder(program, node, row_of(node)), node)
-                if convolution is not None:
-                    result.match(info.name, f"linear: now {node_info(convolution).name}")
+                self._replace_patches(program, node, result)
+                continue
             if row is None or row.product.contraction is None or info.role is not Role.DATA or not _has_weight(node):
                 continue
             found, fixed = _Weights(program), program.fixed_dimensions
@@ -64,24 +65,42 @@ class FindLinear(GraphPass):
                 dense = _Dense(found, row.product.contraction(node, found.rank))
             except NotAContractionError as reason:
                 program.fixed_dimensions = fixed
-                other = _with_selected_matrices(program, node, row) or _as_scale(program, node, row, found)
+                other = (
+                    _with_selected_matrices(program, node, row)
+                    or _as_scale(program, node, row, found)
+                    or _as_matrix_product(program, node, row, found)
+                )
                 if other is not None:
                     result.match(info.name, f"{row}: now {row_of(other)}")
+                    product = node.args[0]
                     replace_call(node, other)
+                    if row.entries.adds_up and isinstance(product, fx.Node):
+                        program.graph.erase_node(product)
                 elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
             build, product = CallBuilder(program, node, row), node.args[0]
-            new = dense.build(build)
+            new = dense.convolution(build) or dense.build(build)
             if row.entries.adds_up and keeps_dimensions(node):
                 for dim in sorted(summed_dimensions(node, found.rank)):
                     new = build.call("unsqueeze", new, dim, target=torch.unsqueeze)
             replace_call(node, new)
-            layer = _as_convolution(CallBuilder(program, dense.layer, row), dense.layer) or dense.layer
-            result.match(info.name, f"{row}: now {node_info(layer).name}")
+            result.match(info.name, f"{row}: now {node_info(dense.layer).name}")
             if row.entries.adds_up and isinstance(product, fx.Node):
                 program.graph.erase_node(product)
         return result
+
+    def _replace_patches(self, program: Program, node: fx.Node, result: PassResult) -> None:
+        """Replace a function that is a dense layer by a convolution, if its inputs are the columns of `unfold`."""
+        value, weight, *bias = bound_arguments(node, row_of(node)).values()
+        try:
+            dense = _Dense(_Weights(program), Contraction((value, weight), (".i", "oi"), ".o"))
+        except NotAContractionError:
+            return
+        new = dense.convolution(CallBuilder(program, node, row_of(node)), *bias)
+        if new is not None:
+            result.match(node_info(node).name, f"linear: now {node_info(dense.layer).name}")
+            replace_call(node, new)
 
 
 def _has_weight(node: fx.Node) -> bool:
@@ -93,34 +112,6 @@ def _has_weight(node: fx.Node) -> bool:
             return False
         node = node_or_none
     return sum(map(is_data, node.all_input_nodes)) == 1 and len(node.all_input_nodes) > 1
-
-
-#: torch.nn.functional.unfold in both front ends, and its arguments; the method of tensors with this name does something else.
-_UNFOLDS = (functional.unfold, torch.ops.aten.im2col.default)
-_UNFOLD = ("input", "kernel_size", "dilation", "padding", "stride")
-
-
-def _as_convolution(build: CallBuilder, layer: fx.Node) -> fx.Node | None:
-    """The convolution that a dense layer is if its inputs are the columns of `unfold`; None if they are not."""
-    view, weight = layer.args[:2]
-    if not isinstance(view, fx.Node) or view.op != "call_function" or sources_of_dimensions(view, 3) != [0, 2, 1]:
-        return None
-    columns = view.args[0]
-    if not isinstance(columns, fx.Node) or columns.target not in _UNFOLDS or not isinstance(weight, fx.Node):
-        return None
-    given: dict[str, Any] = dict(zip(_UNFOLD, columns.args, strict=False)) | columns.kwargs
-    sizes = given["kernel_size"]
-    kernel = (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
-    if not all(isinstance(size, int) for size in kernel):
-        return None
-    options: dict[str, Any] = {name: given[name] for name in ("dilation", "padding", "stride") if name in given}
-    options.update(layer.kwargs)
-    outputs, inputs = parameter_value(weight, build.program.root).shape
-    kernels = build.call("reshape", weight, (outputs, inputs // math.prod(kernel), *kernel), target=torch.reshape)
-    convolution = build.call("conv2d", given["input"], kernels, *layer.args[2:], **options)
-    places = build.call("flatten", convolution, -2, -1, target=torch.flatten)
-    replace_call(layer, build.call("transpose", places, -2, -1, target=torch.transpose))
-    return convolution
 
 
 def _with_selected_matrices(program: Program, node: fx.Node, row: Operator) -> fx.Node | None:
@@ -184,6 +175,31 @@ def _as_scale(program: Program, node: fx.Node, row: Operator, weights: "_Weights
     return build.call("mul", operand, weight, label="")
 
 
+def _as_matrix_product(program: Program, node: fx.Node, row: Operator, weights: "_Weights") -> fx.Node | None:
+    """A sum of products with a matrix that is not learned, such as that of the groups of messages, as an einsum."""
+    try:
+        assert row.product.contraction is not None
+        found = row.product.contraction(node, weights.rank) if row.entries.adds_up and not keeps_dimensions(node) else None
+    except NotAContractionError:
+        found = None
+    if found is None:
+        return None
+    place = int(is_data(found.operands[1]))
+    data, matrix = found.operands[place], found.operands[1 - place]
+    labels, own = found.labels[place], found.labels[1 - place]
+    summed, kept = set(own) - set(found.result), set(own) & set(found.result)
+    is_matrix = len(summed) == len(kept) == 1 and len(own) == 2 and summed <= set(labels) and not kept & set(labels)
+    if not is_matrix or set(labels) - set(found.result) != summed or not isinstance(matrix, fx.Node):
+        return None
+    build, dtypes = CallBuilder(program, node, row), [weights.dtype(one) for one in (data, matrix)]
+    if None in dtypes or (dtypes[0] != dtypes[1] and dtypes[1].is_floating_point):
+        return None
+    if dtypes[0] != dtypes[1]:
+        matrix = build.call("to", matrix, build.dtype_of(data), target=torch.Tensor.to)
+    equation = f"{own},{labels}->{found.result}"
+    return build.call("einsum", equation, matrix, data, target=torch.einsum)
+
+
 def _is_looked_up(value: Any) -> bool:
     """Whether a value consists of entries of a parameter."""
     chosen = False
@@ -216,10 +232,14 @@ class _Weights:
     def shape(self, value: fx.Node) -> tuple[int, ...] | None:
         return node_info(value).shape
 
+    def dtype(self, value: fx.Node) -> torch.dtype | None:
+        is_parameter = node_info(value).role is Role.PARAMETER
+        return parameter_value(value, self.program.root).dtype if is_parameter else node_info(value).dtype
+
     def dtypes_differ(self, data: fx.Node, weight: fx.Node) -> bool:
         """Whether a product converts one of its operands, which a layer does not."""
         dtype = node_info(data).dtype
-        return dtype is not None and dtype != parameter_value(weight, self.program.root).dtype
+        return dtype is not None and dtype != self.dtype(weight)
 
     def one_matrix(self, value: fx.Node, labels: str, data: fx.Node, of_data: str) -> tuple[fx.Node, torch.Size, str]:
         """A parameter without the dimensions over which it is expanded: node, shape and labels.
@@ -344,6 +364,46 @@ class _Dense:
         """The place of a dimension: counted from the end where a dot comes before it."""
         place = labels.index(letter)
         return place - len(labels) if "." in labels[:place] else place
+
+    def convolution(self, build: CallBuilder, bias: fx.Node | None = None) -> fx.Node | None:
+        """Insert the convolution that the layer is if its inputs are patches of images or series; None if they are not."""
+        patches, shape = patches_in(self.data), node_info(self.data).shape
+        if patches is None or shape is None or (patches.is_view and len(self.inputs + self.shared) <= patches.spatial):
+            return None
+        labels, result = self.labels, self.result
+        if "." in labels:
+            letters = _FURTHER[: len(shape) - len(labels) + 1]
+            labels, result = labels.replace(".", letters), result.replace(".", letters)
+        others = [letter for letter in labels if letter not in self.own]
+        places, groups = len(others) - 1, self._size(self.shared)
+        are_in_order = patches.orders(self.data)
+        for inputs in itertools.permutations(self.inputs):
+            order = [labels.index(letter) for letter in (*others, *self.shared, *inputs)]
+            if are_in_order(order, places, groups):
+                break
+        else:
+            return None
+        build.program.fixed_dimensions = True
+        weight = self.weight
+        for place in reversed(self.dropped):
+            weight = build.call("select", weight, place, 0, target=torch.select)
+        channels = [*self.shared, *self.outputs]
+        weight = self._ordered(build, weight, [*channels, *inputs])
+        sizes = (self._size(channels), self._size(inputs) // math.prod(patches.kernel), *patches.kernel)
+        weight = build.call("reshape", weight, sizes, target=torch.reshape)
+        tensors = [weight] if bias is None else [weight, bias]
+        options = patches.options | ({"groups": groups} if groups > 1 else {})
+        value = self.layer = build.call(f"conv{patches.spatial}d", patches.source, *tensors, **options)
+        if places < patches.spatial:
+            value = build.call("flatten", value, -patches.spatial, -1, target=torch.flatten)
+        if not channels:
+            value = build.call("select", value, 1, 0, target=torch.select)
+        if len(channels) > 1:
+            value = build.call("unflatten", value, 1, self._sizes(channels), target=torch.unflatten)
+        order_of_result = "".join((others[0], *channels, *others[1:]))
+        if order_of_result == result:
+            return value
+        return build.call("permute", value, tuple(order_of_result.index(letter) for letter in result), target=torch.permute)
 
     def build(self, build: CallBuilder) -> fx.Node:
         """Insert the layer, between views of its input and of its output."""

@@ -215,7 +215,7 @@ def constants_take_nothing(case: Case) -> None:
     if not case.network.constants():
         return
     twin = case.transformed(case.network.with_held_constants(case.examples))
-    found, of_twin = ({one.name: one.matches for one in model.compiled.history} for model in (case.explain_model, twin))
+    found, of_twin = ({one.name: one.matches for one in lrpfx.history(model)} for model in (case.explain_model, twin))
     if of_twin["find_activations"] < found["find_activations"]:
         return  # x.masked_fill(sign(x) <= 0, 0) is a ReLU, and no longer one with a held sign
     case.must_agree(case.relevance(case.explain_model), case.relevance(twin), "relevance beside constants")
