@@ -191,10 +191,10 @@ def _as_matrix_product(program: Program, node: fx.Node, row: Operator, weights: 
     is_matrix = len(summed) == len(kept) == 1 and len(own) == 2 and summed <= set(labels) and not kept & set(labels)
     if not is_matrix or set(labels) - set(found.result) != summed or not isinstance(matrix, fx.Node):
         return None
-    build, dtypes = CallBuilder(program, node, row), [weights.dtype(one) for one in (data, matrix)]
-    if None in dtypes or (dtypes[0] != dtypes[1] and dtypes[1].is_floating_point):
+    build, dtype, other = CallBuilder(program, node, row), weights.dtype(data), weights.dtype(matrix)
+    if dtype is None or other is None or (dtype != other and other.is_floating_point):
         return None
-    if dtypes[0] != dtypes[1]:
+    if dtype != other:
         matrix = build.call("to", matrix, build.dtype_of(data), target=torch.Tensor.to)
     equation = f"{own},{labels}->{found.result}"
     return build.call("einsum", equation, matrix, data, target=torch.einsum)

@@ -103,7 +103,8 @@ def _columns(unfold: fx.Node) -> Patches | None:
 def _windows(value: Any) -> Patches | None:
     found: dict[int, tuple[int, int]] = {}
     while isinstance(value, fx.Node) and value.target in _WINDOWS:
-        source, shape = value.args[0], node_info(value.args[0]).shape
+        source: Any = value.args[0]
+        shape = node_info(source).shape
         given: dict[str, Any] = dict(zip(("dimension", "size", "step"), value.args[1:], strict=False)) | value.kwargs
         if shape is None or not all(isinstance(one, int) for one in given.values()):
             return None
