@@ -216,8 +216,8 @@ def constants_take_nothing(case: Case) -> None:
         return
     twin = case.transformed(case.network.with_held_constants(case.examples))
     found, of_twin = ({one.name: one.matches for one in lrpfx.history(model)} for model in (case.explain_model, twin))
-    if of_twin["find_activations"] < found["find_activations"]:
-        return  # x.masked_fill(sign(x) <= 0, 0) is a ReLU, and no longer one with a held sign
+    if any(of_twin.get(name, 0) < found.get(name, 0) for name in ("find_activations", "merge_scales")):
+        return  # x.masked_fill(sign(x) <= 0, 0) is a ReLU, and linear(zeros) a bias: not with a held sign or held zeros
     case.must_agree(case.relevance(case.explain_model), case.relevance(twin), "relevance beside constants")
 
 
