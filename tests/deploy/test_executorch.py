@@ -9,7 +9,9 @@ import threading
 import executorch.runtime as runtime
 import pytest
 import torch
+from command_line.commands import run_program
 from helpers import assert_close
+from PIL import Image
 from small_families import small_family
 from torch import nn
 from torch.nn import functional
@@ -166,6 +168,17 @@ def test_calls_of_several_threads(explained, file):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_commands_load_native_code_only_if_it_is_allowed(file, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    commands = [["verify", file], ["run", file, tmp_path / "photo.png", tmp_path / "maps", "--raw"]]
+    commands.append(["explain", file, tmp_path / "photo.png", "--output", tmp_path / "pictures", "--raw"])
+    for command in commands:
+        status, printed = run_program(*command)
+        assert status and "such files are loaded with --allow-native alone" in " ".join(printed.split())
+        status, printed = run_program(*command, "--allow-native")
+        assert not status, printed
 
 
 def test_manifest_without_the_runtime(file, without_executorch):
