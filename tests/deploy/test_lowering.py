@@ -471,7 +471,7 @@ def test_what_cannot_be_traced():
 
     model = Unary(lambda x: torch.relu(x).flatten(1))
     explain_model = lrpfx.transform(model, lrpfx.composites.LayerMapComposite([(torch.nn.ReLU, Impatient())]))
-    with pytest.raises(lrpfx.LoweringError, match="cannot be traced"):
+    with pytest.raises(lrpfx.LoweringError, match=r"cannot be traced at relu: Impatient"):
         lrpfx.lower(explain_model, torch.rand(2, 3))
 
 
