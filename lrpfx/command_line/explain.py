@@ -13,7 +13,7 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
-from lrpfx.command_line.options import IMAGES, MODEL, CompositeOptions, ModelOptions, classes_of, numbers_of
+from lrpfx.command_line.options import ALLOW_NATIVE, IMAGES, MODEL, CompositeOptions, ModelOptions, classes_of, numbers_of
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_table, stages
 from lrpfx.errors import InputError
@@ -45,6 +45,7 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
+    allow_native: ALLOW_NATIVE = False,
 ) -> None:
     """Explain photographs: an overlay and a sheet for each, and a table of predictions and explained classes.
 
@@ -52,7 +53,7 @@ def explain(
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     with stages(f"loading {model}"):
-        given = model_named(model, options.weights, options.metadata)
+        given = model_named(model, options.weights, options.metadata, allow_native=allow_native)
     preprocess = given.required_preprocessing(options)
     images = images_in(photographs)
     explainer = Explainer(

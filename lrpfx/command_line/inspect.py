@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lrpfx.command_line.options import ARTEFACT
-from lrpfx.command_line.terminal import say, say_table
+from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT
+from lrpfx.command_line.terminal import in_options, say, say_table
 from lrpfx.deploy.artefact import load, manifest_in
 from lrpfx.deploy.artefact import sign as sign_file
 from lrpfx.deploy.photographs import preprocessing_in
@@ -56,16 +56,18 @@ def verify(
     tolerance: Annotated[
         float | None, typer.Option(help="The largest allowed difference of a result; by default that of the file.")
     ] = None,
+    allow_native: ALLOW_NATIVE = False,
     signed_by: Annotated[Path | None, typer.Option(help="A public key: all files must be signed by its owner.")] = None,
 ) -> None:
     """Run the self-tests of files; the exit status is 1 if any fails."""
     rows, failed = [], False
     for path in artefacts:
         try:
-            rows.append((str(path), "passed", f"differs by {load(path, signed_by=signed_by).verify(tolerance=tolerance):.1e}"))
+            runner = load(path, allow_native=allow_native, signed_by=signed_by)
+            rows.append((str(path), "passed", f"differs by {runner.verify(tolerance=tolerance):.1e}"))
         except LrpfxError as error:
             failed = True
-            rows.append((str(path), "FAILED", str(error)))
+            rows.append((str(path), "FAILED", in_options(str(error))))
     say_table(("file", "self-test", ""), rows)
     if failed:
         raise typer.Exit(1)

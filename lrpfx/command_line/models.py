@@ -104,10 +104,12 @@ class NamedModel:
         return first if first in (1, 3) else 3
 
 
-def model_named(name: str, weights: str | None = None, metadata: str | None = None, *, random: bool = False) -> NamedModel:
+def model_named(
+    name: str, weights: str | None = None, metadata: str | None = None, *, random: bool = False, allow_native: bool = False
+) -> NamedModel:
     """The model that a name stands for, in evaluation mode. Raises `InputError` if it or its weights are missing.
 
-    `random`: whether a library's model has random weights, unless `weights` names others.
+    `random`: whether a library's model has random weights, unless `weights` names others. `allow_native`: as for `lrpfx.load`.
     """
     kind, colon, rest = name.partition(":")
     if metadata is not None and kind != "torchvision":
@@ -120,7 +122,7 @@ def model_named(name: str, weights: str | None = None, metadata: str | None = No
     elif Path(name).suffix in suffixes() and (Path(name).exists() or not colon):
         if weights is not None:
             raise InputError(f"{name} has its weights: leave out --weights", topic="models-by-name")
-        runner = load(name)
+        runner = load(name, allow_native=allow_native)
         with os_errors(InputError, Path(name), "read"):
             origin = hash_of_file(Path(name))
         return NamedModel(name, runner, preprocessing_in(runner.manifest), runner.manifest.get("categories"), origin)

@@ -59,6 +59,9 @@ MODEL = Annotated[
     ),
 ]
 ARTEFACT = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
+ALLOW_NATIVE = Annotated[
+    bool, typer.Option("--allow-native", help="Load compiled programs too. They are native code: only from people you trust.")
+]
 WEIGHTS = Annotated[
     str | None,
     typer.Option(

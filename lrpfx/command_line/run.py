@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import ARTEFACT, CATEGORIES, ImageOptions, class_of
+from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.archive import RefusedError
@@ -43,6 +43,7 @@ def run(
     categories: CATEGORIES = None,
     cmap: Annotated[str, typer.Option(help="Colour map of the heatmaps.")] = "bwr",
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images per batch.")] = 8,
+    allow_native: ALLOW_NATIVE = False,
 ) -> None:
     """Explain the images of a folder with an exported program: a heatmap for each, and a CSV file of the outputs.
 
@@ -54,7 +55,7 @@ def run(
             "--categories is for a --target by name: outputs.csv has the classes by index", topic="classes-and-their-names"
         )
     with stages(f"loading {artefact}"):
-        given = model_named(str(artefact))
+        given = model_named(str(artefact), allow_native=allow_native)
     runner = given.model
     if not isinstance(runner, Runner):
         raise InputError(

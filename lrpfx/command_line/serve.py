@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import lrpfx.serve
+from lrpfx.command_line.options import ALLOW_NATIVE
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.deploy.artefact import load
 from lrpfx.deploy.runner import Runner
@@ -46,10 +47,7 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help=f"A file with the bearer token of all requests; otherwise {TOKEN} may have it.")
     ] = None,
-    allow_native: Annotated[
-        bool,
-        typer.Option("--allow-native", help="Load compiled programs too. They are native code: only from people you trust."),
-    ] = False,
+    allow_native: ALLOW_NATIVE = False,
     signed_by: Annotated[Path | None, typer.Option(help="A public key: all files must be signed by its owner.")] = None,
 ) -> None:
     """Serve exported programs over HTTP by the Open Inference Protocol: predictions and explanations, in batches.

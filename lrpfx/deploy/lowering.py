@@ -489,7 +489,8 @@ def _trace(job: Job, arguments: Sequence[torch.Tensor], dimensions: Mapping[str,
         ):
             traced = make_fx(job.run, DECOMPOSED, tracing_mode="symbolic")(*fakes)
     except Exception as error:
-        raise LoweringError(f"{job.module.title} cannot be traced: {type(error).__name__}: {error}") from error
+        place = next((f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("at ")), "")
+        raise LoweringError(f"{job.module.title} cannot be traced{place}: {type(error).__name__}: {error}") from error
     return _Traced(traced, mode, symbols)
 
 

@@ -297,7 +297,10 @@ class Runner:
         return largest
 
     def matches(self, model: nn.Module, preprocess: Callable[..., Any] | None = None) -> bool:
-        """Whether the program was made from a model with the same parameters and buffers.
+        """Whether the program was made from a model with the same parameters and buffers, by what the file says.
+
+        The file's manifest has a hash of the model's state_dict, with which that of `model` is compared. The tensors in the
+        file are not: many are derived, such as merged weights. So only a signature tells whether somebody has changed them.
 
         Buffers that `model.state_dict()` lacks are compared if the file is of format 11 or later, by their names.
 

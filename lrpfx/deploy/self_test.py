@@ -23,7 +23,8 @@ class SelfTest:
     """Arguments and expected results for batches of `sizes`, the largest first.
 
     `arrays` holds those of the largest batch, as "in.<argument>" and "out.<result>". An array with fewer rows than the batch is
-    repeated. Smaller batches use the first rows; a result that differs from them is stored as "<size>.out.<result>".
+    repeated. Smaller batches use the first rows; a result that differs from them is stored as it is, as "<size>.out.<result>".
+    A result whose first dimension is not the batch is stored so for every size.
     """
 
     sizes: tuple[int, ...]
@@ -34,7 +35,7 @@ class SelfTest:
 
     def expected(self, name: str, size: int) -> np.ndarray:
         of_size = f"{size}.out.{name}"
-        return self._rows(of_size if of_size in self.arrays else f"out.{name}", size)
+        return self.arrays[of_size] if of_size in self.arrays else self._rows(f"out.{name}", size)
 
     def difference(self, name: str, size: int, value: np.ndarray) -> float:
         """The norm of a result's error, relative to the norm of the expected result of the largest batch."""
@@ -69,17 +70,22 @@ def recorded(
     largest = len(next(iter(arguments.values())))
     results = run(*arguments.values())
     whole = {f"in.{name}": as_array(value) for name, value in arguments.items()}
-    whole |= {f"out.{name}": as_array(value) for name, value in results.items()}
     smaller = (1,) if any_batch else ()  # compilers may mistake a batch of one for another memory format
     test = SelfTest((largest, *smaller), whole)
+    of_sizes = {largest: results} | {size: run(*(value[:size] for value in arguments.values())) for size in smaller}
+    for name, result in results.items():
+        if any(len(found[name]) != size for size, found in of_sizes.items() if result.ndim):
+            whole |= {f"{size}.out.{name}": as_array(found[name]) for size, found in of_sizes.items()}
+        else:
+            whole[f"out.{name}"] = as_array(result)
     for size in smaller:
-        for name, value in run(*(value[:size] for value in arguments.values())).items():
-            if not test.difference(name, size, as_array(value)) <= tolerance / 10:
+        for name, value in of_sizes[size].items():
+            if f"out.{name}" in whole and not test.difference(name, size, as_array(value)) <= tolerance / 10:
                 whole[f"{size}.out.{name}"] = as_array(value)
     if largest <= MOST_REPEATED:
         for key, array in whole.items():
-            exactly = key.startswith("in.")
-            whole[key] = _distinct_rows(array, 0.0 if exactly else tolerance / 10)
+            if key.startswith(("in.", "out.")):
+                whole[key] = _distinct_rows(array, 0.0 if key.startswith("in.") else tolerance / 10)
     return test, results
 
 
@@ -101,9 +107,16 @@ def read(content: bytes, manifest: Mapping[str, Any]) -> SelfTest:
     arrays = read_arrays(content)
     if not 1 <= len(sizes) <= 2 or not all(type(size) is int and size > 0 for size in sizes) or sizes[0] < sizes[-1]:
         raise RefusedError("its manifest does not list valid batch sizes for its self-test")
-    needed = {f"in.{name}" for name in manifest["arguments"]} | {f"out.{name}" for name in manifest["results"]}
-    allowed = needed | {f"{size}.out.{name}" for size in sizes for name in manifest["results"]}
-    fits = needed <= set(arrays) <= allowed and not any(_is_misshapen(array, sizes[0]) for array in arrays.values())
+    needed = {f"in.{name}" for name in manifest["arguments"]}
+    allowed, repeated = set(needed), set(needed)
+    for name in manifest["results"]:
+        of_sizes = {f"{size}.out.{name}" for size in sizes}
+        allowed |= {f"out.{name}"} | of_sizes
+        needed |= of_sizes if of_sizes <= arrays.keys() else {f"out.{name}"}
+        repeated.add(f"out.{name}")
+    fits = needed <= set(arrays) <= allowed and not any(
+        _is_misshapen(array, sizes[0]) for name, array in arrays.items() if name in repeated
+    )
     if any(array.dtype.name not in _DTYPES for array in arrays.values()):
         raise RefusedError("its self-test has arrays of other dtypes than programs take and give")
     if not fits or not all(_is_described(arrays[f"in.{name}"], one["shape"]) for name, one in manifest["arguments"].items()):

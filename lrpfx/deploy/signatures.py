@@ -10,6 +10,9 @@ from lrpfx.errors import ArtefactError, InputError, os_errors
 from lrpfx.support.files import as_path, written
 from lrpfx.support.optional_packages import optional_package
 
+#: The length of the shortest text of a private key, in base64 alone. No error repeats texts that are as long.
+SHORTEST_KEY = 44
+
 #: A path of a file in PEM format, or its content.
 Key = str | os.PathLike[str] | bytes
 
@@ -36,9 +39,16 @@ def _key(key: Key, half: str, **settings: Any) -> Any:
     """The key of Ed25519 in `key`. `half`: "private" or "public"."""
     serialization = optional_package("cryptography.hazmat.primitives.serialization", "a signature", "signing")
     kinds = optional_package("cryptography.hazmat.primitives.asymmetric.ed25519", "a signature", "signing")
+    if isinstance(key, str) and key.lstrip().startswith("-----BEGIN"):  # the text may be secret: no error repeats it
+        raise InputError(
+            f"the {half} key is its text as a str, which would be a path: pass the text as bytes", topic="refused-files"
+        )
     if not isinstance(key, bytes):
-        with os_errors(ArtefactError, as_path(key), "read"):
-            key = as_path(key).read_bytes()
+        path = as_path(key)
+        if len(os.fspath(path)) >= SHORTEST_KEY and not os.path.isfile(path):
+            raise ArtefactError(f"the {half} key cannot be read: there is no such file", topic="files-and-folders")
+        with os_errors(ArtefactError, path, "read"):
+            key = path.read_bytes()
     try:
         loaded = getattr(serialization, f"load_pem_{half}_key")(key, **settings)
     except (ValueError, TypeError) as error:

@@ -257,6 +257,23 @@ def slope(input: torch.Tensor, dim: int, spacing: Any = 1, edge_order: int = 1) 
     return torch.gradient(input, spacing=spacings, dim=dim, edge_order=edge_order)[0]
 
 
+@kept_in_traces
+def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | None = None) -> torch.Tensor:
+    """`torch.nn.functional.affine_grid`, which programs can compute for any batch: torch's derivative takes fixed sizes.
+
+    `theta`: affine maps of shape (batch, d, d + 1). `size`: that of the images, (batch, channels, [depth,] height, width).
+    Returns the places (batch, [depth,] height, width, d) in the range from -1 to 1, the last axis of the images first.
+    """
+    axes = [
+        torch.linspace(-1, 1, length, dtype=theta.dtype, device=theta.device)
+        * (1.0 if align_corners and length > 1 else (length - 1) / length)
+        for length in size[2:]
+    ]
+    places = torch.meshgrid(*axes, indexing="ij")
+    grid = torch.stack([*reversed(places), torch.ones_like(places[0])], -1).flatten(0, -2)
+    return torch.matmul(grid, theta.mT).unflatten(1, tuple(size[2:]))
+
+
 def mask_scattered(input: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`input` with the entries where `mask` is True replaced by entries of `source`, in order."""
     return torch.masked_scatter(input, mask, source)

@@ -13,7 +13,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import index_added, index_put_accumulated, scatter_added, slope
+from lrpfx.operators.functions import affine_grid, index_added, index_put_accumulated, scatter_added, slope
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 from lrpfx.support.hidden_scores import is_hidden
@@ -189,9 +189,10 @@ ROWS: tuple[Operator, ...] = (
     row(
         "affine_grid",
         types.Sum,
-        functional.affine_grid,
+        affine_grid,
         "theta size align_corners=None",
         data="theta",
+        functions=[functional.affine_grid],
         aten="affine_grid_generator.default",
         sample=of(lambda theta: functional.affine_grid(theta, [2, 3, 4, 4], align_corners=False), (2, 2, 3), batch=False),
     ),

@@ -1,7 +1,7 @@
 """The autograd Functions that replace a layer's gradient with a rule."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -63,8 +63,18 @@ def constant(value: Any) -> Any:
 
 
 def origin(text: str) -> AbstractContextManager[Any]:
-    """A context in which traced operations record the node and the rule that they come from."""
-    return fx_traceback.annotate({ORIGIN: text}) if text else nullcontext()
+    """A context in which traced operations, and errors, as notes, record the node and the rule that they come from."""
+    return _noted(text) if text else nullcontext()
+
+
+@contextmanager
+def _noted(text: str) -> Iterator[None]:
+    with fx_traceback.annotate({ORIGIN: text}):
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"at {text}")
+            raise
 
 
 class PropagateRelevance(torch.autograd.Function):

@@ -489,6 +489,19 @@ WITHOUT_ALPHA: dict[Any, Callable[..., Any]] = {
     operator: _without_alpha(operator) for operator in (aten.add.Tensor, aten.sub.Tensor)
 }
 
+
+def _cut_and_padded(input: torch.Tensor, padding: Sequence[int], value: float = 0) -> Any:
+    if min(padding, default=0) >= 0:
+        return NotImplemented
+    for number, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True)):
+        dimension, first = input.ndim - 1 - number, max(-before, 0)
+        input = input.narrow(dimension, first, input.shape[dimension] - first - max(-after, 0))
+    return aten.constant_pad_nd.default(input, [max(amount, 0) for amount in padding], value)
+
+
+#: Padding by negative amounts -> the part that is left, padded by the others. ExecuTorch takes none below 0.
+WITHOUT_NEGATIVE_PADDING: dict[Any, Callable[..., Any]] = {aten.constant_pad_nd.default: _cut_and_padded}
+
 #: Operators that ONNX Runtime lacks for float16, or whose statistics are float32 there -> the same in float32, for float16.
 FORMS_OF_HALVES: dict[Any, Callable[..., Any]] = {
     aten.scatter_add.default: _scatter_add_of_halves,

@@ -59,7 +59,8 @@ class LegalizeForOnnx(GraphPass):
     def run(self, program: Program) -> PassResult:
         known = self.forms(program.graph)
         found = [node.target for node in program.graph.nodes if node.target in known]
-        ours = {*FORWARD_FORMS, *FORMS_OF_HALVES, *FORMS_OF_DOUBLES, torch.ops.aten.embedding.default}
+        theirs = decompositions_of_backwards()
+        ours = {target for target, form in known.items() if form is not theirs.get(target)}
         own = set(torch.export.default_decompositions()) - ours if found else ()  # translation applies these
         matches = sum(target not in own for target in found)
         if not matches:

@@ -414,6 +414,34 @@ def test_data_are_hashed_before_a_session_opens_them(program, marker, tmp_path, 
     must_refuse(path, marker, "is missing")
 
 
+def test_what_was_verified_runs_though_the_files_change_meanwhile(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
+    path = lrpfx.save(program, tmp_path / "model.onnx")
+    (data,) = tmp_path.glob("*.data")
+    parameters_in = onnx_backend._parameters_in
+
+    def read_and_replaced(data, digest, content):
+        found = parameters_in(data, digest, content)
+        data.write_bytes(bytes(data.stat().st_size))
+        path.write_bytes(b"other")
+        return found
+
+    monkeypatch.setattr(onnx_backend, "_parameters_in", read_and_replaced)
+    runner = lrpfx.load(path)
+    assert path.read_bytes() == b"other" and not any(data.read_bytes())
+    assert runner.verify() <= 1e-5
+
+
+def test_only_parameters_are_in_the_other_file(program, marker, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_backend, "EXTERNAL_DATA_FROM", 0)
+    path = lrpfx.save(program, tmp_path / "model.onnx")
+    model = onnx.load(path, load_external_data=False)
+    moved = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    model.graph.node.add(op_type="Constant", output=["inside"]).attribute.append(onnx.helper.make_attribute("value", moved))
+    path.write_bytes(resigned(model))
+    must_refuse(path, marker, "no parameter of its graph")
+
+
 # --- saving ------------------------------------------------------------------------------------------------------------------
 
 

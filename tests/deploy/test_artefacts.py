@@ -638,6 +638,38 @@ def test_a_batch_of_one_is_part_of_the_self_test(program, explain_model, tmp_pat
     lrpfx.save(lrpfx.lower(explain_model, images(), dynamic_batch=False), tmp_path / "fixed.pt2")
 
 
+class RowsElsewhere(nn.Module):
+    """A model of (batch, 7, 6) whose layer `sequence` gives (7, batch, 8) and `windows` gives (batch * 7, 4)."""
+
+    def __init__(self):
+        super().__init__()
+        self.sequence, self.windows, self.head = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(28, 5)
+
+    def forward(self, x):
+        sequence = self.sequence(x.transpose(0, 1)).relu()
+        return self.head(self.windows(sequence.transpose(0, 1).reshape(-1, 8)).relu().reshape(-1, 28))
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+@pytest.mark.parametrize("dynamic_batch", [True, False])
+def test_results_whose_first_dimension_is_not_the_batch(dynamic_batch, name, tmp_path):
+    explain_model = lrpfx.transform(RowsElsewhere().float().eval(), EpsilonPlusFlat())
+    layers = ["sequence", "windows"]
+    program = lrpfx.lower(explain_model, torch.rand(2, 7, 6).float(), record=layers, dynamic_batch=dynamic_batch)
+    runner = lrpfx.load(lrpfx.save(program, tmp_path / name))
+    assert runner.verify() < 1e-5
+    for batch in (1, 2, 3) if dynamic_batch else (2,):
+        x, target = torch.rand(batch, 7, 6).float(), torch.arange(batch)
+        expected = lrpfx.attribute(explain_model, x, target, record=layers).layers
+        found = runner(x, target)
+        assert found["sequence"].shape == (7, batch, 8) and found["windows"].shape == (7 * batch, 4)
+        for layer in layers:
+            assert_close(found[layer], expected[layer], 1e-5)
+    runner.self_test.arrays["2.out.windows"][-1] += 1
+    with pytest.raises(lrpfx.ArtefactError, match="windows differs"):
+        runner.verify()
+
+
 @needs_compiler
 def test_compiled_convolutions_in_three_dimensions(tmp_path):
     """Where inductor chooses layouts by itself, the relevance of a batch of one is wrong."""

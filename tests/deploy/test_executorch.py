@@ -9,9 +9,12 @@ import threading
 import executorch.runtime as runtime
 import pytest
 import torch
+from command_line.commands import run_program
 from helpers import assert_close
+from PIL import Image
 from small_families import small_family
 from torch import nn
+from torch.nn import functional
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlusFlat
@@ -85,6 +88,31 @@ def test_factors_of_sums_reach_the_second_operand(tmp_path):
     assert_close(found["relevance"], expected.relevance, 1e-6)
 
 
+class _Padded(nn.Module):
+    """Padding, whose relevance is cut, beside parameters that do not lie in the order of their dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), nn.Linear(7 * 7 * 8, 5)
+        self.register_buffer("bias", torch.rand(4, 7).t()[:, None])
+
+    def forward(self, x):
+        padded = functional.pad(self.convolution(x).permute(0, 2, 3, 1), (0, 0, 0, 1, -1, 2))
+        return self.head(torch.cat([padded, padded + self.bias], -1).flatten(1))
+
+
+@pytest.mark.parametrize("write", [lrpfx.save, lrpfx.package])
+def test_padding_and_the_order_of_stored_tensors(write, tmp_path):
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 8, 8).float()
+    explain_model = lrpfx.transform(_Padded().eval().float(), EpsilonPlusFlat(), x)
+    runner = lrpfx.load(write(lrpfx.lower(explain_model, x, dynamic_batch=False), tmp_path / "model.pte"))
+    x = x.flip(0)
+    found, expected = runner(x, torch.tensor([3, 1])), lrpfx.attribute(explain_model, x, [3, 1])
+    assert_close(found["output"], expected.output, 1e-5)
+    assert_close(found["relevance"], expected.relevance, 1e-5)
+
+
 def test_the_runtime_alone_reads_the_file(explained, file):
     explain_model, images = explained
     program = runtime.Runtime.get().load_program(file)
@@ -140,6 +168,17 @@ def test_calls_of_several_threads(explained, file):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_commands_load_native_code_only_if_it_is_allowed(file, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
+    commands = [["verify", file], ["run", file, tmp_path / "photo.png", tmp_path / "maps", "--raw"]]
+    commands.append(["explain", file, tmp_path / "photo.png", "--output", tmp_path / "pictures", "--raw"])
+    for command in commands:
+        status, printed = run_program(*command)
+        assert status and "such files are loaded with --allow-native alone" in " ".join(printed.split())
+        status, printed = run_program(*command, "--allow-native")
+        assert not status, printed
 
 
 def test_manifest_without_the_runtime(file, without_executorch):

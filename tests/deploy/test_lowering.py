@@ -12,6 +12,7 @@ from helpers import Binary, Unary, assert_close, small_net, torchvision_model
 from small_families import small_family
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat
@@ -21,6 +22,7 @@ from lrpfx.deploy.program_sizes import OpenSize, samples
 from lrpfx.deploy.tracer import EXPORTABLE
 from lrpfx.deploy.verification import tolerance_of
 from lrpfx.errors import LoweringError, LrpfxWarning
+from lrpfx.operators.functions import affine_grid
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
 from lrpfx.passes.lower.plain_sizes import PlainSizes
 from lrpfx.passes.program import Program
@@ -469,7 +471,7 @@ def test_what_cannot_be_traced():
 
     model = Unary(lambda x: torch.relu(x).flatten(1))
     explain_model = lrpfx.transform(model, lrpfx.composites.LayerMapComposite([(torch.nn.ReLU, Impatient())]))
-    with pytest.raises(lrpfx.LoweringError, match="cannot be traced"):
+    with pytest.raises(lrpfx.LoweringError, match=r"cannot be traced at relu: Impatient"):
         lrpfx.lower(explain_model, torch.rand(2, 3))
 
 
@@ -481,6 +483,39 @@ def test_functions_that_are_replaced_for_export(dim):
     for shape in fitting[dim]:
         indices = torch.randint(3, shape)
         assert torch.equal(form(x, indices, dim), torch.take_along_dim(x, indices, dim))
+
+
+class Transformed(nn.Module):
+    """Images moved by affine maps that a layer computes from them."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps, self.head = nn.Linear(3, 6), nn.Linear(60, 5)
+
+    def forward(self, x):
+        maps = self.maps(x.mean((2, 3))).view(-1, 2, 3)
+        grid = functional.affine_grid(maps, [x.shape[0], 3, 4, 5], align_corners=False)
+        return self.head(functional.grid_sample(x, grid, align_corners=False).flatten(1))
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_grids_of_any_batch(capture):
+    example = torch.rand(2, 3, 4, 5)
+    explain_model = lrpfx.transform(Transformed().eval(), EpsilonPlus(), example_inputs=example, capture=capture)
+    function = lrpfx.lower(explain_model, example).module()
+    for batch in (1, 2, 3):
+        x, target = torch.rand(batch, 3, 4, 5), torch.arange(batch)
+        expected = lrpfx.attribute(explain_model, x, target)
+        assert_close(function(x, target)["relevance"], expected.relevance)
+
+
+@pytest.mark.parametrize("corners", [True, False, None])
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 3, 1, 4), (2, 3, 3, 1, 5)])
+@pytest.mark.filterwarnings("ignore:Default grid_sample and affine_grid behavior")
+def test_grids_are_those_of_torch(size, corners):
+    maps = torch.randn(2, len(size) - 2, len(size) - 1)
+    expected = functional.affine_grid(maps, list(size), align_corners=corners)
+    assert_close(affine_grid(maps, size, corners), expected, 1e-15)
 
 
 @pytest.mark.parametrize(

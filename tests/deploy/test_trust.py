@@ -2,6 +2,7 @@
 
 import copy
 import json
+import traceback
 import warnings
 
 import numpy as np
@@ -270,6 +271,16 @@ def test_signed_files(kind, exported, onnx_file, keys, tmp_path):
             lrpfx.sign(path, key)
     with pytest.raises(lrpfx.ArtefactError, match="cannot be read"):
         lrpfx.sign(path, tmp_path / "missing.pem")
+
+
+@pytest.mark.parametrize("lines", [slice(None), slice(1, 2)], ids=["text", "base64"])
+def test_no_error_repeats_a_private_key(lines, exported, keys):
+    private = "\n".join(keys[0].decode().splitlines()[lines])
+    for use in (lambda: lrpfx.sign(exported, private), lambda: lrpfx.load(exported, signed_by=private)):
+        with pytest.raises(lrpfx.LrpfxError) as found:
+            use()
+        shown = "".join(traceback.format_exception(found.value))
+        assert "key" in shown and keys[0].decode().splitlines()[1] not in shown
 
 
 def test_the_command_line_signs(exported, keys, tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.archive import (
@@ -124,7 +125,7 @@ class ExecuTorch(Backend):
         """A legalized program in the operators of ExecuTorch."""
         from executorch.exir import EdgeCompileConfig, to_edge
 
-        return to_edge(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+        return to_edge(_in_plain_memory(program), compile_config=EdgeCompileConfig(_check_ir_validity=False))
 
     def read(self, path: Path, content: bytes) -> Stored:
         text, self_test, entries = read_signed_entries(_entries(content))
@@ -180,8 +181,7 @@ def _with_stored_weights(program: ExportedProgram) -> ExportedProgram:
     """
     module = ExportedProgram.module(program, check_guards=False)
     fold_constants(module)
-    for name, value in list(module.named_buffers(recurse=False)):
-        module.register_buffer(name, value.contiguous())  # ExecuTorch takes no others
+    _lay_out(module)
     weights = module.graph.find_nodes(op="get_attr")
     readers = Counter(str(weight.target) for weight in weights for _ in weight.users)
     for number, node in enumerate(module.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)):
@@ -192,6 +192,34 @@ def _with_stored_weights(program: ExportedProgram) -> ExportedProgram:
             with module.graph.inserting_before(node):
                 node.update_arg(1, module.graph.create_node("get_attr", name))
     module.recompile()
+    return _exported(module)
+
+
+def _in_plain_memory(program: ExportedProgram) -> ExportedProgram:
+    """The program with stored tensors as ExecuTorch takes them."""
+    module = ExportedProgram.module(program, check_guards=False)
+    return _exported(module) if _lay_out(module) else program
+
+
+def _lay_out(module: fx.GraphModule) -> bool:
+    """Store all tensors in the order of their dimensions: kernels of ExecuTorch take no others, even for dimensions of size 1.
+
+    Returns whether any tensor was in another order.
+    """
+    is_changed = False
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = attribute_of(node, module)
+        plain = torch.empty(value.shape, device="meta").stride()
+        if value.stride() != plain:
+            path, _, name = str(node.target).rpartition(".")
+            owner = module.get_submodule(path)
+            delattr(owner, name)
+            owner.register_buffer(name, value.detach().clone(memory_format=torch.contiguous_format))
+            is_changed = True
+    return is_changed
+
+
+def _exported(module: fx.GraphModule) -> ExportedProgram:
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     arguments = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in inputs)
     return torch.export.export(module, arguments, strict=False)

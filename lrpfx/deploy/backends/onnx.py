@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import logging
+import math
 import mmap
 import os
 import re
@@ -15,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
@@ -130,16 +132,17 @@ class Onnx(Backend):
             raise _missing(error) from error
         manifest = stored.manifest
         data = _data_beside(path, manifest)
-        if data is not None and hash_of_file(data) != manifest["data"]["sha256"]:
-            raise RefusedError(f"it is damaged: {data.name} has another hash")
-        path = behind_links(path)
+        options = onnxruntime.SessionOptions()
+        parameters = {} if data is None else _parameters_in(data, manifest["data"]["sha256"], stored.content)
+        options.add_external_initializers(list(parameters), list(parameters.values()))
         try:
-            session = onnxruntime.InferenceSession(stored.content if data is None else path, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(stored.content, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise RefusedError(f"onnxruntime {onnxruntime.__version__} cannot load it: {error}") from error
         names = list(manifest["results"])
 
-        def run(*tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        def run(*tensors: torch.Tensor, parameters: Any = parameters) -> dict[str, torch.Tensor]:
+            # the session reads the memory of `parameters`
             arrays = dict(zip(manifest["arguments"], map(as_array, tensors), strict=True))
             return dict(zip(names, map(torch.from_numpy, session.run(names, arrays)), strict=True))
 
@@ -154,6 +157,26 @@ def _data_beside(path: Path, manifest: Mapping[str, Any]) -> Path | None:
     if data.is_symlink() or not data.is_file():
         raise RefusedError(f"the file of its parameters, {data.name}, is missing")
     return data
+
+
+def _parameters_in(data: Path, digest: str, content: bytes) -> dict[str, Any]:
+    """The parameters of a model that are in another file, whose hash is verified, as ONNX Runtime takes them.
+
+    By itself, ONNX Runtime would read both files again, which may have changed since they were verified.
+    """
+    import onnx
+    from onnxruntime import OrtValue
+
+    stored, found = data.read_bytes(), {}
+    if hashlib.sha256(stored).hexdigest() != digest:
+        raise RefusedError(f"it is damaged: {data.name} has another hash")
+    for tensor in onnx.ModelProto.FromString(content).graph.initializer:
+        if tensor.external_data:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            values = np.frombuffer(stored, dtype, math.prod(tensor.dims), int(place.get("offset", 0)))
+            found[tensor.name] = OrtValue.ortvalue_from_numpy(np.require(values.reshape(tensor.dims), requirements="A"))
+    return found
 
 
 def _missing(error: ImportError) -> ArtefactError:
@@ -413,9 +436,12 @@ def _read(content: bytes) -> tuple[dict[str, Any], bytes]:
     data = manifest.get("data", {})
     if data and not (re.fullmatch(r"[^/\\\0]+\.[0-9a-f]{16}\.data", data["file"]) and isinstance(data["sha256"], str)):
         raise RefusedError(f"it names {data['file']!r} as the file of its parameters")
-    elsewhere = set(_files_read(model)) - {data.get("file")}
+    files = list(_files_read(model))
+    elsewhere = set(files) - {data.get("file")}
     if elsewhere:
         raise RefusedError(f"it reads another file, {min(elsewhere)!r}")
+    if len(files) > sum(bool(tensor.external_data) for tensor in model.graph.initializer):
+        raise RefusedError("it reads a file for what is no parameter of its graph")
     return manifest, base64.b64decode(metadata["lrpfx_self_test"], validate=True)
 
 
