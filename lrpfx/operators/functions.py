@@ -271,7 +271,8 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
     ]
     places = torch.meshgrid(*axes, indexing="ij")
     grid = torch.stack([*reversed(places), torch.ones_like(places[0])], -1).flatten(0, -2)
-    return torch.matmul(grid, theta.mT).unflatten(1, tuple(size[2:]))
+    found: torch.Tensor = torch.matmul(grid, theta.mT).unflatten(1, tuple(size[2:]))
+    return found
 
 
 def mask_scattered(input: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
