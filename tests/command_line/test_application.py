@@ -100,7 +100,7 @@ def test_settings_are_values_of_python_or_words():
 
 def test_interpolations_and_kinds_of_target_are_all_there():
     assert {one.value for one in options.Interpolation} == set(INTERPOLATIONS)
-    assert {one.value for one in export.Target} == set(TARGETS)
+    assert {one.value for one in export.TargetKind} == set(TARGETS)
     assert {one.value for one in export.Reduction} == set(ALL) - {None}
 
 
