@@ -90,7 +90,7 @@ def test_values_are_told_apart(make):
 
 def test_each_process_gives_the_same():
     script = (
-        "import torchvision_cpu; from identity.test_descriptions import MAKES, described; import json; "
+        "import torchvision_cpu; from support.identity.test_descriptions import MAKES, described; import json; "
         "print(json.dumps([described(make(2.0)) for make in MAKES.values()]))"
     )
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
