@@ -107,14 +107,11 @@ def transform(
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     source = prepare(model, needed_in_graphs(composite.canonizers))
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
-    after_normalize = (
-        *(Stage.CANONIZE, Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE),
-        *(Stage.REWRITE, Stage.FOLD, Stage.FUSE),
-    )
+    later = (Stage.CANONIZE, Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE, Stage.REWRITE, Stage.FOLD, Stage.FUSE)
 
     def finish(program: Program, verification: Verification | None) -> Program:
         verification = verification or guessed_verification(program, source)
-        run_passes(program, passes_of(settings, *after_normalize), verification)
+        run_passes(program, passes_of(settings, *later), verification)
         if verification is not None:
             program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
             hold_sizes(program, verification, dynamic_shapes)

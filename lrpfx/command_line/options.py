@@ -93,7 +93,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         parameters += [
             Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=kinds[one.name]) for one in fields(kind)
         ]
-    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    vars(run)["__signature__"] = Signature(parameters)
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
 

@@ -1,7 +1,7 @@
 """What carried relevance: the share of each channel, feature, token or head of a recorded layer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -9,10 +9,9 @@ import torch
 from lrpfx.attribution.compute import Attribution
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import Html, html_table
+from lrpfx.support.html import Html
 from lrpfx.support.numbers import is_whole
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,19 +65,19 @@ class Shares(Sequence[Share]):
 
         Errors: `InputError`: Pandas is not installed.
         """
-        return data_frame([asdict(row) for row in self.rows], {"index": "int64", "relevance": "float64", "share": "float64"})
+        rows = [(row.index, row.relevance, row.share) for row in self.rows]
+        return Table({"index": "int64", "relevance": "float64", "share": "float64"}, rows).to_pandas()
 
     def __str__(self) -> str:
-        columns = (self.kind, "relevance", "share")
         more = "" if len(self) <= _SHOWN else f"\n... and {len(self) - _SHOWN} more"
-        return f"{self.layer}\n" + format_table(columns, self._cells(), columns) + more
+        return f"{self.layer}\n{self._table()}{more}"
 
     def _repr_html_(self) -> Html:
-        columns = (self.kind, "relevance", "share")
-        return html_table(columns, self._cells(), columns)
+        return self._table().to_html()
 
-    def _cells(self) -> list[tuple[str, str, str]]:
-        return [(str(row.index), f"{row.relevance:.4g}", f"{row.share:.1%}") for row in self.rows[:_SHOWN]]
+    def _table(self) -> Table:
+        columns = {self.kind: "int64", "relevance": "float64", "share": "float64"}
+        return Table(columns, [(row.index, row.relevance, f"{row.share:.1%}") for row in self.rows[:_SHOWN]])
 
 
 def relevances(

@@ -14,9 +14,8 @@ from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import Html, html_table
-from lrpfx.support.optional_packages import data_frame
+from lrpfx.support.html import Html
+from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -146,7 +145,7 @@ class Spray:
 
         `clusters`: as for `table`. Errors: `InputError`: Pandas is not installed, or a class has no such number of clusters.
         """
-        return data_frame([dict(zip(_COLUMNS, row, strict=True)) for row in self._rows(clusters)], _COLUMNS)
+        return Table(_COLUMNS, self._rows(clusters)).to_pandas()
 
     def picture(
         self,
@@ -195,19 +194,18 @@ class Spray:
             for label, one in self.table(clusters)
         ]
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        rows = self._rows(None)
-        return [(*map(str, row[:4]), f"{row[4]:.1%}", " ".join(row[5].split()[:5])) for row in rows]
+    def _shown(self) -> Table:
+        return Table(_COLUMNS, [(*row[:4], f"{row[4]:.1%}", " ".join(row[5].split()[:5])) for row in self._rows(None)])
 
     def __str__(self) -> str:
         skipped = "".join(f"\nclass {label} was skipped: {reason}" for label, reason in self.skipped.items())
-        return format_table(list(_COLUMNS), self._cells(), list(_COLUMNS)[:5]) + skipped
+        return f"{self._shown()}{skipped}"
 
     def __repr__(self) -> str:
         return f"<SpRAy of {len(self)} classes, {sum(len(one.samples) for one in self)} samples>"
 
     def _repr_html_(self) -> Html:
-        return html_table(list(_COLUMNS), self._cells(), list(_COLUMNS)[:5])
+        return self._shown().to_html()
 
 
 def checked_spray(value: Any, what: str) -> Spray:

@@ -1,7 +1,7 @@
 """Statistics of stored relevance, in one pass: the mean map of each class, and how much relevance each layer carries."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.pictures import heatmap, scale_of, sheet
 from lrpfx.pictures.maps import Floats
-from lrpfx.support.format_table import format_table
-from lrpfx.support.html import Html, html_table
-from lrpfx.support.optional_packages import data_frame, progress_bar
+from lrpfx.support.html import Html
+from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -122,28 +122,27 @@ class Summary:
 
         Errors: `InputError`: Pandas is not installed.
         """
-        rows = [{**asdict(row), "class": row.label} for row in self.rows]
-        return data_frame(rows, _COLUMNS)
+        rows = [(row.array, row.label, row.samples, row.total, row.magnitude, row.share) for row in self.rows]
+        return Table(_COLUMNS, rows).to_pandas()
 
     def __str__(self) -> str:
         more = "" if len(self) <= _SHOWN else f"\n... and {len(self) - _SHOWN} more"
-        return format_table(list(_COLUMNS), self._cells(), list(_COLUMNS)[2:]) + more
+        return f"{self._shown()}{more}"
 
     def _repr_html_(self) -> Html:
-        return html_table(list(_COLUMNS), self._cells(), list(_COLUMNS)[2:])
+        return self._shown().to_html()
 
-    def _cells(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                row.array,
-                "all" if row.label is None else str(row.label),
-                str(row.samples),
-                f"{row.total:.4g}",
-                f"{row.magnitude:.4g}",
-                "" if row.share is None else f"{row.share:.1%}",
-            )
-            for row in self.rows[:_SHOWN]
-        ]
+    def _shown(self) -> Table:
+        return Table(
+            _COLUMNS,
+            [
+                (
+                    *(row.array, "all" if row.label is None else row.label, row.samples, row.total, row.magnitude),
+                    None if row.share is None else f"{row.share:.1%}",
+                )
+                for row in self.rows[:_SHOWN]
+            ],
+        )
 
     def _title(self, array: str, label: int | None, names: Sequence[str] | None) -> str:
         of_class = "all" if label is None else names[label] if names is not None else f"class {label}"

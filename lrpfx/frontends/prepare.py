@@ -57,7 +57,7 @@ def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = T
         _check_values(copied)
     for module in copied.modules():
         if _keeps_cache(module):
-            module.config.use_cache = False  # type: ignore[union-attr]
+            vars(module)["config"].use_cache = False
     copied, replaced = dequantize(copied)
     for canonizer in canonizers:
         canonizer.apply(copied)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 
 import uvicorn
+from starlette.applications import Starlette
 
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, LrpfxError
@@ -56,8 +57,20 @@ def run(
         problems.append(error)
         server.should_exit = True
 
-    config = uvicorn.Config(
-        application(programs, settings, on_failure=fail),
+    server = uvicorn.Server(configuration(application(programs, settings, on_failure=fail), settings))
+    with closing(_listening(host, port, settings)) as listener, _ending_quietly():
+        if on_start is not None:
+            address, bound = listener.getsockname()[:2]
+            on_start(f"http://{f'[{address}]' if ':' in address else address}:{bound}")
+        server.run([listener])
+    if problems:
+        raise problems[0]
+
+
+def configuration(served: Starlette, settings: Settings) -> uvicorn.Config:
+    """How an application is served: its connections, and none of what uvicorn writes of its own."""
+    return uvicorn.Config(
+        served,
         http=Connection,
         loop="asyncio",
         ws="none",
@@ -70,14 +83,6 @@ def run(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=math.ceil(settings.timeout),
     )
-    server = uvicorn.Server(config)
-    with closing(_listening(host, port, settings)) as listener, _ending_quietly():
-        if on_start is not None:
-            address, bound = listener.getsockname()[:2]
-            on_start(f"http://{f'[{address}]' if ':' in address else address}:{bound}")
-        server.run([listener])
-    if problems:
-        raise problems[0]
 
 
 def _listening(host: str, port: int, settings: Settings) -> socket.socket:

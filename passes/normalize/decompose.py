@@ -68,7 +68,8 @@ def _views_to_reshapes(graph: fx.Graph) -> None:
     """
     for node in calls(graph):
         spelling = spelling_of(node)
-        copying = None if spelling is None else spelling.operator.memory.copying.get(node.target)  # type: ignore[arg-type]
+        target: Any = node.target
+        copying = None if spelling is None else spelling.operator.memory.copying.get(target)
         if copying is not None and not any(_is_dtype(argument) for argument in [*node.args[1:], *node.kwargs.values()]):
             node.target = copying
             node.kwargs = {"shape" if name == "size" else name: value for name, value in node.kwargs.items()}

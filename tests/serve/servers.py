@@ -14,7 +14,7 @@ import uvicorn
 from lrpfx.deploy.runner import Runner
 from lrpfx.deploy.self_test import recorded
 from lrpfx.serve import Settings
-from lrpfx.serve.connections import Connection
+from lrpfx.serve.server import configuration
 from lrpfx.serve.service import application
 
 
@@ -116,8 +116,8 @@ def request_of(**arrays):
 def serving(programs, ready=True, headers=None, **settings):
     """A client of a server that runs in a thread of this process."""
     settings = Settings(**settings)
-    limits = {"http": Connection, "limit_concurrency": settings.max_queue + 64}
-    config = uvicorn.Config(application(programs, settings), port=0, log_config=None, lifespan="on", ws="none", **limits)
+    config = configuration(application(programs, settings), settings)
+    config.port = 0
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
