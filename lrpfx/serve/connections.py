@@ -12,7 +12,7 @@ class Connection(H11Protocol):
     the headers of a request without end.
     """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's class
         super().connection_made(transport)
         self.since = self.loop.time()
         limit = self.limit_concurrency
