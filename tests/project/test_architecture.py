@@ -1,11 +1,12 @@
 """docs/architecture.md shows the imports, and there are no import cycles."""
 
+import ast
 import subprocess
 import sys
 
 import networkx as nx
 import pytest
-from tools.architecture import BEGIN, DOCUMENT, END, descriptions, house, module_graph, modules, table
+from tools.architecture import BEGIN, DOCUMENT, END, ROOT, descriptions, house, module_graph, modules, table
 
 
 def test_the_document_shows_the_imports():
@@ -19,6 +20,17 @@ def test_no_import_runs_back_up():
 
 def test_no_modules_import_each_other():
     assert nx.is_directed_acyclic_graph(module_graph())
+
+
+def test_mutants_are_of_files_that_exist():
+    """Moved modules and tests are easily forgotten there, and its main package is not among those of the tests."""
+    (table,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / "tests" / "tools" / "mutants.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COVERED_BY"
+    ]
+    files = [*table, *(f"tests/{test}.py" for tests in table.values() for test in tests.split())]
+    assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 def test_rooms_say_what_is_in_them():

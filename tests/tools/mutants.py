@@ -17,6 +17,7 @@ import itertools
 import json
 import math
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -153,7 +154,7 @@ COVERED_BY = {
     "lrpfx/attribution/summary.py": "attribution/test_summary",
     "lrpfx/request/targets.py": "request/test_targets attribution/test_compute request/test_explained_output",
     "lrpfx/concepts/attribution_graphs.py": "concepts/test_attribution_graphs",
-    "lrpfx/concepts/collecting.py": "concepts/test_collection",
+    "lrpfx/concepts/collector.py": "concepts/test_collection",
     "lrpfx/concepts/collection.py": "concepts/test_collection",
     "lrpfx/concepts/patching.py": "concepts/test_patching",
     "lrpfx/concepts/reach.py": "concepts/test_receptive_fields",
@@ -162,18 +163,18 @@ COVERED_BY = {
     "lrpfx/concepts/shares.py": "concepts/test_shares",
     "lrpfx/concepts/windows.py": "concepts/test_references concepts/test_receptive_fields",
     "lrpfx/datasets/clusters.py": "datasets/test_spray_analysis",
-    "lrpfx/datasets/explaining.py": "datasets/test_single_samples datasets/test_running",
-    "lrpfx/datasets/layout.py": "datasets/test_layout datasets/test_places",
-    "lrpfx/datasets/places.py": "datasets/test_places",
+    "lrpfx/datasets/sample_explainer.py": "datasets/test_single_samples datasets/test_data_set_run",
+    "lrpfx/datasets/layout.py": "datasets/test_layout datasets/test_locations",
+    "lrpfx/datasets/locations.py": "datasets/test_locations",
     "lrpfx/datasets/reduced_maps.py": "datasets/test_spray_analysis",
-    "lrpfx/datasets/rows.py": "datasets/test_rows datasets/test_running",
-    "lrpfx/datasets/running.py": "datasets/test_running",
+    "lrpfx/datasets/rows.py": "datasets/test_rows datasets/test_data_set_run",
+    "lrpfx/datasets/data_set_run.py": "datasets/test_data_set_run",
     "lrpfx/samples/items.py": "samples/test_samples",
-    "lrpfx/samples/sources.py": "datasets/test_single_samples datasets/test_running samples/test_loaders",
+    "lrpfx/samples/sources.py": "datasets/test_single_samples datasets/test_data_set_run samples/test_loaders",
     "lrpfx/datasets/spectral.py": "datasets/test_spray_analysis",
     "lrpfx/datasets/spray_analysis.py": "datasets/test_spray_analysis",
     "lrpfx/datasets/statistics.py": "datasets/test_statistics",
-    "lrpfx/datasets/store.py": "datasets/test_places datasets/test_running",
+    "lrpfx/datasets/store.py": "datasets/test_locations datasets/test_data_set_run",
     "lrpfx/datasets/tables.py": "datasets/test_tables",
     "lrpfx/datasets/view.py": "datasets/test_view",
     "lrpfx/adapters/virelay/__init__.py": "adapters/test_virelay adapters/test_virelay_export",
@@ -185,9 +186,27 @@ COVERED_BY = {
     "lrpfx/images/geometry.py": "images/test_geometry explanation/test_canvas",
     "lrpfx/images/opening.py": "images/test_opening",
     "lrpfx/images/preprocessing.py": "images/test_preprocessing",
-    "lrpfx/explanation/running.py": "explanation/test_explainer",
+    "lrpfx/explanation/compiled.py": "explanation/test_explainer",
     "lrpfx/explanation/sentences.py": "explanation/test_sentences",
     "lrpfx/explanation/texts.py": "explanation/test_sentences text/test_text",
+    "lrpfx/datasets/block_explainer.py": "datasets/test_single_samples datasets/test_data_set_run",
+    "lrpfx/datasets/store_queries.py": "datasets/test_view datasets/test_data_set_run",
+    "lrpfx/explanation/answers.py": "explanation/test_outputs_with_places explanation/test_explainer",
+    "lrpfx/concepts/rankings.py": "concepts/test_collection",
+    "lrpfx/request/outputs.py": "request/test_explained_output request/test_targets",
+    "lrpfx/request/question.py": "attribution/test_compute request/test_conditions",
+    "lrpfx/request/reduction.py": "request/test_reduction",
+    "lrpfx/request/targets_of_samples.py": "request/test_targets datasets/test_data_set_run",
+    "lrpfx/samples/loaders.py": "samples/test_loaders",
+    "lrpfx/samples/plan.py": "samples/test_samples datasets/test_data_set_run",
+    "lrpfx/samples/preparation.py": "samples/test_samples samples/test_loaders",
+    "lrpfx/support/runs.py": "support/test_runs",
+    "lrpfx/support/table.py": "support/test_table",
+    "lrpfx/attribution/cache.py": "attribution/test_cache",
+    "lrpfx/runtime/compiled_graph.py": "runtime/test_explain_module",
+    "lrpfx/support/identity/structure.py": "support/identity/test_structure",
+    "lrpfx/support/identity/descriptions.py": "support/identity/test_descriptions",
+    "lrpfx/runtime/fingerprints.py": "runtime/test_fingerprints",
 }
 #: Equivalent mutants: (module, line, changed line) -> why they compute the same.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
@@ -272,7 +291,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if (right - left, bottom - top) is self.photograph.size:",
     ): "a whole photograph is cut out and put back as it is, only slower",
     (
-        "lrpfx/explanation/running.py",
+        "lrpfx/explanation/compiled.py",
         "if shape is not None and len(shape) == 4 and min(shape[2:]) > 1 and not node_info(node).neutral:",
         "if shape is not None and len(shape) == 4 and min(shape[2:]) != 1 and not node_info(node).neutral:",
     ): "no layer of a photograph is empty",
@@ -359,8 +378,11 @@ OF_EACH = 3
 #: What tests import from elsewhere is loaded once: most tests take less time than that.
 LOADED_ONCE = "torchvision hypothesis onnx onnxruntime onnxscript sklearn.cluster transformers zarr"
 
-#: A mutant that takes three times as long as the tests of the code itself, and this many seconds, does not end.
+#: A mutant that takes three times as long as the tests of the code itself, and this many seconds of a core, does not end.
 SECONDS = 60
+
+#: A mutant that waits takes no time of the processor: it is stopped after so many times its seconds.
+WAITING = 10
 
 #: A mutant meets tests that take so many seconds first, and those that it survives then all that reach its line.
 FIRST_SECONDS = 20.0
@@ -566,13 +588,14 @@ class Trial:
     def outcome(self) -> str | None:
         """ "killed", "survived" or "timeout", or None while it runs."""
         found, status = os.waitpid(self.process, os.WNOHANG)
-        if not found and time.monotonic() < self.start + self.job.seconds:
+        if not found and time.monotonic() < self.start + WAITING * self.job.seconds:
             return None
         if not found:
             self.stop()
             return "timeout"
         self._restore()
-        return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+        code = os.waitstatus_to_exitcode(status)
+        return "survived" if code == 0 else "timeout" if code in (-signal.SIGXCPU, -signal.SIGKILL) else "killed"
 
     def stop(self) -> None:
         os.killpg(self.process, signal.SIGKILL)
@@ -606,6 +629,7 @@ def outcomes(jobs: list[Job], copies: list[Path]) -> Iterator[tuple[int, str, fl
 def _run_tests(job: Job, copy: Path) -> None:
     """Runs tests in this process and ends it, with 0 where all pass."""
     os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(job.seconds),) * 2)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(copy)
     sys.path[:0] = [str(copy), str(copy / "tests")]
