@@ -20,8 +20,8 @@ from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
-from lrpfx.image import CMAPS, get_cmap, imsave
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.pictures.images_of_arrays import CMAPS, get_cmap, imsave
 from lrpfx.request.reduction import CHANNELS
 
 Array = NDArray[Any]
