@@ -15,7 +15,8 @@ from torch import fx
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
-from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
+from lrpfx.runtime.compiled_graph import PassRecord
 from lrpfx.support.torch_internals import Interpreter, pytree
 
 logger = logging.getLogger(__name__)

@@ -29,9 +29,10 @@ from lrpfx.deploy.signatures import Key, check_signature, write_signature
 from lrpfx.deploy.verification import shaken
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os_errors
 from lrpfx.passes.driver import run_passes
-from lrpfx.passes.program import HISTORY, PassRecord, Program
+from lrpfx.passes.program import Program
 from lrpfx.passes.properties import EXPORTED
 from lrpfx.passes.stages import Settings, Stage, passes_of
+from lrpfx.runtime.compiled_graph import HISTORY, PassRecord
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require

@@ -17,7 +17,7 @@ from lrpfx.deploy.photographs import check_photographs
 from lrpfx.deploy.program_facts import argument_examples, facts_of, open_dimensions
 from lrpfx.deploy.verification import tolerance_of
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
-from lrpfx.passes.program import PassRecord
+from lrpfx.runtime.compiled_graph import PassRecord
 
 logger = logging.getLogger(__name__)
 

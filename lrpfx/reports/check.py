@@ -27,9 +27,9 @@ from lrpfx.frontends.capture import (
 )
 from lrpfx.frontends.open_sizes import DynamicShapes
 from lrpfx.frontends.prepare import Model, prepare
+from lrpfx.ir.final_probabilities import final_softmax
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.canonize.explain_logits import final_softmax
 from lrpfx.passes.driver import Verification, run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, Stage, passes_of

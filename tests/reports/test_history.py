@@ -9,7 +9,7 @@ from markup import Markup
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.passes.program import PassRecord
+from lrpfx.runtime.compiled_graph import PassRecord
 from lrpfx.reports.history import History
 
 HOSTILE = "<script>&\"'"
