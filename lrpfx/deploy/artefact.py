@@ -17,7 +17,6 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.manifest import MOST_TOLERATED, UNDETERMINED, checked_facts, describe, warn_undetermined
@@ -35,6 +34,7 @@ from lrpfx.passes.stages import Settings, Stage, passes_of
 from lrpfx.runtime.compiled_graph import HISTORY, PassRecord
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.interrupts import tracing, undisturbed
+from lrpfx.support.stored_arrays import RefusedError
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
 logger = logging.getLogger(__name__)
