@@ -1,7 +1,9 @@
 """The data that passes work on, and the base class of passes."""
 
+import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +14,7 @@ from lrpfx.errors import CaptureError, LrpfxWarning, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, node_info, set_info, update_info
 from lrpfx.passes.properties import NAMED, Property
-from lrpfx.runtime.compiled_graph import PassRecord
+from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
 from lrpfx.support.torch_internals import OpOverload
 
 NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
@@ -41,6 +43,13 @@ class Program:
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
     notes: list[LrpfxWarning] = field(default_factory=list)  # what the user is to be warned of
     exported: ExportedProgram | None = None  # the exported program, once the graph is lowered
+    shared: MutableMapping[str, torch.Tensor] | None = None  # derived tensors of programs with the same tensors, by expression
+
+    def copied(self) -> "Program":
+        """The same with a graph of its own. The modules are the same: passes from ASSIGN on replace them, and change none."""
+        held = {one.name: getattr(self, one.name) for one in fields(self)}
+        copies: dict[str, Any] = {name: copy.copy(value) for name, value in held.items() if isinstance(value, (list, dict))}
+        return replace(self, graph=copy_graph(self.graph), **copies)
 
     def program(self) -> ExportedProgram:
         """The exported program. `PassError` before there is one."""
