@@ -3,7 +3,7 @@
 import copy
 import warnings
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,38 +44,57 @@ _LATER = (Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE, Stage.REWRITE, Stage.FOLD
 class Captured:
     """A model as a normalized, canonized and verified graph, for as many composites as one likes: see `lrpfx.capture`.
 
-    It does not change when the model does.
+    It does not change when the model does. The results of `transform` share its parameters: `load_state_dict` and changes of
+    dtype or device are those of one result alone, but other assignments in place reach all, and end the use of the graph.
     """
 
     _program: Program
     _verification: Verification | None
     _source: Prepared
-    _dynamic_shapes: DynamicShapes
+    dynamic_shapes: DynamicShapes
     _canonizers: tuple[Any, ...]  # that have changed modules
+    _versions: Mapping[str, int | None]  # of parameters and buffers, by name
+
+    @property
+    def model(self) -> Model:
+        """The model that was captured."""
+        return self._source.model
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._program.title}: {len(list(named_nodes(self._program.graph)))} nodes)"
 
-    def _settled(self, composite: Composite, settings: Settings) -> Program:
-        """The program of a composite. `InputError` if it needs a graph of its own."""
+    @property
+    def front_end(self) -> str:
+        """The front end that captured it: "symbolic" or "export"."""
+        return next(record.name for record in self._program.history if record.stage == "capture")
+
+    def for_composite(self, composite: Composite) -> tuple[Program, Verification | None]:
+        """A copy of the program, and what verifies it. `InputError` for a composite that needs another graph."""
         missing = [one for one in needed_in_graphs(composite.canonizers) if one not in self._canonizers]
         if missing:
             raise InputError(
-                f"{missing[0]} changes modules, and this graph was captured without it: "
-                "lrpfx.capture(model, canonizers=composite.canonizers)",
+                f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
+                "to lrpfx.capture",
                 topic="canonizers-of-modules",
             )
-        whole = opaque_paths(self._source.model, composite) if isinstance(self._source.model, nn.Module) else set()
+        whole = opaque_paths(self.model, composite) if isinstance(self.model, nn.Module) else set()
         if whole:
             raise InputError(
                 f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
                 "transform the model itself, or map the layers inside",
                 topic="captured-models",
             )
-        before = len(self._program.notes)
-        program = _settled(self._program, copy.copy(self._verification), settings, self._dynamic_shapes)
-        program.notes = program.notes[before:]  # the others were given when the model was captured
-        return program
+        present = _versions(self._program.root)
+        changed = [name for name, version in self._versions.items() if present[name] != version]
+        if changed:
+            raise InputError(
+                f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
+                "model again, and change copies (copy.deepcopy)",
+                topic="changed-weights",
+            )
+        program = self._program.copied()
+        program.notes.clear()  # they were given when the model was captured
+        return program, copy.copy(self._verification)
 
 
 @undisturbed()
@@ -120,7 +139,7 @@ def capture(
         verification = verification or guessed_verification(program, source)
         run_passes(program, passes_of(settings, Stage.CANONIZE), verification)
         program.shared = weakref.WeakValueDictionary()
-        return Captured(program, verification, source, dynamic_shapes, needed)
+        return Captured(program, verification, source, dynamic_shapes, needed, _versions(program.root))
 
     found = captured(asked, finish)
     _warn(found._program)
@@ -201,12 +220,8 @@ def transform(
     check_arguments(model, composite, unassigned, explain, "transform")
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
-        if example_inputs is not None or capture != AUTO or constants or dynamic_shapes is not None:
-            raise InputTypeError(
-                "the model is captured already: give example_inputs, capture, constants and dynamic_shapes to lrpfx.capture",
-                topic="captured-models",
-            )
-        program = model._settled(composite, settings)
+        refuse_settings_of_capture(example_inputs is not None, capture, constants, dynamic_shapes)
+        program = _settled(*model.for_composite(composite), settings, model.dynamic_shapes)
         alias_tensors(program.root, program.derived)
     else:
         source = prepare(model, needed_in_graphs(composite.canonizers))
@@ -254,6 +269,12 @@ def _settled(
         return settled(verify_each=False)
     except VerificationError:
         return settled(verify_each=True)
+
+
+def _versions(root: nn.Module) -> dict[str, int | None]:
+    """The in-place version counters of tensors by name; None for inference tensors, which have no counter."""
+    tensors = [*root.named_parameters(), *root.named_buffers()]
+    return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors}
 
 
 def _warn(program: Program) -> None:
@@ -324,6 +345,17 @@ def node_names(
     else:
         raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}", topic="explainable-module")
     return [name for name, _ in named_nodes(graph)]
+
+
+def refuse_settings_of_capture(
+    has_examples: bool, capture: str, constants: Collection[str], dynamic_shapes: DynamicShapes
+) -> None:
+    """Raise `InputTypeError` for settings of the capture beside a captured model."""
+    if has_examples or capture != AUTO or constants or dynamic_shapes is not None:
+        raise InputTypeError(
+            "the model is captured already: give example_inputs, capture, constants and dynamic_shapes to lrpfx.capture",
+            topic="captured-models",
+        )
 
 
 def _check_model(model: Model, caller: str) -> None:

@@ -15,7 +15,7 @@ from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.written_names import check_names
 from lrpfx.runtime.compiled_graph import CompiledGraph, restore_graph
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.module_tree import Scope, own_memory, set_derived_buffer, share_tables
+from lrpfx.runtime.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.runtime.overwriting import on_copies
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.rule_table import rule_table
@@ -410,6 +410,8 @@ class ExplainModule(TreeGraphModule):
                 yield switch
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        if self._shares:
+            own_tensors(self, fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._misfit = self._cast_problem()
         self.refold()
@@ -453,7 +455,7 @@ def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -
 def _own_before_loading(module: nn.Module, *arguments: Any) -> None:
     assert isinstance(module, ExplainModule)
     if module._shares:
-        own_memory(module)
+        own_tensors(module, torch.clone)
         module._shares = False
 
 

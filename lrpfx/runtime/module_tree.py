@@ -1,7 +1,7 @@
 """The tree of modules that replaces a model: it has the model's names, parameters and buffers, and rule modules as leaves."""
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -81,10 +81,26 @@ def alias_tensors(root: nn.Module, derived: Collection[str]) -> None:
     of_its_own(root)
 
 
-def own_memory(root: nn.Module) -> None:
-    """Let no tensor in `root` share memory with one elsewhere; those that are one stay one."""
-    for tensor in {id(one): one for one in (*root.parameters(), *root.buffers())}.values():
-        tensor.data = tensor.data.clone()
+def own_tensors(root: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the parameters and buffers in a tree that `change` copies by new ones, which nothing is shared with.
+
+    Neither the memory nor the counter of changes in place: a parameter keeps the latter through an assignment to `.data`.
+    """
+    made: dict[int, Any] = {}
+
+    def changed(tensor: torch.Tensor) -> Any:
+        if id(tensor) not in made:
+            with torch.no_grad():
+                value = change(tensor)
+            is_new = value.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+            new = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
+            made[id(tensor)] = new if is_new else tensor
+            made[id(new)] = made[id(tensor)]
+        return made[id(tensor)]
+
+    for module in root.modules():
+        for table in (module._parameters, module._buffers):
+            table.update({name: changed(tensor) for name, tensor in table.items() if tensor is not None})
 
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:
