@@ -51,7 +51,7 @@ class Captured:
     _program: Program
     _verification: Verification | None
     _source: Prepared
-    dynamic_shapes: DynamicShapes
+    _dynamic_shapes: DynamicShapes
     _canonizers: tuple[Any, ...]  # that have changed modules
     _versions: Mapping[str, int | None]  # of parameters and buffers, by name
 
@@ -67,34 +67,6 @@ class Captured:
     def front_end(self) -> str:
         """The front end that captured it: "symbolic" or "export"."""
         return next(record.name for record in self._program.history if record.stage == "capture")
-
-    def for_composite(self, composite: Composite) -> tuple[Program, Verification | None]:
-        """A copy of the program, and what verifies it. `InputError` for a composite that needs another graph."""
-        missing = [one for one in needed_in_graphs(composite.canonizers) if one not in self._canonizers]
-        if missing:
-            raise InputError(
-                f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
-                "to lrpfx.capture",
-                topic="canonizers-of-modules",
-            )
-        whole = opaque_paths(self.model, composite) if isinstance(self.model, nn.Module) else set()
-        if whole:
-            raise InputError(
-                f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
-                "transform the model itself, or map the layers inside",
-                topic="captured-models",
-            )
-        present = _versions(self._program.root)
-        changed = [name for name, version in self._versions.items() if present[name] != version]
-        if changed:
-            raise InputError(
-                f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
-                "model again, and change copies (copy.deepcopy)",
-                topic="changed-weights",
-            )
-        program = self._program.copied()
-        program.notes.clear()  # they were given when the model was captured
-        return program, copy.copy(self._verification)
 
 
 @undisturbed()
@@ -221,7 +193,7 @@ def transform(
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
         refuse_settings_of_capture(example_inputs is not None, capture, constants, dynamic_shapes)
-        program = _settled(*model.for_composite(composite), settings, model.dynamic_shapes)
+        program = _settled(*program_for(model, composite), settings, model._dynamic_shapes)
         alias_tensors(program.root, program.derived)
     else:
         source = prepare(model, needed_in_graphs(composite.canonizers))
@@ -345,6 +317,35 @@ def node_names(
     else:
         raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}", topic="explainable-module")
     return [name for name, _ in named_nodes(graph)]
+
+
+def program_for(captured: Captured, composite: Composite) -> tuple[Program, Verification | None]:
+    """A copy of a captured program, and what verifies it. `InputError` for a composite that needs another graph."""
+    missing = [one for one in needed_in_graphs(composite.canonizers) if one not in captured._canonizers]
+    if missing:
+        raise InputError(
+            f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
+            "to lrpfx.capture",
+            topic="canonizers-of-modules",
+        )
+    whole = opaque_paths(captured.model, composite) if isinstance(captured.model, nn.Module) else set()
+    if whole:
+        raise InputError(
+            f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
+            "transform the model itself, or map the layers inside",
+            topic="captured-models",
+        )
+    present = _versions(captured._program.root)
+    changed = [name for name, version in captured._versions.items() if present[name] != version]
+    if changed:
+        raise InputError(
+            f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
+            "model again, and change copies (copy.deepcopy)",
+            topic="changed-weights",
+        )
+    program = captured._program.copied()
+    program.notes.clear()  # they were given when the model was captured
+    return program, copy.copy(captured._verification)
 
 
 def refuse_settings_of_capture(
