@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
-from lrpfx.errors import InputError, InputTypeError, VerificationError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.capture import (
     AUTO,
     CaptureSettings,
@@ -28,7 +28,7 @@ from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.prepare import Model, Prepared, prepare
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_passes
+from lrpfx.passes.driver import Verification, run_verified
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
@@ -109,7 +109,7 @@ def capture(
 
     def finish(program: Program, verification: Verification | None) -> Captured:
         verification = verification or guessed_verification(program, source)
-        run_passes(program, passes_of(settings, Stage.CANONIZE), verification)
+        program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
         program.shared = weakref.WeakValueDictionary()
         return Captured(program, verification, source, dynamic_shapes, needed, _versions(program.root))
 
@@ -201,7 +201,7 @@ def transform(
 
         def finish(program: Program, verification: Verification | None) -> Program:
             verification = verification or guessed_verification(program, source)
-            run_passes(program, passes_of(Settings(), Stage.CANONIZE), verification)
+            program = run_verified(program, passes_of(Settings(), Stage.CANONIZE), verification)
             return _settled(program, verification, settings, dynamic_shapes)
 
         program = captured(asked, finish)
@@ -227,20 +227,12 @@ def transform(
 def _settled(
     canonized: Program, verification: Verification | None, settings: Settings, dynamic_shapes: DynamicShapes
 ) -> Program:
-    """The final program of a composite, verified at its end. A change that is wrong is found by verifying each."""
-
-    def settled(verify_each: bool) -> Program:
-        program, outputs = canonized.copied(), copy.copy(verification)
-        run_passes(program, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], outputs, verify_each)
-        if outputs is not None:
-            program.guards += fixed_dimensions(program, outputs) if program.fixed_dimensions else []
-            hold_sizes(program, outputs, dynamic_shapes)
-        return program
-
-    try:
-        return settled(verify_each=False)
-    except VerificationError:
-        return settled(verify_each=True)
+    """The final program of a composite. The canonized one is consumed."""
+    program = run_verified(canonized, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification)
+    if verification is not None:
+        program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
+        hold_sizes(program, verification, dynamic_shapes)
+    return program
 
 
 def _versions(root: nn.Module) -> dict[str, int | None]:
@@ -256,7 +248,7 @@ def _warn(program: Program) -> None:
 
 def _normalize(settings: Settings) -> Normalize:
     """NORMALIZE, which captures run: it shows whether a graph is right and whether another front end may follow more."""
-    return lambda program, verification: run_passes(program, passes_of(settings, Stage.NORMALIZE), verification)
+    return lambda program, verification: run_verified(program, passes_of(settings, Stage.NORMALIZE), verification)
 
 
 def normal_form(

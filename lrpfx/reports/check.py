@@ -30,7 +30,7 @@ from lrpfx.frontends.prepare import Model, prepare
 from lrpfx.ir.final_probabilities import final_softmax
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_passes
+from lrpfx.passes.driver import Verification, run_verified
 from lrpfx.passes.program import GraphPass, Program
 from lrpfx.passes.stages import Settings, Stage, asked_canonizers, passes_of
 from lrpfx.passes.validate import complaint, misfit
@@ -283,7 +283,7 @@ def _report(
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        run_passes(program, passes, verification)
+        program = run_verified(program, passes, verification)
         warnings += map(str, program.notes)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
