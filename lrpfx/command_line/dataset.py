@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of
+from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
@@ -94,7 +94,7 @@ def dataset(
         checked_table_path(table)
     recorded = dict(map(_recorded, record or []))
     if len(recorded) < len(record or []):
-        raise InputError(f"--record names a layer twice: {', '.join(record or [])}", topic="options-of-commands")
+        raise invalid(f"--record names a layer twice: {', '.join(record or [])}")
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata)
         module = given.module("dataset")

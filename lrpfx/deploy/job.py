@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from lrpfx.attribution.computation import Computation, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.deploy.tracer import Tracer
-from lrpfx.errors import InputError, LoweringError, LrpfxError, first_lines
+from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.node import is_floating, node_info
 from lrpfx.request.conditions import Key, ends_of, mask_name
 from lrpfx.request.explained_output import ExplainedOutput, explained_output
@@ -23,6 +24,9 @@ from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.torch_internals import (
     pytree,
 )
+
+#: Errors about the arguments of `lrpfx.lower`.
+invalid, wrong_type = partial(InputError, topic="lowering"), partial(InputTypeError, topic="lowering")
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Job:
     def _example_target(self, result: torch.Tensor) -> torch.Tensor | None:
         """A target for an output; None if the program takes none."""
         if self.target == "max" and result.ndim != 2:
-            raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}', topic="lowering")
+            raise invalid(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}')
         if self.fixed is not None:
             self.fixed.check(result)
             return None
@@ -82,17 +86,12 @@ class Job:
             return result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])
         if self.target == "token":
             if result.ndim != 3:
-                raise InputError(
-                    f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}', topic="lowering"
-                )
+                raise invalid(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
             samples = torch.arange(len(result), device=result.device)
             return torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)
         if result.ndim != 2:
             other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
-            raise InputError(
-                f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}",
-                topic="lowering",
-            )
+            raise invalid(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
         samples = torch.arange(len(result), device=result.device)
         if self.number_of_targets is not None:
             samples = samples[:, None] + torch.arange(self.number_of_targets, device=result.device)

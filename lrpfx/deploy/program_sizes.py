@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lrpfx.errors import InputError, LoweringError
+from lrpfx.deploy.job import invalid
+from lrpfx.errors import LoweringError
 from lrpfx.ir.guards import SharedSize, SizeCondition
 from lrpfx.ir.size_proofs import is_proved
 from lrpfx.runtime.explain_module import ExplainModule
@@ -41,10 +42,7 @@ def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> lis
     The sizes of the variants are greater than 1 and differ from all other sizes: tracing would treat equal sizes as the same.
     """
     if len({len(tensor) for tensor in inputs.values()}) > 1:
-        raise InputError(
-            f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}",
-            topic="lowering",
-        )
+        raise invalid(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}")
     opened = [OpenSize(tuple((name, 0) for name in inputs), ())]
     for guard in module.guards:
         if isinstance(guard, SharedSize) and all(number for _, number in guard.of):

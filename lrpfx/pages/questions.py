@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from lrpfx.request.targets import Class, Classes, Largest, Target, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.numbered_names import numbered
 from lrpfx.text.pictures import visible
+
+#: Errors about what a report is on.
+invalid, wrong_type = partial(InputError, topic="reports"), partial(InputTypeError, topic="reports")
 
 NO_MODEL = (
     "This explanation was made without a compiled model at hand: it was pickled, or comes from an exported program. Its graph, "
@@ -76,13 +80,10 @@ class Questions:
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
         if self.output is not None and isinstance(what, (Explanation, TextExplanation)):
-            raise InputError(
-                "output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output",
-                topic="reports",
-            )
+            raise invalid("output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output")
         if isinstance(what, (Several, list)):
             if not len(what):
-                raise InputError("there are no explanations to report on", topic="reports")
+                raise invalid("there are no explanations to report on")
             for one in what:
                 self.add(composite, one)
         elif isinstance(what, Explanation):
@@ -92,10 +93,9 @@ class Questions:
         elif isinstance(what, tuple):
             self._add_call(composite, what)
         else:
-            raise InputTypeError(
+            raise wrong_type(
                 "a report is on an explanation, several of them, a list, a tuple (explain_model, inputs, target), or a dict "
-                f"with these under the names of composites, not on {type(what).__name__}",
-                topic="reports",
+                f"with these under the names of composites, not on {type(what).__name__}"
             )
 
     def number(self) -> None:
@@ -145,9 +145,7 @@ class Questions:
 
     def _add_call(self, composite: str, what: tuple[Any, ...]) -> None:
         if len(what) not in (2, 3) or not isinstance(what[0], nn.Module):
-            raise InputTypeError(
-                "a tuple is (explain_model, inputs, target), where the target may be left out", topic="reports"
-            )
+            raise wrong_type("a tuple is (explain_model, inputs, target), where the target may be left out")
         module, inputs, target = explainable(what[0], "report"), what[1], what[2] if len(what) == 3 else None
         targets = target if isinstance(target, list) else [target]
         if not targets:

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
 from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import NO_MODEL, Questions
+from lrpfx.pages.questions import NO_MODEL, Questions, invalid, wrong_type
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
@@ -64,9 +63,9 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None,
     """
     target = as_path(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{target}: a report is written as .html", topic="reports")
+        raise invalid(f"{target}: a report is written as .html")
     if title is not None and not isinstance(title, str):
-        raise InputTypeError(f"title is a text, not {type(title).__name__}", topic="reports")
+        raise wrong_type(f"title is a text, not {type(title).__name__}")
     return written(target, page(document(what, title, output)).encode("utf-8", "replace"))
 
 
@@ -74,7 +73,7 @@ def document(what: Any, title: str | None = None, output: OutputSelector = None)
     """All that the page shows, as plain data for JSON."""
     given = what if isinstance(what, Mapping) else {"": what}
     if not given:
-        raise InputError("the dict of composites is empty", topic="reports")
+        raise invalid("the dict of composites is empty")
     questions = Questions(output)
     for name, one in zip(numbered([str(name) for name in given]), given.values(), strict=True):
         questions.add(name, one)

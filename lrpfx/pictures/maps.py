@@ -1,12 +1,16 @@
 """Maps of relevance: one number for each pixel, smoothed, resized and scaled."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lrpfx.errors import InputError, InputTypeError
+
+#: Errors about what is drawn.
+invalid, wrong_type = partial(InputError, topic="heatmaps"), partial(InputTypeError, topic="heatmaps")
 
 Floats = NDArray[np.float64]
 Channels = Literal["first", "last"] | None
@@ -39,20 +43,17 @@ def relevance_map(relevance: Any, channels: Channels = None) -> Floats:
     shape = values.shape
     if values.ndim == 4:
         if shape[0] != 1:
-            raise InputTypeError(
-                f"relevance of shape {shape} is a batch of {shape[0]}: draw one at a time, relevance[0]", topic="heatmaps"
-            )
+            raise wrong_type(f"relevance of shape {shape} is a batch of {shape[0]}: draw one at a time, relevance[0]")
         values = values[0]
     if values.ndim == 3:
         values = values.sum(axis=channel_axis(values.shape, channels, "relevance", shape))
     if values.ndim != 2:
-        raise InputTypeError(
+        raise wrong_type(
             f"relevance of shape {shape} is not that of an image, which is (height, width), (channels, height, width), "
-            "(height, width, channels), or a batch of one of these",
-            topic="heatmaps",
+            "(height, width, channels), or a batch of one of these"
         )
     if values.size == 0:
-        raise InputTypeError(f"relevance of shape {shape} has no pixels", topic="heatmaps")
+        raise wrong_type(f"relevance of shape {shape} has no pixels")
     return values
 
 
@@ -88,10 +89,9 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
         several = [several]
         shape = array_of(maps, "relevance").shape
         if channels is None and len(shape) == 3 and shape[0] in COLORS[1:]:
-            raise InputTypeError(
+            raise wrong_type(
                 f"an array of shape {shape} can be {shape[0]} maps or one with {shape[0]} channels: pass list(maps) for their "
-                "common scale, or channels='first' for one",
-                topic="heatmaps",
+                "common scale, or channels='first' for one"
             )
     found = [relevance_map(one, channels) for one in several]
     return scale_of_smoothed(found, [smoothed(one, sigma) for one in found], percentile)
@@ -181,14 +181,13 @@ def floats_of(values: Any, what: str) -> Floats:
     """An array or tensor as finite float64."""
     array = array_of(values, what)
     if array.dtype == bool or np.issubdtype(array.dtype, np.integer):
-        raise InputTypeError(
+        raise wrong_type(
             f"{what} has the dtype {array.dtype}, which is that of masks, labels or pixels: convert it to floating point if "
-            "these numbers are meant",
-            topic="heatmaps",
+            "these numbers are meant"
         )
     if not np.issubdtype(array.dtype, np.floating):
         kind = type(values).__name__ if array.dtype == object or array.ndim == 0 else f"of {array.dtype}"
-        raise InputTypeError(f"{what} is an array or tensor of floating-point numbers, not {kind}", topic="heatmaps")
+        raise wrong_type(f"{what} is an array or tensor of floating-point numbers, not {kind}")
     array = array.astype(np.float64)
     finite = np.isfinite(array)
     if not finite.all():
@@ -205,13 +204,11 @@ def array_of(values: Any, what: str) -> NDArray[Any]:
         values = values.detach().cpu()
         return np.asarray(values.double() if values.is_floating_point() else values)
     if hasattr(values, "relevance"):
-        raise InputTypeError(
-            f"{what} is an array or tensor, not {type(values).__name__}: pass its attribute .relevance", topic="heatmaps"
-        )
+        raise wrong_type(f"{what} is an array or tensor, not {type(values).__name__}: pass its attribute .relevance")
     try:
         return np.asarray(values)
     except ValueError as error:  # rows of different lengths
-        raise InputTypeError(f"{what} is an array or tensor: {error}", topic="heatmaps") from error
+        raise wrong_type(f"{what} is an array or tensor: {error}") from error
 
 
 def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> float:
@@ -221,7 +218,7 @@ def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> f
     except (TypeError, ValueError):
         found = float("nan")
     if not fits(found):
-        raise InputError(f"{meaning}, not {value!r}", topic="heatmaps")
+        raise invalid(f"{meaning}, not {value!r}")
     return found
 
 
@@ -240,18 +237,15 @@ def channel_axis(shape: tuple[int, ...], channels: Channels, what: str, given: t
     """Which of three axes is that of channels. `given`: the shape as the user knows it."""
     if channels is not None:
         if channels not in ("first", "last"):
-            raise InputError(f"channels is 'first', 'last' or None, not {channels!r}", topic="heatmaps")
+            raise invalid(f"channels is 'first', 'last' or None, not {channels!r}")
         return 0 if channels == "first" else 2
     first, last = shape[0] in COLORS, shape[2] in COLORS
     if first and last:
         readings = f"{shape[0]} channels of {shape[1]}×{shape[2]} pixels or {shape[0]}×{shape[1]} pixels of {shape[2]} channels"
-        raise InputTypeError(
-            f"{what} of shape {given} can be {readings}: pass channels='first' or channels='last'", topic="heatmaps"
-        )
+        raise wrong_type(f"{what} of shape {given} can be {readings}: pass channels='first' or channels='last'")
     if not (first or last):
-        raise InputTypeError(
+        raise wrong_type(
             f"{what} of shape {given} has 1, 3 or 4 channels neither first nor last: pass channels='first' if it is (channels, "
-            "height, width), channels='last' if it is (height, width, channels)",
-            topic="heatmaps",
+            "height, width), channels='last' if it is (height, width, channels)"
         )
     return 0 if first else 2

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,9 @@ from lrpfx.support.table import Rows, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+#: Errors about modules that are compared.
+invalid = partial(InputError, topic="reports")
 
 #: Shares of the seed that differ by less than this are the same: both are sums that are rounded.
 _SAME = 1e-6
@@ -186,9 +190,7 @@ def compare(
         _check_classes(explained[0].output, explained[1].output)
     maps = [floating_tensors(one.relevance) for one in explained]
     if [one.shape for one in maps[0]] != [one.shape for one in maps[1]]:
-        raise InputError(
-            "the modules do not have the same inputs with relevance, so their maps cannot be compared", topic="reports"
-        )
+        raise invalid("the modules do not have the same inputs with relevance, so their maps cannot be compared")
     rules = [{row.name: row.rule for row in assignment(module)} for module in modules]
     entries = [{entry.name: entry for entry in found} for found in (first, second)]
     units = _unit(first), _unit(second)
@@ -212,7 +214,7 @@ def compare(
 def _chosen(name: str, index: int, among: Any) -> Any:
     """One of several. `InputError` if there is none."""
     if not -len(among) <= index < len(among):
-        raise InputError(f"{name} is {index}, and there are {len(among)}", topic="reports")
+        raise invalid(f"{name} is {index}, and there are {len(among)}")
     return among[index]
 
 
@@ -223,9 +225,8 @@ def _check_classes(one: torch.Tensor, other: torch.Tensor) -> None:
     classes = one.argmax(1).tolist(), other.argmax(1).tolist()
     for sample, (first, second) in enumerate(zip(*classes, strict=True)):
         if first != second:
-            raise InputError(
-                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare",
-                topic="reports",
+            raise invalid(
+                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare"
             )
 
 

@@ -9,8 +9,8 @@ import torch
 
 from lrpfx.deploy.program import inputs_of
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, InputTypeError, LrpfxError
-from lrpfx.serve.refusals import FAILED, TOO_LARGE, RequestError, refusal_of
+from lrpfx.errors import LrpfxError
+from lrpfx.serve.refusals import FAILED, TOO_LARGE, RequestError, invalid, refusal_of, wrong_type
 from lrpfx.serve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -47,12 +47,9 @@ class ServedProgram:
 
     def __init__(self, name: str, runner: Runner, settings: Settings) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InputError(
-                f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}",
-                topic="serving-programs",
-            )
+            raise invalid(f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}")
         if not isinstance(runner, Runner):
-            raise InputTypeError(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load", topic="serving-programs")
+            raise wrong_type(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load")
         self.name = name
         self.runner = runner
         self.manifest = runner.manifest

@@ -10,9 +10,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, LrpfxError
+from lrpfx.errors import LrpfxError
 from lrpfx.serve.connections import Connection
 from lrpfx.serve.guard import is_loopback
+from lrpfx.serve.refusals import invalid
 from lrpfx.serve.service import application
 from lrpfx.serve.settings import Settings
 
@@ -87,21 +88,17 @@ def configuration(served: Starlette, settings: Settings) -> uvicorn.Config:
 
 def _listening(host: str, port: int, settings: Settings) -> socket.socket:
     if type(port) is not int or not 0 <= port < 2**16:
-        raise InputError(f"a port is a number from 0 to 65535, not {port!r}", topic="serving-programs")
+        raise invalid(f"a port is a number from 0 to 65535, not {port!r}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
-        raise InputError(f"{host} is not the address of a host: {error}", topic="serving-programs") from error
+        raise invalid(f"{host} is not the address of a host: {error}") from error
     if settings.token is None and not is_loopback(str(address[0])):
-        raise InputError(
-            f"{host} is not for this machine alone, so the server needs a token that its clients send", topic="serving-programs"
-        )
+        raise invalid(f"{host} is not for this machine alone, so the server needs a token that its clients send")
     try:
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        raise InputError(
-            f"the server cannot listen at {host}, port {port}: {error.strerror or error}", topic="serving-programs"
-        ) from error
+        raise invalid(f"the server cannot listen at {host}, port {port}: {error.strerror or error}") from error
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # of its connections too: answers are sent in two parts
     return listener
 

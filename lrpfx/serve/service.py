@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import ArtefactError, InputError, LrpfxError
+from lrpfx.errors import ArtefactError, LrpfxError
 from lrpfx.serve.answers import answer_of, json_answer
 from lrpfx.serve.batches import Batches
 from lrpfx.serve.guard import Guard
@@ -34,6 +34,7 @@ from lrpfx.serve.refusals import (
     TOO_SLOW,
     UNSUPPORTED,
     RequestError,
+    invalid,
     refusal_of,
 )
 from lrpfx.serve.settings import Settings
@@ -77,7 +78,7 @@ class Service:
         self, programs: Mapping[str, Runner], settings: Settings, on_failure: Callable[[LrpfxError], object] | None
     ) -> None:
         if not programs:
-            raise InputError("a server needs a program: lrpfx.serve.run({'name': lrpfx.load(path)})", topic="serving-programs")
+            raise invalid("a server needs a program: lrpfx.serve.run({'name': lrpfx.load(path)})")
         self.settings = settings
         self.programs = {name: ServedProgram(name, runner, settings) for name, runner in programs.items()}
         self.metrics = Metrics(self.programs)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,9 @@ from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import LoweringError
 from lrpfx.passes.program import GraphPass
 from lrpfx.runtime.propagation import ORIGIN
+
+#: Errors about programs that a format or its runtime lacks operators for.
+inexpressible = partial(LoweringError, topic="formats-of-programs")
 
 #: Writes a file with the given content, which must pass its self-test first.
 Replace = Callable[[bytes], None]
@@ -79,7 +83,6 @@ def operators_missing(problem: str, operators: Mapping[Node, Any], instead: str)
     `operators`: each call and its operator. `instead`: what to do without changing the model or its rules.
     """
     lines = [f"  {operator}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node, operator in operators.items()]
-    return LoweringError(
-        f"{problem}:\n" + "\n".join(dict.fromkeys(lines)) + f"\nGive the layers another rule or replace them, or {instead}.",
-        topic="formats-of-programs",
+    return inexpressible(
+        f"{problem}:\n" + "\n".join(dict.fromkeys(lines)) + f"\nGive the layers another rule or replace them, or {instead}."
     )

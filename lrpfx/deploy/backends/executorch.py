@@ -28,7 +28,7 @@ from lrpfx.deploy.archive import (
     read_signed_entries,
     signed_entries,
 )
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressible, operators_missing
 from lrpfx.deploy.backends.exported import fold_constants
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
@@ -90,22 +90,17 @@ class ExecuTorch(Backend):
         values = [node.meta.get("val") for node in program.graph.nodes]
         leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.shape):
-            raise LoweringError(
+            raise inexpressible(
                 "ExecuTorch plans the memory of a program for one size of its inputs: lower it with dynamic_batch=False, or "
-                "export it with --fixed-batch",
-                topic="formats-of-programs",
+                "export it with --fixed-batch"
             )
         convolutions = [node for node in program.graph.nodes if node.target == torch.ops.aten.convolution.default]
         if any(node.meta["val"].ndim > 4 for node in convolutions):
-            raise LoweringError(
-                "ExecuTorch has no kernel of convolutions in three dimensions: use a .pt2 or .onnx file",
-                topic="formats-of-programs",
-            )
+            raise inexpressible("ExecuTorch has no kernel of convolutions in three dimensions: use a .pt2 or .onnx file")
         if any(leaf.dtype == torch.float64 for leaf in leaves):
-            raise LoweringError(
+            raise inexpressible(
                 "ExecuTorch rounds numbers in float64 to float32: convert the model with .float() before transforming it, or "
-                "use a .pt2 file",
-                topic="formats-of-programs",
+                "use a .pt2 file"
             )
 
     @_same_logging()
@@ -116,9 +111,7 @@ class ExecuTorch(Backend):
         except LoweringError:
             raise
         except Exception as error:
-            raise LoweringError(
-                f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}", topic="formats-of-programs"
-            ) from error
+            raise inexpressible(f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}") from error
         replace(_joined(content, manifest, self_test))
 
     def edge_program(self, program: ExportedProgram) -> Any:

@@ -21,12 +21,12 @@ import torch
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.archive import RefusedError
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing, origin_of
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressible, operators_missing, origin_of
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.onnx_operators import DIVIDED, check_operators, check_sizes
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest, as_array
-from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
+from lrpfx.errors import ArtefactError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded
 from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.files import behind_links, hash_of_file, put_in_place, temporary_file
@@ -76,10 +76,9 @@ class Onnx(Backend):
             if lacking in dtypes and (lacking == torch.bfloat16 or name in _WITHOUT_FLOAT64):
                 origin = f", from {origin_of(node)}" if origin_of(node) else ""
                 kind = str(lacking).removeprefix("torch.")
-                raise LoweringError(
+                raise inexpressible(
                     f"ONNX Runtime does not compute {node.target} in {kind}{origin}: convert the model with .float() before "
-                    "transforming it, or use a .pt2 file or lrpfx.package",
-                    topic="formats-of-programs",
+                    "transforming it, or use a .pt2 file or lrpfx.package"
                 )
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
@@ -202,7 +201,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         model = translated_for_onnx(translatable, registry)
         convert_version(model, OPSET, fallback=True)
     except Exception as error:
-        raise LoweringError(f"torch.onnx cannot translate the program: {error}", topic="formats-of-programs") from error
+        raise inexpressible(f"torch.onnx cannot translate the program: {error}") from error
     _simplify(model)
     _rename(model.graph, [*arguments, *results])
     _separate_weights(model)
