@@ -79,19 +79,9 @@ def interval_norm_bounds(
 def gridify(obj: ArrayLike, shape: tuple[int, int] | None = None, fill_value: Any = None) -> NDArray[Any]:
     """Images side by side as one image.
 
-    Parameters
-    ----------
-    obj
-        Images of shape (n, height, width[, channels]) or (n, channels, height, width), with 1 or 3 channels.
-    shape
-        The grid, (rows, columns); by default it is close to a square.
-    fill_value
-        What empty cells are filled with, by default each channel's smallest value.
-
-    Raises
-    ------
-    InputTypeError
-        The shape is another one.
+    `obj`: images of shape (n, height, width[, channels]) or (n, channels, height, width), with 1 or 3 channels; another shape
+    is an `InputTypeError`. `shape`: the grid, (rows, columns); by default it is close to a square. `fill_value`: what empty
+    cells are filled with, by default each channel's smallest value.
     """
     array, shape = np.asarray(obj), _grid_shape(shape)
     if array.ndim not in (3, 4):
@@ -136,10 +126,8 @@ def imgify(
     obj
         Anything that numpy converts to an array of shape (height, width), with an optional axis of 1 or 3 channels first or
         last, and with `grid` a leading axis of images.
-    vmin
-        The lower bound; by default that of the array, separately for each image of a grid.
-    vmax
-        The upper bound, likewise.
+    vmin, vmax
+        The bounds; by default those of the array, separately for each image of a grid.
     cmap
         As for `get_cmap`.
     level

@@ -20,28 +20,9 @@ from lrpfx.request.targets_of_samples import PREDICTED
 _SHOWN = 10
 
 
-class Reduce(StrEnum):
-    """What is stored of relevance."""
-
-    NONE = "none"
-    SUM = "sum"
-    ABSOLUTE = "absolute"
-    CHANNELS = "channels"
-
-
-class EngineName(StrEnum):
-    """What explains."""
-
-    EMBEDDED = "embedded"
-    RAY = "ray"
-
-
-class Precision(StrEnum):
-    """The numbers that relevance is stored in."""
-
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
+Reduce = StrEnum("Reduce", ["NONE", "SUM", "ABSOLUTE", "CHANNELS"])
+EngineName = StrEnum("EngineName", ["EMBEDDED", "RAY"])
+Precision = StrEnum("Precision", ["FLOAT16", "FLOAT32", "FLOAT64"])
 
 
 def dataset(

@@ -16,24 +16,8 @@ from lrpfx.errors import first_lines
 from lrpfx.images.stored_preprocessing import stored_form
 from lrpfx.pipeline import transform
 
-
-class TargetKind(StrEnum):
-    """The kinds of target that a program can take."""
-
-    INDEX = "index"
-    TARGETS = "targets"
-    TOKEN = "token"
-    WEIGHTS = "weights"
-    MAX = "max"
-
-
-class Reduction(StrEnum):
-    """The reductions of an input's relevance."""
-
-    SUM = "sum"
-    ABSOLUTE = "absolute"
-    CHANNELS = "channels"
-    BYTES = "bytes"
+TargetKind = StrEnum("TargetKind", ["INDEX", "TARGETS", "TOKEN", "WEIGHTS", "MAX"])
+Reduction = StrEnum("Reduction", ["SUM", "ABSOLUTE", "CHANNELS", "BYTES"])
 
 
 def export(

@@ -29,15 +29,7 @@ invalid = partial(InputError, topic="options-of-commands")
 _PROBE = (320, 256)
 
 
-class Interpolation(StrEnum):
-    """How pixels between those of a photograph are computed."""
-
-    NEAREST = "nearest"
-    BOX = "box"
-    BILINEAR = "bilinear"
-    HAMMING = "hamming"
-    BICUBIC = "bicubic"
-    LANCZOS = "lanczos"
+Interpolation = StrEnum("Interpolation", ["NEAREST", "BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS"])
 
 
 def _composites(incomplete: str) -> Iterator[str]:
@@ -213,14 +205,6 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
         raise invalid(f"{text!r} is not a comma-separated list of numbers") from error
 
 
-def shape_of(text: str) -> list[int]:
-    """The sizes of a shape."""
-    sizes = numbers(text, int)
-    if min(sizes) < 1:
-        raise invalid(f"a shape has positive sizes, not {text}")
-    return sizes
-
-
 def categories_in(path: Path) -> tuple[str, ...]:
     """The names in a file, one a line."""
     with os_errors(InputError, path, "read"):
@@ -281,10 +265,16 @@ def _values_of(settings: Sequence[str]) -> dict[str, Any]:
     """The settings of a composite by name."""
     found: dict[str, Any] = {}
     for text in settings:
-        name, value = _setting(text)
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise invalid(f"a setting is name=value, not {text!r}")
         if name in found:
             raise invalid(f"--set {name} is given twice")
-        found[name] = value
+        try:  # a word is a text, as for gates=half
+            is_word = value.isidentifier() and value not in ("None", "True", "False")
+            found[name] = value if is_word else ast.literal_eval(value)
+        except (ValueError, SyntaxError) as error:
+            raise invalid(f"the value of {name} is a number, a list or the like, not {value!r}") from error
     return found
 
 
@@ -293,18 +283,6 @@ def range_of(preprocess: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor
     measured = Preprocessing(preprocess).measured(_PROBE)
     low, high = (torch.tensor(bound)[None, :, None, None] for bound in (measured.low, measured.high))
     return low, high
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise invalid(f"a setting is name=value, not {text!r}")
-    if value.isidentifier() and value not in ("None", "True", "False"):  # as for gates=half
-        return name, value
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError) as error:
-        raise invalid(f"the value of {name} is a number, a list or the like, not {value!r}") from error
 
 
 def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
@@ -318,7 +296,9 @@ def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
 def example_of(shape: str | None, preprocess: Callable[..., Any] | None) -> torch.Tensor | None:
     """An input of a shape, or else one as the preprocessing makes it; None if its size is not known."""
     if shape is not None:
-        sizes = shape_of(shape)
+        sizes = numbers(shape, int)
+        if min(sizes) < 1:
+            raise invalid(f"a shape has positive sizes, not {shape}")
     else:
         made = set() if preprocess is None else _shapes_of(preprocess)
         if len(made) != 1:

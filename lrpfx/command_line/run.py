@@ -96,7 +96,7 @@ def run(
     pictures = tuple(f"{number.replace('_', '.')}.png" for number in numbers)
     place = ResultFolder(output, "run.json", "outputs.csv", columns, pictures)
     with results_in(place, settings, found, "lrpfx run", one_program=True) as results:
-        pending = [image for image in results.images if not results.has(image, _version_of(image))]
+        pending = [image for image in results.images if not results.has(image, image.version)]
         with stages("explaining", len(found)) as shown:
             shown.advance(len(found) - len(pending))
             _explain_all(runner, pending, preprocessing, results, chosen, cmap, fixed or batch_size, fixed, shown)
@@ -126,15 +126,8 @@ def _explain_all(
                 results.add_problem(image, error)
         for image, row, heatmaps in _explained(runner, batch, targets, fixed) if batch else ():
             writers = [partial(imsave, obj=heatmap, cmap=cmap, symmetric=True) for heatmap in heatmaps]
-            results.add(image, _version_of(image), row, writers)
+            results.add(image, image.version, row, writers)
         shown.advance(len(images[first : first + batch_size]))
-
-
-def _version_of(image: ImageFile) -> str:
-    try:
-        return image.version
-    except OSError:  # the reason is found when it is opened
-        return ""
 
 
 def _image_shape(runner: Runner) -> list[int | None]:

@@ -45,16 +45,8 @@ class Runner:
     Masks of conditions, `manifest["conditions"]`, follow these arguments. A mask is broadcast to the shape of the value that it
     masks; one that is left out is ones. Inputs are checked before the program runs: for another memory format, compiled
     programs give wrong results without an error. The context of a call, such as autocast, does not change its results.
-    `lrpfx.load` makes runners; a runner cannot be pickled.
-
-    Parameters
-    ----------
-    function
-        The program, from tensors to tensors.
-    manifest
-        What the file says about the program.
-    self_test
-        Inputs of the program, and the results that it must give.
+    `lrpfx.load` makes runners, of a `function` from tensors to tensors, the `manifest`, which is what the file says about the
+    program, and a `self_test`: inputs, and the results that it must give. A runner cannot be pickled.
     """
 
     def __init__(self, function: Function, manifest: dict[str, Any], self_test: SelfTest) -> None:
@@ -71,12 +63,7 @@ class Runner:
     def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
         """The results by name.
 
-        Parameters
-        ----------
-        *args
-            Arguments with the shapes and dtypes of `manifest["arguments"]`, in their order.
-        **keywords
-            The same by name.
+        `args`: arguments with the shapes and dtypes of `manifest["arguments"]`, in their order. `keywords`: the same by name.
 
         Raises
         ------
@@ -110,21 +97,7 @@ class Runner:
 
         They are contiguous tensors in the order of `manifest["arguments"]`, and all masks of conditions are there, in full
         shape. A position in the output is checked only by a call, which knows the length of the output; so is a class if the
-        number of classes is open.
-
-        Parameters
-        ----------
-        *args
-            As for a call.
-        **keywords
-            As for a call.
-
-        Raises
-        ------
-        InputError
-            As for a call.
-        MemoryError
-            Memory ran out.
+        number of classes is open. `args`, `keywords`, and errors: as for a call, such as `InputError` and `MemoryError`.
         """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
@@ -184,20 +157,19 @@ class Runner:
 
     def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mask of a condition in its full shape, which follows from those of the other arguments; ones by default."""
-        described = self.manifest["arguments"][name]
         first = next(iter(tensors.values()))
-        sizes = [first.shape[0] if size is None else size for size in described["shape"]]
+        sizes = [first.shape[0] if size is None else size for size in self.manifest["arguments"][name]["shape"]]
         for shared in self.manifest["sizes"]:
             others = [tensors[other].shape[number] for other, number in shared["of"] if other in tensors]
             for other, number in shared["of"]:
                 if other == name:
                     sizes[number] = others[0]
         if given is None:
-            return torch.ones(sizes, dtype=getattr(torch, described["dtype"]), device=first.device)
+            return torch.ones(sizes, dtype=_dtype(self.manifest, name), device=first.device)
         if isinstance(given, np.ndarray) and given.dtype.kind in "bf" and not isinstance(given, np.ma.MaskedArray):
             given = torch.from_numpy(given.astype(given.dtype.newbyteorder("=")))
         if isinstance(given, torch.Tensor) and (given.dtype == torch.bool or given.is_floating_point()):
-            given = _plain(name, given).to(getattr(torch, described["dtype"]))
+            given = _plain(name, given).to(_dtype(self.manifest, name))
         mask = self._checked(name, given)
         try:
             full = mask.broadcast_to(sizes)
@@ -249,33 +221,16 @@ class Runner:
     def verify(self, *, tolerance: float | None = None) -> float:
         """Run the self-test, with two batch sizes if the program takes any.
 
-        Parameters
-        ----------
-        tolerance
-            The largest allowed difference; by default `manifest["tolerance"]`, which is never more than 0.1.
-
-        Returns
-        -------
-        float
-            The largest difference of a result, relative to the norm of the expected result of the larger batch.
-
-        Raises
-        ------
-        ArtefactError
-            The difference exceeds the tolerance.
-        InputError
-            The tolerance is invalid.
+        Returns the largest difference of a result, relative to the norm of the expected result of the larger batch.
+        `tolerance`: the largest allowed difference, beyond which there is an `ArtefactError`; by default
+        `manifest["tolerance"]`, which is never more than 0.1. An invalid one is an `InputError`.
         """
         allowed = self.manifest["tolerance"] if tolerance is None else tolerance
         if not isinstance(allowed, (int, float)) or not 0 <= allowed < math.inf:
             raise invalid(f"tolerance is a number from 0, not {tolerance!r}")
         largest = 0.0
         for size in self.self_test.sizes:
-            arguments = {
-                name: torch.from_numpy(value).to(getattr(torch, self.manifest["arguments"][name]["dtype"]))
-                for name, value in self.self_test.arguments(list(self.manifest["arguments"]), size).items()
-            }
-            for name, value in self(**arguments).items():
+            for name, value in self(**self_test_arguments(self, size)).items():
                 expected = self.self_test.expected(name, size).shape
                 if tuple(value.shape) != expected:
                     raise failed(f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved")
@@ -294,21 +249,10 @@ class Runner:
         The file's manifest has a hash of the model's state_dict, with which that of `model` is compared. The tensors in the
         file are not: many are derived, such as merged weights. So only a signature tells whether somebody has changed them.
 
-        Buffers that `model.state_dict()` lacks are compared if the file is of format 11 or later, by their names.
-
-        Parameters
-        ----------
-        model
-            The model, or its explainable module.
-        preprocess
-            If given, the file must also hold this preprocessing, as for `lrpfx.save`.
-
-        Raises
-        ------
-        ArtefactError
-            The file is of an older version, which does not hold a fingerprint of the weights.
-        InputTypeError
-            The model is not a module.
+        Buffers that `model.state_dict()` lacks are compared if the file is of format 11 or later, by their names. `model` may
+        also be the explainable module; anything that is not a module is an `InputTypeError`. With a `preprocess`, the file must
+        also hold this preprocessing, as for `lrpfx.save`. A file of an older version, which has no fingerprint of the weights,
+        is an `ArtefactError`.
         """
         if not isinstance(model, nn.Module):
             raise wrong_type(f"the model is a module of torch, not a {type(model).__name__}")
@@ -323,3 +267,15 @@ class Runner:
 
     def __repr__(self) -> str:
         return f"<{self.manifest['kind']} program of {self.manifest['title']}: {', '.join(self.manifest['arguments'])}>"
+
+
+def self_test_arguments(runner: Runner, size: int) -> dict[str, torch.Tensor]:
+    """The arguments of a self-test by name, for a batch of `size`."""
+    arguments = runner.self_test.arguments(list(runner.manifest["arguments"]), size)
+    return {name: torch.from_numpy(value).to(_dtype(runner.manifest, name)) for name, value in arguments.items()}
+
+
+def _dtype(manifest: Mapping[str, Any], name: str) -> torch.dtype:
+    """The dtype of an argument."""
+    dtype: torch.dtype = getattr(torch, manifest["arguments"][name]["dtype"])
+    return dtype

@@ -28,18 +28,8 @@ def heatmap(
 ) -> Image.Image:
     """Relevance in colours, with zero in the middle of a signed map; a map that is not signed shows magnitudes.
 
-    Parameters
-    ----------
-    relevance
-        As for `relevance_map`, which says what errors it raises.
-    size
-        (width, height) of the picture, by default a pixel for each of the map.
-    channels
-        As for `relevance_map`.
-    style
-        How it is drawn.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+    `size`: (width, height) of the picture, by default a pixel for each of the map. `style`: how it is drawn; `settings` are
+    fields of `Style` that replace those of `style`. Other arguments: as for `relevance_map`, which says what errors it raises.
     """
     style = styled(style, settings)
     values, scale = _map_and_scale(relevance, style, channels)
@@ -74,11 +64,9 @@ def overlay(
     stretch
         Whether the whole photograph was squeezed to the shape of the map, which this undoes.
     channels
-        Of relevance.
-    style
-        How it is drawn.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+        As for `relevance_map`.
+    style, **settings
+        As for `heatmap`.
 
     Raises
     ------

@@ -61,6 +61,7 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
     """The magnitude that is drawn in full colour: a percentile of |relevance| over the pixels of one map or of several.
 
     The maps are smoothed as they are when they are drawn, so `scale_of(relevance)` is the scale that `heatmap` takes by itself.
+    It is 0.0 if no pixel has relevance; if so few have that the percentile is 0, it is that of those which have.
 
     Parameters
     ----------
@@ -73,11 +74,6 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
         As for `smoothed`.
     channels
         As for `relevance_map`.
-
-    Returns
-    -------
-    float
-        0.0 if no pixel has relevance; if so few have that the percentile is 0, it is that of those which have.
 
     Raises
     ------
@@ -112,12 +108,8 @@ def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
     What would fall outside is reflected at the border, so the total stays the same to rounding, a constant map stays constant,
     and a map without negative relevance gets none.
 
-    Parameters
-    ----------
-    relevance
-        A map, as for `relevance_map`.
-    sigma
-        The standard deviation in pixels, by default the shorter side / 112, which is 2 at 224; 0 changes nothing.
+    `relevance`: as for `relevance_map`. `sigma`: the standard deviation in pixels, by default the shorter side / 112, which is
+    2 at 224; 0 changes nothing.
     """
     values = relevance_map(relevance)
     if sigma is None:
@@ -223,12 +215,10 @@ def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> f
 
 
 def checked_percentile(value: Any) -> float:
-    """A percentile of magnitudes."""
     return checked_number(value, "percentile is a number above 0, and 100 at most", lambda found: 0 < found <= 100)
 
 
 def checked_sigma(value: Any) -> float:
-    """The standard deviation of a blur."""
     meaning = "sigma is a number of pixels, 0 or more, or None for the default"
     return checked_number(value, meaning, lambda found: 0 <= found < np.inf)
 

@@ -40,14 +40,10 @@ def sheet(
     ----------
     pictures
         A row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
-    title
-        Text above.
-    caption
-        Text below.
-    style
-        Its `width` and `font`, and with a `scale` a colour bar of its `cmap` with numbers.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+    title, caption
+        Text above and below.
+    style, **settings
+        As for `heatmap`: the `width` and `font`, and with a `scale` a colour bar of the `cmap` with numbers.
     """
     style = styled(style, settings)
     width, font = style.width, style.font
@@ -111,20 +107,9 @@ def strip(
 
     Layers have scales of their own unless the style has one: few large pixels have more relevance each than many small ones.
 
-    Parameters
-    ----------
-    layers
-        Relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height, width),
-        as `attribute(..., record=[...])` returns it.
-    columns
-        How many stand in a row.
-    title, caption, style, **settings
-        As for `sheet` and `heatmap`. Maps are not smoothed.
-
-    Raises
-    ------
-    InputTypeError
-        This is not a mapping with one layer at least.
+    `layers`: relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height,
+    width), as `attribute(..., record=[...])` returns it; anything else is an `InputTypeError`. `columns`: how many stand in a
+    row. Maps are not smoothed. Other arguments: as for `sheet`, with the same `settings`.
     """
     if not isinstance(layers, Mapping) or not layers:
         raise wrong_type("layers are a mapping from names to relevance, with at least one")
