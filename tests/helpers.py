@@ -184,6 +184,16 @@ class Binary(Unary):
         return self.function(a, b)
 
 
+class Layered(nn.Module):
+    """The base of networks that get their layers by name, in evaluation mode."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.eval()
+
+
 class ResidualNet(nn.Module):
     """Small network with most of what the compiler must handle: merged and unmerged batch norm, a residual sum written as
     `+=`, an in-place ReLU that is called twice, concatenation, pooling of both kinds, dropout and a functional flatten."""

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import ROOT, Unary, assert_close, needs_compiler, small_net
+from helpers import ROOT, Layered, Unary, assert_close, needs_compiler, small_net
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -638,12 +638,8 @@ def test_a_batch_of_one_is_part_of_the_self_test(program, explain_model, tmp_pat
     lrpfx.save(lrpfx.lower(explain_model, images(), dynamic_batch=False), tmp_path / "fixed.pt2")
 
 
-class RowsElsewhere(nn.Module):
+class RowsElsewhere(Layered):
     """A model of (batch, 7, 6) whose layer `sequence` gives (7, batch, 8) and `windows` gives (batch * 7, 4)."""
-
-    def __init__(self):
-        super().__init__()
-        self.sequence, self.windows, self.head = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(28, 5)
 
     def forward(self, x):
         sequence = self.sequence(x.transpose(0, 1)).relu()
@@ -653,7 +649,10 @@ class RowsElsewhere(nn.Module):
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
 @pytest.mark.parametrize("dynamic_batch", [True, False])
 def test_results_whose_first_dimension_is_not_the_batch(dynamic_batch, name, tmp_path):
-    explain_model = lrpfx.transform(RowsElsewhere().float().eval(), EpsilonPlusFlat())
+    explain_model = lrpfx.transform(
+        RowsElsewhere(sequence=nn.Linear(6, 8), windows=nn.Linear(8, 4), head=nn.Linear(28, 5)).float().eval(),
+        EpsilonPlusFlat(),
+    )
     layers = ["sequence", "windows"]
     program = lrpfx.lower(explain_model, torch.rand(2, 7, 6).float(), record=layers, dynamic_batch=dynamic_batch)
     runner = lrpfx.load(lrpfx.save(program, tmp_path / name))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import Layered, assert_close
 from torch import nn
 
 import lrpfx
@@ -90,15 +90,11 @@ def test_models_without_derived_weights():
 def test_a_file_of_a_small_program_takes_little_memory():
     """What is large is left to each call."""
 
-    class Large(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(10, 10))
-
+    class Large(Layered):
         def forward(self, x):
             return x + self.weight.abs().repeat(2000, 2000).sum()
 
-    program = torch.export.export(Large(), (torch.rand(3),)).module()
+    program = torch.export.export(Large(weight=nn.Parameter(torch.rand(10, 10))), (torch.rand(3),)).module()
     fold_constants(program)
     names = {node.name for node in program.graph.nodes}
     assert "repeat" in names and "abs_1" not in names

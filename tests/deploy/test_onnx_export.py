@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import Unary, assert_close
+from helpers import Layered, Unary, assert_close
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
@@ -60,12 +60,8 @@ def test_pooling_of_images_whose_channels_come_last(tmp_path):
         assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
 
 
-class Quotients(torch.nn.Module):
+class Quotients(Layered):
     """Divides whole numbers: sizes by sizes, and entries by entries, some of which are -1."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
 
     def forward(self, x):
         length = x.shape[1]
@@ -75,7 +71,7 @@ class Quotients(torch.nn.Module):
 
 
 def test_whole_numbers_are_divided_by_what_is_computed(tmp_path):
-    model = Quotients().float().eval()
+    model = Quotients(layer=torch.nn.Linear(8, 16), head=torch.nn.Linear(16, 4)).float().eval()
     x = torch.rand(2, 10, 8).float()
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export"), x)
     runner = lrpfx.load(lrpfx.save(program, tmp_path / "model.onnx"))
@@ -274,11 +270,7 @@ def test_the_check_imports_neither_lrpfx_nor_torch():
     assert imported == {"base64", "io", "json", "sys", "pathlib", "numpy", "onnxruntime", "openvino"}
 
 
-class Strided(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Conv2d(3, 4, 3, stride=2), nn.Linear(4, 3)
-
+class Strided(Layered):
     def forward(self, x):
         return self.head(self.layer(x).relu().mean((2, 3)))
 
@@ -288,7 +280,12 @@ def test_strided_convolutions_of_images_of_any_size(tmp_path):
     torch.manual_seed(0)
     x, size = torch.rand(2, 3, 21, 26, dtype=torch.float32), torch.export.Dim.AUTO
     settings = {"capture": "export", "dynamic_shapes": {"x": {0: size, 2: size, 3: size}}}
-    explain_model = lrpfx.transform(Strided().to(x.dtype).eval(), EpsilonPlus(), example_inputs=x, **settings)
+    explain_model = lrpfx.transform(
+        Strided(layer=nn.Conv2d(3, 4, 3, stride=2), head=nn.Linear(4, 3)).to(x.dtype).eval(),
+        EpsilonPlus(),
+        example_inputs=x,
+        **settings,
+    )
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
     assert runner.manifest["arguments"]["input"]["shape"] == [None, 3, None, None]
     for shape in ((1, 3, 20, 27), (3, 3, 6, 5)):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from explanation.test_sentences import Tokenizer, classifier
-from helpers import small_net
+from helpers import Layered, small_net
 from pages.test_encoding import unpacked
 from reports.test_drawing import clashing
 from torch import nn
@@ -500,15 +500,11 @@ def test_values_that_are_not_finite(tmp_path):
 
 
 def test_warnings_of_the_ledger_are_given():
-    class Difference(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
-
+    class Difference(Layered):
         def forward(self, x):
             return self.one(x) - self.other(x)
 
-    model, x = Difference().eval(), torch.rand(1, 4)
+    model, x = Difference(one=nn.Linear(4, 3, bias=False), other=nn.Linear(4, 3, bias=False)), torch.rand(1, 4)
     with torch.no_grad():
         model.other.weight.copy_(model.one.weight * (1 - 1e-7))
     module = lrpfx.transform(model, EpsilonPlus(epsilon=1e-15, stabilizer=1e-15), example_inputs=x)

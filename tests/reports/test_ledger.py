@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from combinations import each_pair
-from helpers import NETWORKS, Binary, Unary, assert_close, small_net, torchvision_model
+from helpers import NETWORKS, Binary, Layered, Unary, assert_close, small_net, torchvision_model
 from markup import Markup
 from reference.dense import LAYERS
 from torch import nn
@@ -607,15 +607,11 @@ def test_the_data_frame():
 
 
 def test_edges_of_the_drawing_point_to_where_relevance_goes():
-    class Difference(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(3, 1), nn.Linear(3, 1)
-
+    class Difference(Layered):
         def forward(self, x):
             return self.one(x).relu() - self.other(x).relu()
 
-    model, x = Difference().eval(), torch.rand(1, 3)
+    model, x = Difference(one=nn.Linear(3, 1), other=nn.Linear(3, 1)), torch.rand(1, 3)
     with torch.no_grad():
         for weight, value in zip(model.parameters(), (2.0, 0.0, 1.0, 0.0), strict=True):
             weight.fill_(value)
