@@ -65,22 +65,8 @@ class _Compiled(GradientAttribution):
         It is the relevance that biases, stabilizers, constants and additional arguments took, so it is 0 only without them:
         `lrpfx.ledger` says which of them took how much.
 
-        Parameters
-        ----------
-        attributions
-            Relevance, a tensor or a tuple of them, with the samples in dimension 0.
-        output
-            The explained output, one number for each sample.
-
-        Returns
-        -------
-        torch.Tensor
-            The difference, shape (samples,).
-
-        Raises
-        ------
-        InputError
-            The samples of relevance are not those of the output.
+        `attributions`: relevance, a tensor or a tuple of them, with the samples in dimension 0. `output`: the explained output,
+        one number for each sample. Other samples are an `InputError`.
         """
         delta = output.flatten()
         for relevance in _as_tuple(attributions):
@@ -159,12 +145,7 @@ class LRP(_Compiled):
 class LayerLRP(_Compiled, LayerAttribution):
     """Relevance of what layers of a model return or read, as an attribution method of Captum.
 
-    Other arguments: as for `LRP`.
-
-    Parameters
-    ----------
-    layer
-        A module of the model, or a list of them.
+    `layer`: a module of the model, or a list of them. Other arguments: as for `LRP`.
     """
 
     def __init__(self, model: nn.Module, layer: nn.Module | Sequence[nn.Module], composite: Composite | None = None) -> None:
@@ -241,9 +222,7 @@ class LayerLRP(_Compiled, LayerAttribution):
         nodes = dict(named_nodes(graph))
         modules = {path for path, _ in inside(self.model).named_modules(remove_duplicate=False)}
         calls = {name: _first_call(name, nodes, modules) for name in nodes}
-        within = {
-            name: call for name, call in calls.items() if any(call == path or call.startswith(f"{path}.") for path in paths)
-        }
+        within = {name: call for name, call in calls.items() if any(_is_inside(call, path) for path in paths)}
         if not within:
             try:
                 resolve_names(graph, paths[:1])  # its error says what the layer was merged into
@@ -269,7 +248,7 @@ class LayerLRP(_Compiled, LayerAttribution):
                     f"the layer {paths[0]!r} returns several values ({', '.join(results)}): lrpfx.attribute(..., record=) "
                     "takes their names"
                 )
-            (node,) = resolve_names(graph, [next(path for path in paths if _holds(path, within))])
+            (node,) = resolve_names(graph, [next(path for path in paths if any(_is_inside(name, path) for name in within))])
             return [node_info(node).name]
         values = [value for name in within for value in nodes[name].all_input_nodes]
         outside = [node_info(value).name for value in values if node_info(value).role is Role.DATA]
@@ -326,6 +305,6 @@ def _first_call(name: str, nodes: dict[str, fx.Node], modules: set[str]) -> str:
     return first if first in nodes and name not in modules else name
 
 
-def _holds(path: str, names: dict[str, str]) -> bool:
-    """Whether nodes are in the module of a path."""
-    return any(name == path or name.startswith(f"{path}.") for name in names)
+def _is_inside(name: str, path: str) -> bool:
+    """Whether a node is in the module of a path."""
+    return name == path or name.startswith(f"{path}.")

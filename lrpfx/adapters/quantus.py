@@ -28,18 +28,10 @@ def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
     the inputs, of dtype float64 for models of this dtype and float32 for others.
 
     A model is compiled at the first call. Later calls explain the model as it is then: a model that differs only in its
-    parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one.
+    parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one. The errors are those of
+    `lrpfx.transform` and `lrpfx.attribute`, and `InputError` and `InputTypeError` for other arguments.
 
-    Parameters
-    ----------
-    composite
-        The rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
-
-    Returns
-    -------
-    Callable[..., Array]
-        The function. It raises the errors of `lrpfx.transform` and `lrpfx.attribute`, and `InputError` and `InputTypeError` for
-        other arguments.
+    `composite`: the rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
     """
     compilations = Compilations("explain_func", composite)
 

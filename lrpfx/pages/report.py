@@ -29,7 +29,7 @@ _COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None, output: OutputSelector = None) -> Path:
-    """Write an interactive report: one HTML file, which opens in a browser without a network.
+    """Write an interactive report: one HTML file, which opens in a browser without a network. Returns its path.
 
     The page shows the photograph with its map, or the text in colours; the graph of the model, with relevance flowing along its
     edges; for each node its rule and its account in the ledger; and the compilation. For it, the model runs again. An
@@ -44,14 +44,9 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None,
     path
         The file, which is written whole or not at all.
     title
-        Of the page.
+        The title of the page.
     output
         The output to explain if the model of a tuple has several, as for `lrpfx.attribute`.
-
-    Returns
-    -------
-    Path
-        The path.
 
     Raises
     ------

@@ -59,19 +59,9 @@ _DTYPES = {
 class Comparison(Rows[Compared]):
     """The nodes of two modules, in the order of execution. Prints those whose rules differ, or where accounts part.
 
-    Parameters
-    ----------
-    rows
-        The nodes.
-    titles
-        What the two modules are called.
-    ledgers
-        Those of both.
-    similarities
-        The cosine of the angle between the maps of each floating-point input or embedding, in the order of the inputs: 1 for
-        maps that differ in a positive factor; NaN if one of them is zero.
-    maps
-        The relevance of these inputs and embeddings in both modules, as two tuples.
+    It has the `rows`, and the `titles` and `ledgers` of both modules. `similarities`: the cosine of the angle between the maps
+    of each floating-point input or embedding, in the order of the inputs: 1 for maps that differ in a positive factor; NaN if
+    one of them is zero. `maps`: the relevance of these inputs and embeddings in both modules, as two tuples.
     """
 
     columns = tuple(_DTYPES)
@@ -128,10 +118,7 @@ class Comparison(Rows[Compared]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The nodes as a DataFrame with `columns` as columns.
-
-        Raises `InputError`: pandas is not installed.
-        """
+        """The nodes as a DataFrame with `columns` as columns. `InputError` without pandas."""
         return Table(_DTYPES, list(map(_values, self.rows))).to_pandas()
 
     def __str__(self) -> str:
@@ -166,22 +153,9 @@ def compare(
     The modules may be one model under two composites, or two models. Nodes of the same name are compared, by their shares of
     the relevance that the output starts with.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    explain_model
-        One module.
-    other
-        The other.
-    target
-        As for `lrpfx.attribute`. By default the class that both give.
-
-    Raises
-    ------
-    InputError
-        The modules have other inputs that carry relevance, or give different classes and there is no target. The errors of
-        `lrpfx.attribute` and `lrpfx.ledger` are raised too.
+    `explain_model` and `other`: the modules. `target`: by default the class that both give. Raises `InputError` if the modules
+    have other inputs that carry relevance, or give different classes and there is no target, and the errors of
+    `lrpfx.attribute` and `lrpfx.ledger`. Other arguments: as for `lrpfx.attribute`.
     """
     modules = explainable(explain_model, "compare"), explainable(other, "compare")
     first, second = (ledger(module, inputs, target, output=output) for module in modules)

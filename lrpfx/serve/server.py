@@ -31,25 +31,11 @@ def run(
 ) -> None:
     """Serve programs until the process gets SIGINT or SIGTERM, and then answer the requests that have begun.
 
-    Parameters
-    ----------
-    programs
-        What `lrpfx.load` returned, by the names in requests.
-    settings
-        The limits, and the token, which all hosts need except for those of this machine alone.
-    host
-        The address to listen at.
-    port
-        Its port; 0 for any that is free.
-    on_start
-        Called with the address, such as `http://127.0.0.1:8000`, when the server listens.
-
-    Raises
-    ------
-    InputError
-        A name or the address is invalid or in use, or it is not of this machine alone and there is no token.
-    ArtefactError
-        A self-test failed.
+    `programs`: what `lrpfx.load` returned, by the names in requests. `settings`: the limits, and the token, which all hosts
+    need except for those of this machine alone. `host` and `port`: where to listen; port 0 is any that is free. `on_start`:
+    called with the address, such as `http://127.0.0.1:8000`, when the server listens. Raises `InputError` if a name or the
+    address is invalid or in use, or is not of this machine alone and there is no token, and `ArtefactError` if a self-test
+    failed.
     """
     settings = settings or Settings()
     problems: list[LrpfxError] = []

@@ -54,19 +54,8 @@ def application(
     `/v2/models/NAME/infer` and `/metrics`. It starts with the self-tests, and is ready when all have passed. One thread runs
     all programs, so the application belongs to one process with one event loop.
 
-    Parameters
-    ----------
-    programs
-        What `lrpfx.load` returned, by the names in requests.
-    settings
-        The limits and the token.
-    on_failure
-        Called with the error if a self-test fails. The program is never ready then.
-
-    Raises
-    ------
-    InputError
-        There are no programs, or a name is invalid.
+    `on_failure`: called with the error if a self-test fails. The program is never ready then. `InputError` if there are no
+    programs, or a name is invalid. Other arguments: as for `lrpfx.serve.run`.
     """
     return Service(programs, settings or Settings(), on_failure).application()
 

@@ -34,13 +34,7 @@ from lrpfx.support.files import checked_path, written
 from lrpfx.support.identity.descriptions import text_of
 from lrpfx.support.numbers import is_whole
 
-__all__ = [
-    "Label",
-    "export",
-    "label_map",
-    "write_analysis",
-    "write_project",
-]
+__all__ = ["Label", "export", "label_map", "write_analysis", "write_project"]
 
 LABEL_MAP, DATASET, ATTRIBUTION = "label_map.json", "dataset.h5", "attribution.h5"
 Strategy = Literal["true_label", "predicted_label"]
@@ -48,10 +42,7 @@ Strategy = Literal["true_label", "predicted_label"]
 
 @dataclass(frozen=True)
 class Label:
-    """A class as ViRelAy's label map has it.
-
-    `index`: of the class. `key`: its WordNet id, or another name that only this class has. `name`: to show.
-    """
+    """A class in ViRelAy's label map: its `index`, a `key` of its own, such as its WordNet id, and its `name` to show."""
 
     index: int
     key: str
@@ -79,7 +70,7 @@ def write_project(
     compression: int = 1,
     progress: bool = False,
 ) -> Path:
-    """Write a project for ViRelAy to a folder.
+    """Write a project for ViRelAy to a folder. Returns the path of the project file, with which `virelay` is started.
 
     Images are written as RGB with eight bits, and relevance as float32, of shape (channels, height, width). ViRelAy cannot draw
     one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Data is
@@ -109,12 +100,8 @@ def write_project(
         The numbers of those with relevance, by default all; others get an empty picture.
     analyses
         Results of `lrpfx.datasets.spray`, by the name to show.
-    name
-        Of the project.
-    model
-        Its name.
-    method
-        The name of what made the relevance.
+    name, model, method
+        What the project, the model, and what made the relevance are called.
     strategy
         Whether relevance is that of the true or of the predicted class.
     value_range
@@ -128,11 +115,6 @@ def write_project(
         The level of gzip, 0 for none.
     progress
         Whether to show a bar (needs tqdm).
-
-    Returns
-    -------
-    Path
-        The path of the project file, with which `virelay` is started.
 
     Raises
     ------
@@ -297,31 +279,11 @@ def _strategy(target: Any, asked: Strategy | None) -> Strategy:
 
 
 def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
-    """Write the analysis file (.h5) of a project: for each class, its samples, embeddings and clusterings.
+    """Write the analysis file (.h5) of a project: for each class, its samples, embeddings and clusterings. Returns `path`.
 
     Eigenvectors come in CoRelAy's order, the largest eigenvalue first, in which ViRelAy plots them. Clusterings are called
-    "kmeans-02" and so on.
-
-    Parameters
-    ----------
-    path
-        The file.
-    spray
-        The analysis.
-    labels
-        Those of the project, from `label_map`.
-
-    Returns
-    -------
-    Path
-        The path.
-
-    Raises
-    ------
-    InputError
-        The classes of the analysis are not among the labels.
-    ArtefactError
-        The file cannot be written.
+    "kmeans-02" and so on. `labels`: those of the project, from `label_map`; it is an `InputError` if the classes of the `spray`
+    are not among them, and an `ArtefactError` if the file cannot be written.
     """
     given, target = checked_path(path, (SUFFIX,))
     found = checked_spray(spray, "spray")
@@ -350,19 +312,8 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
 def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -> list[Label]:
     """The classes as ViRelAy names them.
 
-    Parameters
-    ----------
-    classes
-        Their names, or how many there are.
-    keys
-        As for `write_project`.
-
-    Raises
-    ------
-    InputError
-        The keys are not a unique printable str for each class.
-    InputTypeError
-        The classes are not a list of str.
+    `classes`: their names, or how many there are; anything but str is an `InputTypeError`. `keys`: as for `write_project`. If
+    they are not a unique printable str for each class, it is an `InputError`.
     """
     names = [str(number) for number in range(classes)] if isinstance(classes, int) else list(classes)
     if isinstance(classes, str) or not names or not all(isinstance(one, str) for one in names):
