@@ -21,9 +21,7 @@ from lrpfx.request.question import Question
 from lrpfx.request.reduction import reduced
 from lrpfx.request.targets import Classes, Position, Seed, Target
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.torch_internals import (
-    pytree,
-)
+from lrpfx.support.torch_internals import pytree
 
 #: Errors about the arguments of `lrpfx.lower`.
 invalid, wrong_type = partial(InputError, topic="lowering"), partial(InputTypeError, topic="lowering")
@@ -84,15 +82,14 @@ class Job:
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])
+        samples = torch.arange(len(result), device=result.device)
         if self.target == "token":
             if result.ndim != 3:
                 raise invalid(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
-            samples = torch.arange(len(result), device=result.device)
             return torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)
         if result.ndim != 2:
             other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
             raise invalid(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
-        samples = torch.arange(len(result), device=result.device)
         if self.number_of_targets is not None:
             samples = samples[:, None] + torch.arange(self.number_of_targets, device=result.device)
         return samples % result.shape[1]
@@ -106,10 +103,6 @@ class Job:
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
         return [*inputs, *([] if self.fixed is not None else ["target"]), *self.conditions.values()]
 
-    def target_in(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The target among the program's arguments."""
-        return arguments[len(self.inputs)]
-
     def masks_in(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The masks of conditions among the program's arguments."""
         return arguments[len(arguments) - len(self.conditions) :]
@@ -118,7 +111,7 @@ class Job:
         """The targets for `lrpfx.attribute`, of which there is one unless the program takes several."""
         if self.fixed is not None:
             return [self.fixed]
-        given = self.target_in(arguments)
+        given = arguments[len(self.inputs)]
         if self.number_of_targets is not None:
             return [Classes(one) for one in given.unbind(1)]
         if self.target == "token":

@@ -1,7 +1,8 @@
 """The interface of backends. A backend is one file form of lowered programs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch.fx import Node
 
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
-from lrpfx.errors import LoweringError
+from lrpfx.errors import ArtefactError, LoweringError
 from lrpfx.passes.program import GraphPass
 from lrpfx.runtime.propagation import ORIGIN
 
@@ -70,6 +71,17 @@ class Backend(ABC):
     @abstractmethod
     def load(self, path: Path, stored: Stored) -> Function:
         """Load a checked program."""
+
+
+@contextmanager
+def packages_of(extra: str) -> Iterator[None]:
+    """A context in which a package that cannot be imported is an `ArtefactError`, which names the extra that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ArtefactError(
+            f"this needs packages that are not installed: pip install 'lrpfx[{extra}]' ({error})", topic="missing-package"
+        ) from error
 
 
 def origin_of(node: Node) -> str:

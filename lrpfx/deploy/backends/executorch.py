@@ -28,12 +28,12 @@ from lrpfx.deploy.archive import (
     read_signed_entries,
     signed_entries,
 )
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressible, operators_missing
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressible, operators_missing, packages_of
 from lrpfx.deploy.backends.exported import fold_constants
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
-from lrpfx.errors import ArtefactError, LoweringError
+from lrpfx.errors import LoweringError
 from lrpfx.ir.node import attribute_of
 from lrpfx.passes.lower.legalize_for_executorch import LegalizeForExecuTorch
 from lrpfx.support.torch_internals import pytree
@@ -80,11 +80,9 @@ class ExecuTorch(Backend):
 
     @_same_logging()
     def check_requirements(self) -> None:
-        try:
+        with packages_of("executorch"):
             import executorch.exir
             import executorch.runtime  # noqa: F401  runs the self-test
-        except ImportError as error:
-            raise _missing(error) from error
 
     def check_program(self, program: ExportedProgram) -> None:
         values = [node.meta.get("val") for node in program.graph.nodes]
@@ -135,10 +133,8 @@ class ExecuTorch(Backend):
 
     @_same_logging()
     def load(self, path: Path, stored: Stored) -> Function:
-        try:
+        with packages_of("executorch"):
             from executorch.runtime import Runtime
-        except ImportError as error:
-            raise _missing(error) from error
         program, lock = Runtime.get().load_program(stored.content[PROGRAM]), threading.Lock()
         program.load_method("forward")
         names = list(stored.manifest["results"])
@@ -199,27 +195,20 @@ def _lay_out(module: fx.GraphModule) -> bool:
 
     Returns whether any tensor was in another order.
     """
-    is_changed = False
-    for node in module.graph.find_nodes(op="get_attr"):
-        value = attribute_of(node, module)
-        plain = torch.empty(value.shape, device="meta").stride()
-        if value.stride() != plain:
-            path, _, name = str(node.target).rpartition(".")
-            owner = module.get_submodule(path)
-            delattr(owner, name)
-            owner.register_buffer(name, value.detach().clone(memory_format=torch.contiguous_format))
-            is_changed = True
-    return is_changed
+    stored = {str(node.target): attribute_of(node, module) for node in module.graph.find_nodes(op="get_attr")}
+    others = {name: one for name, one in stored.items() if one.stride() != torch.empty(one.shape, device="meta").stride()}
+    for target, value in others.items():
+        path, _, name = target.rpartition(".")
+        owner = module.get_submodule(path)
+        delattr(owner, name)
+        owner.register_buffer(name, value.detach().clone(memory_format=torch.contiguous_format))
+    return bool(others)
 
 
 def _exported(module: fx.GraphModule) -> ExportedProgram:
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     arguments = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in inputs)
     return torch.export.export(module, arguments, strict=False)
-
-
-def _missing(error: ImportError) -> ArtefactError:
-    return ArtefactError(f"ExecuTorch is not installed: pip install 'lrpfx[executorch]' ({error})", topic="missing-package")
 
 
 def _written(edge: Any) -> bytes:
