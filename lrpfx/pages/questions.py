@@ -264,7 +264,7 @@ def _samples_of(
                 return None
             leaves = zip(_leaves("", inputs, whole.relevance), _leaves("", one.inputs, answer.relevance), strict=True)
             pairs = [(whole.output, answer.output), *((theirs, own) for (_, _, theirs), (_, _, own) in leaves)]
-            if any(theirs is not None and own is not None and not _agree(theirs[number : number + 1], own) for theirs, own in pairs):
+            if not all(own is None or (theirs is not None and _agree(theirs[number : number + 1], own)) for theirs, own in pairs):
                 return None
             sample.append((one, answer))
         samples.append(sample)
