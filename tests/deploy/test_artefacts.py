@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import ROOT, Layered, Unary, assert_close, needs_compiler, small_net
+from helpers import ROOT, Layered, Unary, assert_agrees, assert_close, needs_compiler, small_net
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -172,8 +172,7 @@ def test_indices_that_an_embedding_does_not_have(name, tmp_path):
     explain_model = lrpfx.transform(model.eval(), EpsilonPlusFlat())
     tokens = torch.randint(9, (2, 3))
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, tokens, target="max"), tmp_path / name))
-    found = lrpfx.attribute(explain_model, tokens)
-    assert_close(runner(tokens)["relevance"], found.relevance, 1e-5)
+    assert_agrees(runner, explain_model, tokens, tolerance=1e-5)
     with pytest.raises(lrpfx.InputError, match="cannot run on these inputs"):
         runner(tokens + 9)
 
@@ -489,7 +488,7 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
         assert lrpfx.save(programs[-1], path) == path
         (data,) = tmp_path.glob("model.onnx.*.data")  # that of the replaced file is gone
         x, target = images(3).float(), torch.tensor([0, 1, 2])
-        assert_close(lrpfx.load(path)(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+        assert_agrees(lrpfx.load(path), explain_model, x, target, tolerance=1e-5)
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", lambda descriptor: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -677,9 +676,7 @@ def test_compiled_convolutions_in_three_dimensions(tmp_path):
     program = lrpfx.lower(explain_model, torch.rand(2, 2, 5, 5, 5).float())
     runner = lrpfx.load(lrpfx.package(program, tmp_path / "model.pt2"))
     for batch in (1, 2, 3):
-        x, target = torch.rand(batch, 2, 5, 5, 5).float(), torch.arange(batch)
-        expected = lrpfx.attribute(explain_model, x, target)
-        assert_close(runner(x, target)["relevance"], expected.relevance, 1e-5)
+        assert_agrees(runner, explain_model, torch.rand(batch, 2, 5, 5, 5).float(), torch.arange(batch), tolerance=1e-5)
 
 
 def test_onnx_runtime_has_no_convolutions_in_float64(program, tmp_path):
@@ -737,8 +734,7 @@ def test_files_of_layers_whose_backward_torch_does_not_check(layers, shape, comp
     model = nn.Sequential(model, nn.Linear(model(x).shape[1], 3).float()).eval()
     explain_model = lrpfx.transform(model, composite(), example_inputs=x)
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.pt2"))
-    target = torch.tensor([0, 2])
-    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    assert_agrees(runner, explain_model, x, torch.tensor([0, 2]), tolerance=1e-5)
 
 
 def test_operators_that_files_do_not_contain_are_named_before_the_work(tmp_path):
