@@ -171,18 +171,15 @@ class Frames(nn.Module):
         return self.head(y.mean(2))
 
 
-class Windows(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
+class Windows(Layered):
     def forward(self, x):
         y = torch.relu(x)
         return self.head(y.sum(1) if x.shape[1] % 7 == 0 else y.amax(1))
 
 
 @pytest.mark.parametrize(
-    ("model", "shape", "dimension", "others"), [(Frames, (2, 4, 41), 2, (43, 47, 59)), (Windows, (2, 10, 4), 1, (7, 14, 700))]
+    ("model", "shape", "dimension", "others"),
+    [(Frames, (2, 4, 41), 2, (43, 47, 59)), (lambda: Windows(head=nn.Linear(4, 3)), (2, 10, 4), 1, (7, 14, 700))],
 )
 def test_conditions_on_sizes_that_seldom_fail_fix_them(model, shape, dimension, others):
     x = torch.randn(shape)
@@ -358,17 +355,12 @@ def test_several_inputs_and_a_fixed_batch():
 def test_tokens():
     """Integers have the relevance of the embeddings that they look up."""
 
-    class Tokens(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.token, self.place = torch.nn.Embedding(9, 6), torch.nn.Embedding(5, 6)
-            self.mix, self.head = torch.nn.Linear(6, 8), torch.nn.Linear(8, 3)
-            self.eval()
-
+    class Tokens(Layered):
         def forward(self, tokens, places):
             return self.head(torch.relu(self.mix(self.token(tokens) + self.place(places))).mean(1))
 
-    explain_model = lrpfx.transform(Tokens(), EpsilonPlusFlat())
+    layers = {"token": nn.Embedding(9, 6), "place": nn.Embedding(5, 6), "mix": nn.Linear(6, 8), "head": nn.Linear(8, 3)}
+    explain_model = lrpfx.transform(Tokens(**layers), EpsilonPlusFlat())
     tokens, places = torch.randint(9, (3, 4)), torch.randint(5, (3, 4))
     program = lrpfx.lower(explain_model, (tokens, places), target="max", balance=True, record=["relu"])
     result = program.module()(tokens, places)
