@@ -252,19 +252,19 @@ def _samples_of(
         return None
     samples = []
     for number in range(len(inputs)):
-        sample = []
+        place, sample = slice(number, number + 1), []
         for question, whole in zip(queries, found, strict=True):
             target = question.target.of_sample(number)
             if target is None:
                 return None
-            one = Query(question.module, inputs[number : number + 1], target, question.output)
+            one = Query(question.module, inputs[place], target, question.output)
             try:
                 answer = one.answered()
             except LrpfxError:  # of a batch of one
                 return None
             leaves = zip(_leaves("", inputs, whole.relevance), _leaves("", one.inputs, answer.relevance), strict=True)
             pairs = [(whole.output, answer.output), *((theirs, own) for (_, _, theirs), (_, _, own) in leaves)]
-            if not all(own is None or (theirs is not None and _agree(theirs[number : number + 1], own)) for theirs, own in pairs):
+            if not all(own is None or (theirs is not None and _agree(theirs[place], own)) for theirs, own in pairs):
                 return None
             sample.append((one, answer))
         samples.append(sample)
