@@ -17,6 +17,7 @@ from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
+from lrpfx.ir.mapping import MappingContext
 from lrpfx.rules.formulas import (
     AlphaBeta,
     Epsilon,
@@ -39,7 +40,6 @@ from lrpfx.rules.formulas import (
     ZPlus,
 )
 from lrpfx.rules.hook import Hook
-from lrpfx.rules.mapping import MappingContext
 from lrpfx.rules.modifiers import describe_value
 from lrpfx.runtime.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.support.interrupts import NativeContext, undisturbed

@@ -103,8 +103,7 @@ def capture(
         As for `transform`.
     """
     _check_model(model, "capture")
-    needed = tuple(needed_in_graphs(canonizers))
-    source = prepare(model, needed)
+    source = prepared(model, canonizers)
     settings = Settings(constants=constants)
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
@@ -112,7 +111,9 @@ def capture(
         verification = verification or guessed_verification(program, source, share)
         program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
         program.shared = weakref.WeakValueDictionary()
-        return Captured(program, verification, source, dynamic_shapes, needed, _versions(program.root))
+        return Captured(
+            program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _versions(program.root)
+        )
 
     found = captured(asked, finish)
     _warn(found._program)
@@ -202,7 +203,7 @@ def transform(
         program = _settled(*program_for(model, composite), settings, model._dynamic_shapes)
         alias_tensors(program.root, program.derived)
     else:
-        source = prepare(model, needed_in_graphs(composite.canonizers))
+        source = prepared(model, composite.canonizers)
         asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
         def finish(program: Program, verification: Verification | None) -> Program:
@@ -228,6 +229,11 @@ def transform(
         ),
         shares=share or isinstance(model, Captured),
     )
+
+
+def prepared(model: Model, canonizers: Sequence[Any]) -> Prepared:
+    """The model as captures take it: loaded, without quantized layers, and changed by those canonizers that change modules."""
+    return prepare(model, needed_in_graphs(canonizers))
 
 
 def _settled(

@@ -4,13 +4,13 @@ from torch import fx, nn
 
 from lrpfx.errors import InputTypeError, LrpfxWarning
 from lrpfx.ir.kinds import ConvolutionStandard, ConvolutionTranspose, Linear, Product, Sum
+from lrpfx.ir.mapping import MappingContext, RuleMapping
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.formulas import Epsilon, Norm
 from lrpfx.rules.hook import Hook
-from lrpfx.rules.mapping import MappingContext, RuleMapping
 
 #: Linear layers, for which a composite may have rules of their own.
 _LINEAR = (Linear, ConvolutionStandard, ConvolutionTranspose)

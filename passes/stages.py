@@ -4,6 +4,7 @@ import enum
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from lrpfx.ir.mapping import RuleMapping
 from lrpfx.passes.analyze.infer_signs import AnalyzeSigns, InputRange
 from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
@@ -46,7 +47,6 @@ from lrpfx.passes.rewrite.fuse_attention import FuseAttention
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
-from lrpfx.rules.mapping import RuleMapping
 from lrpfx.runtime.explain_module import ExplainModule
 
 OUTPUT, LOGITS = "output", "logits"  # values of `Settings.explain`: the output to explain

@@ -28,7 +28,7 @@ from lrpfx.composites import (
 )
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
-from lrpfx.rules.mapping import MappingContext
+from lrpfx.ir.mapping import MappingContext
 from lrpfx.types import Activation, AvgPool, BatchNorm, Convolution, Linear, MaxPool, Neutral, Sum
 
 

@@ -25,8 +25,8 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, 
 from lrpfx.explanation.compiled import placed_for
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
-from lrpfx.runtime.fingerprints import fingerprint_of_model
 from lrpfx.support.files import hash_of_file
+from lrpfx.support.identity.fingerprints import fingerprint_of_model
 
 #: Errors about the name of a model, and its weights.
 invalid, wrong_type = partial(InputError, topic="models-by-name"), partial(InputTypeError, topic="models-by-name")

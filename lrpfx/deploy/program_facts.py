@@ -12,8 +12,8 @@ from lrpfx.deploy.program import checked
 from lrpfx.deploy.program_sizes import OpenSize
 from lrpfx.passes.program import Program
 from lrpfx.runtime.compiled_graph import HISTORY
-from lrpfx.runtime.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.runtime.rule_table import rule_table
+from lrpfx.support.identity.fingerprints import fingerprint_of_tensors, other_buffers
 
 MANIFEST, _EXAMPLES, _OPEN = "lrpfx", "lrpfx_examples", "lrpfx_open_sizes"  # keys of a program's metadata
 

@@ -17,7 +17,7 @@ from lrpfx.deploy.program import inputs_of, problem_of_sizes
 from lrpfx.deploy.self_test import SelfTest, as_array
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
 from lrpfx.images.stored_preprocessing import stored_form
-from lrpfx.runtime.fingerprints import fingerprint_of_tensors, other_buffers
+from lrpfx.support.identity.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction

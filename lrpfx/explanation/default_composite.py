@@ -7,7 +7,6 @@ import torch
 
 from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
 from lrpfx.ir.kinds import Convolution, Softmax, WeightedValues
-from lrpfx.rules.hook import Hook
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05
@@ -24,7 +23,7 @@ class ByContent(Composite):
         self.low, self.high, self.photographs = low, high, photographs
         self.chosen: Composite | None = None
 
-    def mapping(self, ctx: Any, name: str, layer: Any) -> Hook | None:
+    def mapping(self, ctx: Any, name: str, layer: Any) -> Any:
         """The rule that the chosen composite gives the layer."""
         if not ctx.layers:  # whether one rule covers a whole module
             return None

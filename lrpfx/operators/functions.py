@@ -9,6 +9,7 @@ import torch
 
 from lrpfx.errors import InputError
 from lrpfx.ir.operator import Function
+from lrpfx.support.tensors import detached
 from lrpfx.support.torch_internals import is_traced, pytree
 
 _Kept = TypeVar("_Kept", bound=Callable[..., torch.Tensor])
@@ -466,11 +467,6 @@ def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tens
             topic="example-inputs",
         )
     return input
-
-
-def detached(value: Any) -> Any:
-    """A detached tensor; other values unchanged."""
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def without_gradient(value: Any) -> Any:

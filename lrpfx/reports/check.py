@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import advice, saturates
-from lrpfx.canonizers import needed_in_graphs
 from lrpfx.composites import Composite
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxError, nearest
 from lrpfx.frontends.capture import (
@@ -26,7 +25,7 @@ from lrpfx.frontends.capture import (
     positional,
 )
 from lrpfx.frontends.open_sizes import DynamicShapes
-from lrpfx.frontends.prepare import Model, prepare
+from lrpfx.frontends.prepare import Model
 from lrpfx.ir.final_probabilities import final_softmax
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
@@ -34,7 +33,15 @@ from lrpfx.passes.driver import Verification, run_verified
 from lrpfx.passes.program import GraphPass, Program
 from lrpfx.passes.stages import Settings, Stage, asked_canonizers, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.pipeline import Captured, check_arguments, normal_form, program_for, refuse_settings_of_capture, settings_of
+from lrpfx.pipeline import (
+    Captured,
+    check_arguments,
+    normal_form,
+    prepared,
+    program_for,
+    refuse_settings_of_capture,
+    settings_of,
+)
 from lrpfx.runtime.rule_table import NEUTRAL
 from lrpfx.support.html import bullets, element
 from lrpfx.support.table import Table
@@ -208,7 +215,7 @@ def check(
     front_ends: dict[str, str] = {}
     found: dict[str, tuple[Program, Verification | None]] = {}
     try:
-        source = prepare(model, needed_in_graphs(composite.canonizers))
+        source = prepared(model, composite.canonizers)
     except CaptureError as error:
         step = "call model.eval()" if error.topic == "training-mode" else "follow the advice of the error"
         return _hopeless(title, {}, str(error), step)

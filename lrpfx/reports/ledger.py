@@ -29,7 +29,6 @@ from lrpfx.ir.node import (
     node_info,
     output_node,
 )
-from lrpfx.operators.functions import detached
 from lrpfx.request.explained_output import explained_output, passage
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Target, TargetLike, as_target
@@ -39,7 +38,7 @@ from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.html import Html, bar, element, folded
 from lrpfx.support.table import Rows, Table
-from lrpfx.support.tensors import only_finite, relevance_from, where_finite
+from lrpfx.support.tensors import detached, only_finite, relevance_from, where_finite
 
 if TYPE_CHECKING:
     from pandas import DataFrame

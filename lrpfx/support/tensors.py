@@ -95,3 +95,8 @@ def relevance_from(value: torch.Tensor, multiplier: torch.Tensor) -> torch.Tenso
 def only_finite(value: torch.Tensor) -> torch.Tensor:
     """`value`, with 0 in place of what is infinite or not a number."""
     return torch.where(torch.isfinite(value), value, torch.zeros_like(value))
+
+
+def detached(value: Any) -> Any:
+    """A detached tensor; other values unchanged."""
+    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -208,6 +208,7 @@ COVERED_BY = {
     "lrpfx/support/identity/structure.py": "support/identity/test_structure",
     "lrpfx/support/identity/descriptions.py": "support/identity/test_descriptions",
     "lrpfx/runtime/fingerprints.py": "runtime/test_fingerprints",
+    "lrpfx/support/identity/fingerprints.py": "runtime/test_fingerprints",
 }
 #: Equivalent mutants: (module, line, changed line) -> why they compute the same.
 EQUIVALENT: dict[tuple[str, str, str], str] = {

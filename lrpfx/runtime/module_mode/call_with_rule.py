@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lrpfx.ir.node import map_arguments
-from lrpfx.operators.functions import detached
 from lrpfx.operators.layer_of_call import Forward, layer_of_call, tensors_in
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.ruled_operation import Rule, RuledOperation, Switch, ruled_operation
+from lrpfx.support.tensors import detached
 
 
 def carries_gradient(tensors: Sequence[torch.Tensor]) -> bool:
