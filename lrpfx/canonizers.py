@@ -41,13 +41,7 @@ __all__ = [
 
 
 def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The leaf modules of a module, depth first in the order of registration; the module itself if it has no children.
-
-    Parameters
-    ----------
-    module
-        The module.
-    """
+    """The leaves of a `module`, depth first in the order of registration; the module itself if it has no children."""
     children = list(module.children())
     if not children:
         yield module
@@ -62,31 +56,12 @@ class Canonizer(ABC):
     superfluous_in_graphs: ClassVar[bool] = False
 
     def apply(self, root_module: nn.Module) -> "list[Canonizer]":
-        """Apply to a module and its submodules.
-
-        Parameters
-        ----------
-        root_module
-            The module.
-
-        Returns
-        -------
-        list[Canonizer]
-            The instances to `remove`.
-        """
+        """Apply to `root_module` and its submodules. Returns the instances to `remove`."""
         return []
 
     @abstractmethod
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Change one place.
-
-        Parameters
-        ----------
-        *args
-            The place, as the class says.
-        **kwargs
-            The same.
-        """
+        """Change one place, which `args` and `kwargs` give as the class says."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -125,21 +100,10 @@ class MergeBatchNorm(Canonizer):
         self._hooks: list[Any] = []
 
     def register(self, linears: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge a batch norm into linear layers: they compute both, and it becomes the identity.
+        """Merge a `batch_norm` into the layers `linears`: they compute both, and it becomes the identity.
 
-        Each call of a layer merges anew, so that it follows `load_state_dict` and the steps of an optimizer.
-
-        Parameters
-        ----------
-        linears
-            The layers.
-        batch_norm
-            The batch norm.
-
-        Raises
-        ------
-        InputError
-            The batch norm has no running statistics, a layer has no weight, or a parametrization computes one of them.
+        Each call of a layer merges anew, so that it follows `load_state_dict` and the steps of an optimizer. `InputError` if a
+        parametrization computes one of them, the batch norm has no running statistics, or a layer has no weight.
         """
         self.linears, self.batch_norm = tuple(linears), batch_norm
         for module in (*self.linears, batch_norm):
@@ -174,19 +138,9 @@ class MergeBatchNorm(Canonizer):
 
     @staticmethod
     def merge_batch_norm(modules: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge permanently.
+        """Merge a `batch_norm` permanently into the linear layers `modules`.
 
-        Parameters
-        ----------
-        modules
-            The linear layers.
-        batch_norm
-            The batch norm.
-
-        Raises
-        ------
-        InputError
-            The batch norm has no running statistics, or a layer has no weight.
+        `InputError` if the batch norm has no running statistics, or if a layer has no weight.
         """
         found = [(module, _merged(module, batch_norm, getattr)) for module in modules]
         for module, tensors in (*found, (batch_norm, _identity(batch_norm, getattr))):
@@ -259,13 +213,7 @@ class SequentialMergeBatchNorm(MergeBatchNorm):
 
 
 class NamedMergeBatchNorm(MergeBatchNorm):
-    """Merge batch norms by name.
-
-    Parameters
-    ----------
-    name_map
-        Pairs of the names of linear layers, as a list, and the name of the batch norm.
-    """
+    """Merge batch norms by name. `name_map`: pairs of a list of names of linear layers and the name of the batch norm."""
 
     def __init__(self, name_map: Sequence[tuple[Sequence[str], str]]) -> None:
         super().__init__()
@@ -285,12 +233,8 @@ class NamedMergeBatchNorm(MergeBatchNorm):
 class AttributeCanonizer(Canonizer):
     """Set attributes on modules.
 
-    A typical use sets a `forward` that makes an operation visible as a module, together with that module.
-
-    Parameters
-    ----------
-    attribute_map
-        The function of a name and a module that returns the attributes as a dict, or None for modules to skip.
+    `attribute_map`: the function of a name and a module that returns the attributes as a dict, or None for modules to skip. A
+    typical use sets a `forward` that makes an operation visible as a module, together with that module.
     """
 
     def __init__(self, attribute_map: Callable[[str, nn.Module], dict[str, Any] | None]) -> None:
@@ -302,15 +246,7 @@ class AttributeCanonizer(Canonizer):
         return self._registered_at([(module, attributes) for module, attributes in found if attributes is not None])
 
     def register(self, module: nn.Module, attributes: dict[str, Any]) -> None:
-        """Set attributes on a module.
-
-        Parameters
-        ----------
-        module
-            The module.
-        attributes
-            The attributes by name; modules among them become its children.
-        """
+        """Set `attributes` by name on a `module`; modules among them become its children."""
         for name, value in attributes.items():
             self._shadow.set(module, name, value)
 
@@ -324,13 +260,7 @@ class AttributeCanonizer(Canonizer):
 
 
 class CompositeCanonizer(Canonizer):
-    """Several canonizers in sequence.
-
-    Parameters
-    ----------
-    canonizers
-        The canonizers, in this order.
-    """
+    """Several `canonizers` in sequence."""
 
     def __init__(self, canonizers: Sequence[Canonizer]) -> None:
         self.canonizers = list(canonizers)
@@ -347,15 +277,7 @@ class CompositeCanonizer(Canonizer):
         return instances
 
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the contained canonizers register themselves.
-
-        Parameters
-        ----------
-        *args
-            Ignored.
-        **kwargs
-            Ignored.
-        """
+        """Do nothing with `args` and `kwargs`: the contained canonizers register themselves."""
 
     def remove(self) -> None:
         """Do nothing: `apply` returns the instances to remove."""

@@ -101,13 +101,7 @@ COMPOSITES: dict[str, type["Composite"]] = {}
 
 
 def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:
-    """Class decorator that registers a composite in `COMPOSITES`.
-
-    Parameters
-    ----------
-    name
-        Under which it is found.
-    """
+    """Class decorator that registers a composite in `COMPOSITES` under a `name`."""
 
     def register(composite: CompositeClass) -> CompositeClass:
         COMPOSITES[name] = composite
@@ -203,17 +197,9 @@ class Composite:
         return None
 
     def register(self, module: nn.Module) -> None:
-        """Register rules on a model and its modules, in module mode. Earlier registrations of this composite are removed.
+        """Register rules on a `module` and its submodules, in module mode. Earlier registrations of this composite are removed.
 
-        Parameters
-        ----------
-        module
-            The model.
-
-        Raises
-        ------
-        RuleError
-            A rule does not fit its module, or the model has rules already.
+        `RuleError` if a rule does not fit its module, or if the model has rules already.
         """
         try:
             with REGISTERING, undisturbed():
@@ -259,14 +245,9 @@ class Composite:
                 self.hook_refs.clear()
 
     def context(self, module: nn.Module) -> "CompositeContext":
-        """A context in which the composite is registered on a module, which it yields.
+        """A context in which the composite is registered on a `module`, which it yields.
 
         Its entry raises `RuleError` if the model has rules already, or if the composite is registered, maybe by another thread.
-
-        Parameters
-        ----------
-        module
-            The model.
         """
         return CompositeContext(module, self)
 
@@ -281,10 +262,7 @@ class Composite:
     def reserve(self) -> bool:
         """Reserve the composite for one call in this thread, until `used_by` is None again. False if it is registered already.
 
-        Raises
-        ------
-        RuleError
-            A call in another thread uses it.
+        `RuleError` if a call in another thread uses it.
         """
         with REGISTERING:
             if self.used_by not in (None, threading.get_ident()):
@@ -303,25 +281,11 @@ class Composite:
         )
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
-        """The user's entries without a match in a model.
-
-        Parameters
-        ----------
-        ctx
-            The dictionary of the mapping of this model.
-        """
+        """The user's entries without a match in a model. `ctx`: the dictionary of its mapping."""
         return []
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        """Whether the composite maps this module as a whole, so the compiler must not look inside.
-
-        Parameters
-        ----------
-        name
-            The path of the module.
-        module
-            The module.
-        """
+        """Whether the composite maps the `module` called `name` as a whole, so the compiler must not look inside."""
         return self.module_map(MappingContext(), name, module) is not None
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
@@ -343,15 +307,7 @@ class Composite:
 
 
 class CompositeContext(NativeContext):
-    """Registers a composite on a module between enter and exit.
-
-    Parameters
-    ----------
-    module
-        The model.
-    composite
-        The composite.
-    """
+    """Registers a `composite` on a `module` between enter and exit."""
 
     def __init__(self, module: nn.Module, composite: Composite) -> None:
         self.module = module
@@ -383,12 +339,8 @@ class CompositeContext(NativeContext):
 class LayerMapComposite(Composite):
     """Rules by type: the first matching entry applies.
 
-    Parameters
-    ----------
-    layer_map
-        Entries (type or tuple of types, rule). Types are those of modules or the kinds of `lrpfx.types`.
-    canonizers
-        As for `Composite`.
+    `layer_map`: entries (type or tuple of types, rule), with types of modules or the kinds of `lrpfx.types`. `canonizers`: as
+    for `Composite`.
     """
 
     def __init__(self, layer_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -397,16 +349,9 @@ class LayerMapComposite(Composite):
         super().__init__(module_map=self.mapping, canonizers=canonizers)
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
-        """The rule of a layer, or None; it is the `module_map`.
+        """The rule of the layer `module` called `name`, or None; it is the `module_map`.
 
-        Parameters
-        ----------
-        ctx
-            A dictionary that lives for one model.
-        name
-            Of the layer.
-        module
-            The layer.
+        `ctx`: a dictionary that lives for one model.
         """
         return self._first_match(ctx, self.layer_map, "layer_map", module)
 
@@ -433,16 +378,8 @@ class LayerMapComposite(Composite):
 class SpecialFirstLayerMapComposite(LayerMapComposite):
     """A layer map, and a first map that precedes it until one layer, the first in execution, has matched.
 
-    Further calls of that layer have the same rule.
-
-    Parameters
-    ----------
-    layer_map
-        As for `LayerMapComposite`.
-    first_map
-        The same for the first layer.
-    canonizers
-        As for `Composite`.
+    Further calls of that layer have the same rule. `layer_map` and `first_map`: as for `LayerMapComposite`. `canonizers`: as
+    for `Composite`.
     """
 
     def __init__(self, layer_map: LayerMap, first_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -525,14 +462,9 @@ class NameMapComposite(Composite):
 
 
 class MixedComposite(Composite):
-    """Several composites: each is asked about every layer, and the first rule wins.
+    """Several `composites`: each is asked about every layer, and the first rule wins.
 
-    Parameters
-    ----------
-    composites
-        The composites, whose canonizers all apply.
-    canonizers
-        Further ones, which apply before those.
+    All their canonizers apply, after the further `canonizers`.
     """
 
     def __init__(self, composites: Sequence[Composite], canonizers: Sequence[Any] | None = None) -> None:
@@ -584,14 +516,7 @@ class MixedComposite(Composite):
 class NameLayerMapComposite(MixedComposite):
     """A name map, and a layer map for all other layers.
 
-    Parameters
-    ----------
-    name_map
-        As for `NameMapComposite`.
-    layer_map
-        As for `LayerMapComposite`.
-    canonizers
-        As for `Composite`.
+    `name_map`: as for `NameMapComposite`; `layer_map`: as for `LayerMapComposite`; `canonizers`: as for `Composite`.
     """
 
     def __init__(
@@ -606,15 +531,7 @@ class NameLayerMapComposite(MixedComposite):
 def layer_map_base(
     stabilizer: Stabilization = 1e-6, epsilon: Stabilization | None = None
 ) -> list[tuple[type | tuple[type, ...], Hook]]:
-    """Entries shared by the LRP composites.
-
-    Parameters
-    ----------
-    stabilizer
-        Of all rules that divide.
-    epsilon
-        The stabilizer of recurrent layers, by default the same.
-    """
+    """Entries shared by the LRP composites. `stabilizer`: of all rules that divide; `epsilon`: that of recurrent layers."""
     return [
         (Activation, Pass()),
         (Sum, Norm(stabilizer)),
@@ -668,20 +585,8 @@ def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabili
 class EpsilonGammaBox(_BuiltInComposite):
     """ZBox for the first convolution, Gamma for the others, Epsilon for dense layers.
 
-    Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    low
-        The lowest value of the input, as for `lrpfx.rules.ZBox`.
-    high
-        The highest value of the input, as for `lrpfx.rules.ZBox`.
-    gamma
-        As for `lrpfx.rules.Gamma`.
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
+    `low` and `high`, the lowest and highest value of the input: as for `lrpfx.rules.ZBox`. `gamma`: as for
+    `lrpfx.rules.Gamma`. Other arguments: as for `EpsilonPlusFlat`.
     """
 
     def __init__(
@@ -874,14 +779,7 @@ class EpsilonPlus(_EpsilonComposite):
 class EpsilonAlpha2Beta1(_EpsilonComposite):
     """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers.
 
-    Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    canonizers
-        As for `Composite`.
-    conserve
-        As for `lrpfx.rules.AlphaBeta`.
+    `conserve`: as for `lrpfx.rules.AlphaBeta`. Other arguments: as for `EpsilonPlus`.
     """
 
     convolution = AlphaBeta
@@ -891,16 +789,8 @@ class EpsilonAlpha2Beta1(_EpsilonComposite):
 class EpsilonPlusFlat(_EpsilonFlatComposite):
     """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers.
 
+    `first_map`: entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
     Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    first_map
-        Entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
-    canonizers
-        As for `Composite`.
-    conserve
-        As for `lrpfx.rules.ZPlus`.
     """
 
     convolution = ZPlus
@@ -910,16 +800,7 @@ class EpsilonPlusFlat(_EpsilonFlatComposite):
 class EpsilonAlpha2Beta1Flat(_EpsilonFlatComposite):
     """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others.
 
-    Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
-    conserve
-        As for `lrpfx.rules.AlphaBeta`.
+    Arguments as for `EpsilonAlpha2Beta1`. Other arguments: as for `EpsilonPlusFlat`.
     """
 
     convolution = AlphaBeta
@@ -1056,12 +937,7 @@ class _GradientComposite(_BuiltInComposite):
 class DeconvNet(_GradientComposite):
     """The gradient, with ReLUDeconvNet for each ReLU.
 
-    Parameters
-    ----------
-    layer_map
-        As for `EpsilonPlus`.
-    canonizers
-        As for `Composite`.
+    `layer_map` and `canonizers`: as for `EpsilonPlus`.
     """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
@@ -1072,12 +948,7 @@ class DeconvNet(_GradientComposite):
 class GuidedBackprop(_GradientComposite):
     """The gradient, with ReLUGuidedBackprop for each ReLU.
 
-    Parameters
-    ----------
-    layer_map
-        As for `EpsilonPlus`.
-    canonizers
-        As for `Composite`.
+    `layer_map` and `canonizers`: as for `EpsilonPlus`.
     """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
@@ -1088,16 +959,7 @@ class GuidedBackprop(_GradientComposite):
 class ExcitationBackprop(_GradientComposite):
     """ZPlus for linear layers; activations and batch norm keep their gradient.
 
-    Parameters
-    ----------
-    stabilizer
-        Of all rules.
-    layer_map
-        As for `EpsilonPlus`.
-    zero_params
-        For linear layers, as for `lrpfx.rules.Epsilon`.
-    canonizers
-        As for `Composite`.
+    Arguments as for `EpsilonPlus`: `stabilizer` for all rules, `zero_params` for linear layers, `layer_map` and `canonizers`.
     """
 
     def __init__(
@@ -1119,16 +981,8 @@ class ExcitationBackprop(_GradientComposite):
 class BetaSmooth(_GradientComposite):
     """The gradient, with ReLUBetaSmooth for each ReLU.
 
-    Parameters
-    ----------
-    beta_smooth
-        As for `lrpfx.rules.ReLUBetaSmooth`.
-    layer_map
-        As for `EpsilonPlus`.
-    zero_params
-        Has no effect: no rule of this composite has parameters.
-    canonizers
-        As for `Composite`.
+    `beta_smooth`: as for `lrpfx.rules.ReLUBetaSmooth`. `layer_map` and `canonizers`: as for `EpsilonPlus`. `zero_params` has no
+    effect: no rule of this composite has parameters.
     """
 
     def __init__(
@@ -1142,18 +996,7 @@ class BetaSmooth(_GradientComposite):
 
 
 def composite_class(name: str) -> type[Composite]:
-    """The registered composite of a name.
-
-    Parameters
-    ----------
-    name
-        Such as `epsilon_plus_flat` or `EpsilonPlusFlat`.
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
-    """
+    """The registered composite of a `name`, such as `epsilon_plus_flat` or `EpsilonPlusFlat`. `InputError` if it is unknown."""
     forms = {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
     if _folded(name) not in forms:
         known = ", ".join(sorted(COMPOSITES))
@@ -1167,19 +1010,9 @@ def _folded(name: str) -> str:
 
 
 def composite_named(name: str, **settings: Any) -> Composite:
-    """The registered composite of a name, with settings.
+    """The registered composite of a `name`, as for `composite_class`, with these `settings` as its arguments.
 
-    Parameters
-    ----------
-    name
-        As for `composite_class`.
-    **settings
-        The arguments of the composite.
-
-    Raises
-    ------
-    InputError
-        The name is unknown, or a setting is missing or unknown.
+    `InputError` if the name is unknown, or if a setting is missing or unknown.
     """
     composite = composite_class(name)
     parameters = inspect.signature(composite).parameters

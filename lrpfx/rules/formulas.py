@@ -100,10 +100,7 @@ class Epsilon(BasicHook):
 class Norm(BasicHook):
     """Epsilon with unmodified parameters, for sums and average pooling.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
+    `stabilizer`: as `epsilon` of `Epsilon`.
     """
 
     shown = ("stabilizer",)
@@ -550,14 +547,7 @@ class _SharingRule(Hook):
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         """Whether the rule divides relevance among the entries of one input that a reduction combines.
 
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
+        `operation`, `inputs` and `output`: as for `check_call`.
         """
         return False
 
@@ -569,16 +559,9 @@ class Uniform(_SharingRule):
     """
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
-        """Whether the shares go to the entries of one input that the layer adds up or multiplies.
+        """Whether the shares go to the entries of one input that the layer adds up or multiplies: see `check_call`.
 
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
+        `operation`, `inputs` and `output`: as for `check_call`.
         """
         return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation))
 
@@ -699,14 +682,7 @@ class AbsoluteRatio(_SharingRule):
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         """Whether the relevance goes to the entries of one input that the layer adds up.
 
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
+        `operation`, `inputs` and `output`: as for `check_call`.
         """
         return len(inputs) == 1 and _adds_up(operation)
 
@@ -865,12 +841,7 @@ class SoftmaxTaylor(Hook):
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         """The constant term of the softmax's Taylor expansion at x absorbs the rest, since the softmax is not linear.
 
-        Parameters
-        ----------
-        call
-            The call of the softmax.
-        relevance
-            The relevance of its output.
+        `call` and `relevance`: as for `propagate`.
         """
         scores = _scores(call)
         input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
