@@ -11,11 +11,9 @@ from lrpfx.ir.operator import Bound, Builder, Operator, Probability
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import (
     attention_bias,
-    exponential_shares,
     head_bias,
     masked_softmax,
     padding_bias,
-    shares_of_groups,
     total_of_groups,
     total_over,
 )
@@ -77,8 +75,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "softmax",
         types.Softmax,
-        functional.softmax,
         "input dim=None dtype=None",
+        functional.softmax,
         modules=[nn.Softmax, nn.Softmax2d],
         reordered=[(functional.softmax, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
@@ -92,9 +90,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "softmin",
         types.Softmax,
-        functional.softmin,
         "input dim=None dtype=None",
-        modules=[nn.Softmin],
         reordered=[(functional.softmin, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
         scales=2,
@@ -109,7 +105,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "masked_softmax",
         types.Softmax,
-        masked_softmax,
         "input dim",
         reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
         sign=signs.never_negative,
@@ -122,7 +117,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "exponential_shares",
         types.Softmax,
-        exponential_shares,
         "input exponentials sums dim",
         controls="exponentials sums",
         scales=2,
@@ -141,7 +135,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "shares_of_groups",
         types.Softmax,
-        shares_of_groups,
         "input exponentials sums totals index dim",
         controls="exponentials sums totals",
         indices="index",
@@ -163,7 +156,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "scaled_dot_product_attention",
         types.MatMul,
-        functional.scaled_dot_product_attention,
         "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
         data="query key value attn_mask",
         masked_by="attn_mask",
@@ -196,9 +188,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "log_softmax",
         types.Activation,
-        torch.log_softmax,
         "input dim dtype=None",
-        modules=[nn.LogSoftmax],
         reordered=[(functional.log_softmax, "input dim _stacklevel dtype")],
         sign=signs.never_positive,
         probability=Probability.OF_ALL_LOGITS,

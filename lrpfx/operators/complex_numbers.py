@@ -109,7 +109,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "view_as_complex",
         types.Neutral,
-        torch.view_as_complex,
         "input",
         view=True,
         returns_complex=True,
@@ -118,7 +117,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "view_as_real",
         types.Neutral,
-        torch.view_as_real,
         "input",
         view=True,
         returns_complex=False,
@@ -127,19 +125,15 @@ ROWS: tuple[Operator, ...] = (
     row(
         "real",
         types.Neutral,
-        torch.real,
         "input",
         view=True,
         returns_complex=False,
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
-    row(
-        "imag", types.Neutral, torch.imag, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))
-    ),
+    row("imag", types.Neutral, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))),
     row(
         "complex",
         types.Neutral,
-        torch.complex,
         "real imag",
         data="real imag",
         returns_complex=True,
@@ -148,7 +142,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "polar",
         types.Product,
-        torch.polar,
         "abs angle",
         data="abs angle",
         returns_complex=True,
@@ -174,7 +167,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "angle",
         types.Unknown,
-        torch.angle,
         "input",
         returns_complex=False,
         sample=of(lambda x: torch.angle(torch.view_as_complex(x)), (2, 2, 2)),
@@ -182,8 +174,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "rotated",
         types.Sum,
-        rotated,
         "input by",
+        rotated,
         returns_complex=False,
         adjoint=_rotated_adjoint,
         mixes=mixing.last_dimension,

@@ -11,7 +11,7 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
-from lrpfx.operators.functions import floor_divided, floor_divides, heaviside, histogram
+from lrpfx.operators.functions import floor_divided, histogram
 from lrpfx.operators.row import neutral, row
 from lrpfx.operators.samples import mask
 
@@ -106,8 +106,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "floor_divide",
         types.Neutral,
-        floor_divided,
         "input other",
+        floor_divided,
         functions=[operator.floordiv],
         inplace=[operator.ifloordiv],
         methods="__floordiv__",
@@ -120,7 +120,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "floor_divides",
         types.Neutral,
-        floor_divides,
         "input other",
         methods="__rfloordiv__",
         discrete=True,
@@ -130,7 +129,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "heaviside",
         types.Neutral,
-        heaviside,
         "input values",
         discrete=True,
         mixes=mixing.no_dimension,
@@ -140,8 +138,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "histc",
         types.Neutral,
-        histogram,
         "input bins=100 min=0 max=0",
+        histogram,
         discrete=True,
         sample=mask(lambda x: torch.histc(x, 4, -1, 1), batch=False),
     ),

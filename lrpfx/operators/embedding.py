@@ -1,11 +1,9 @@
 """Embeddings: lookup of vectors."""
 
-from torch import nn
 from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Operator
-from lrpfx.operators.functions import embedding_bag
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import Fixed, call, weight
 
@@ -13,12 +11,10 @@ ROWS: tuple[Operator, ...] = (
     row(
         "embedding",
         types.Embedding,
-        functional.embedding,
         "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
-        parameters="weight",
+        functional.embedding,
         indices="input",
         aliases="indices=input",
-        modules=[nn.Embedding],
         order="weight input padding_idx scale_grad_by_freq sparse",
         sample=call(
             input=Fixed([[1, 2], [3, 0]]),
@@ -33,11 +29,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "embedding_bag",
         types.Embedding,
-        embedding_bag,
         "input weight offsets=None max_norm=None norm_type=2.0 scale_grad_by_freq=False mode='mean' sparse=False "
         "per_sample_weights=None include_last_offset=False padding_idx=None",
-        parameters="weight",
-        modules=[nn.EmbeddingBag],
         spelled="",
         functions=[functional.embedding_bag],
         indices="input offsets",

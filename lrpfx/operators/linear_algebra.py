@@ -47,7 +47,7 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, types.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
+    return row(name, types.Sum, arguments, function, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
 
 
 def _some_sparse() -> torch.Tensor:
@@ -62,9 +62,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "sparse_mm",
         types.MatMul,
-        torch.sparse.mm,
         "input other",
-        data="input other",
+        torch.sparse.mm,
         aten="_sparse_mm.default",
         aliases="sparse=input dense=other mat1=input mat2=other",
         decomposition=_sparse_product,
@@ -73,8 +72,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "sparse_addmm",
         types.MatMul,
-        torch.sparse.addmm,
         "input mat1 mat2 beta=1 alpha=1",
+        torch.sparse.addmm,
         data="input mat1 mat2",
         spelled="_sparse_addmm",
         aliases="mat=input",
@@ -84,18 +83,15 @@ ROWS: tuple[Operator, ...] = (
     row(
         "kron",
         types.MatMul,
-        torch.kron,
         "input other",
-        data="input other",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
     ),
     row(
         "cross",
         types.MatMul,
-        torch.linalg.cross,
         "input other dim=-1",
-        data="input other",
+        torch.linalg.cross,
         spelled="cross linalg_cross",
         decomposition=_cross,
         sample=call(input=signal(2, 3), other=signal(2, 3), dim=1),
@@ -103,8 +99,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "multi_dot",
         types.MatMul,
-        torch.linalg.multi_dot,
         "matrices",
+        torch.linalg.multi_dot,
         data="matrices",
         aten="linalg_multi_dot.default chain_matmul.default",
         aliases="tensors=matrices",
@@ -134,7 +130,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "cholesky_solve",
         types.Sum,
-        torch.cholesky_solve,
         "input input2 upper=False",
         aliases="B=input L=input2",
         sample=call(input=signal(2, 3, 2), input2=weight(3, 3, low=0.5)),

@@ -5,24 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.nn import functional
+from torch import fx
 
 from lrpfx import types
 from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
-    divided_by,
     gate,
     gated_product,
     quotient,
-    values_weighted,
     values_weighted_einsum,
     weighted_einsum,
-    weighted_product,
-    weighted_sum,
-    weighted_values,
 )
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, Signal, call, of, signal, weight
@@ -172,8 +166,8 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
     return row(
         name,
         types.Product,
-        getattr(torch, name),
         "input tensor1 tensor2 value=1",
+        getattr(torch, name),
         data="input tensor1 tensor2",
         spelled=name,
         decomposition=_sum_and(combined),
@@ -185,16 +179,14 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
 def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
     """A row for an element-wise operator of two operands, which only the compiler calls."""
     sample = call(input=MATRIX, other=other)
-    return row(name, kind, function, "input other", data="input other", elementwise=True, sample=sample, **facts)
+    return row(name, kind, "input other", function, elementwise=True, sample=sample, **facts)
 
 
 ROWS: tuple[Operator, ...] = (
     row(
         "mul",
         types.Product,
-        torch.mul,
         "input other",
-        data="input other",
         spelled="mul multiply",
         functions=[operator.mul],
         inplace=[operator.imul],
@@ -212,9 +204,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "div",
         types.Product,
-        torch.div,
         "input other rounding_mode=None",
-        data="input other",
         spelled="div divide true_divide",
         functions=[operator.truediv],
         inplace=[operator.itruediv],
@@ -232,7 +222,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "divided_by",
         types.Activation,
-        divided_by,
         "input other",
         methods="__rtruediv__",
         sign=signs.of_product,
@@ -243,7 +232,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "neg",
         types.Product,
-        torch.neg,
         "input",
         spelled="neg negative",
         functions=[operator.neg],
@@ -258,7 +246,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "prod",
         types.Product,
-        torch.prod,
         "input dim=None keepdim=False dtype=None",
         multiplies_up=True,
         mixes=mixing.given(),
@@ -267,7 +254,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "cumprod",
         types.Product,
-        torch.cumprod,
         "input dim dtype=None",
         multiplies_up=True,
         accumulates=mixing.given(),
@@ -281,9 +267,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "matmul",
         types.MatMul,
-        torch.matmul,
         "input other",
-        data="input other",
         spelled="matmul bmm mm mv linalg_matmul",
         functions=[operator.matmul, torch.linalg.matmul],
         methods="__matmul__",
@@ -298,9 +282,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "weighted_values",
         types.WeightedValues,
-        weighted_values,
         "input other",
-        data="input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
@@ -308,9 +290,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "values_weighted",
         types.WeightedValues,
-        values_weighted,
         "input other",
-        data="input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
         reversed=True,
@@ -319,9 +299,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "weighted_sum",
         types.WeightedValues,
-        weighted_sum,
         "input other dim keepdim=False",
-        data="input other",
         sign=signs.of_product,
         form=Form.SUM,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
@@ -329,9 +307,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "weighted_product",
         types.WeightedValues,
-        weighted_product,
         "input other",
-        data="input other",
         sign=signs.of_product,
         elementwise=True,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4)),
@@ -378,18 +354,14 @@ ROWS: tuple[Operator, ...] = (
     row(
         "inner",
         types.MatMul,
-        torch.inner,
         "input other",
-        data="input other",
         contraction=contractions.of_inner,
         sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
     ),
     row(
         "outer",
         types.Product,
-        torch.outer,
         "input other",
-        data="input other",
         spelled="outer ger",
         aten="outer.default ger.default",
         decomposition=_columns_times_rows,
@@ -398,11 +370,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "bilinear",
         types.MatMul,
-        functional.bilinear,
         "input1 input2 weight bias=None",
         data="input1 input2",
-        parameters="weight bias",
-        modules=[nn.Bilinear],
         aten="bilinear.default",
         decomposition=_bilinear_form,
         sample=call(loses="constants", input1=MATRIX, input2=signal(2, 3), weight=weight(5, 4, 3), bias=weight(5)),
@@ -410,7 +379,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "addmm",
         types.MatMul,
-        torch.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
         decomposition=sum_and_product("mat1", "mat2"),
@@ -419,7 +387,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "baddbmm",
         types.MatMul,
-        torch.baddbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
         decomposition=sum_and_product("batch1", "batch2"),
@@ -428,7 +395,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "addmv",
         types.MatMul,
-        torch.addmv,
         "input mat vec beta=1 alpha=1",
         data="input mat vec",
         decomposition=sum_and_product("mat", "vec"),
@@ -437,7 +403,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "addbmm",
         types.MatMul,
-        torch.addbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
         decomposition=_sum_of_batch_and_product,
@@ -446,9 +411,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "vecdot",
         types.MatMul,
-        torch.linalg.vecdot,
         "input other dim=-1",
-        data="input other",
+        torch.linalg.vecdot,
         aten="linalg_vecdot.default",
         aliases="x=input y=other",
         decomposition=_dot_products,
@@ -457,10 +421,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "cosine_similarity",
         types.Product,
-        functional.cosine_similarity,
         "x1 x2 dim=1 eps=1e-08",
         data="x1 x2",
-        modules=[nn.CosineSimilarity],
         aten="cosine_similarity.default",
         decomposition=_cosine,
         sample=call(x1=IMAGE, x2=signal(2, 4, 5, 6), dim=2, eps=0.1),
@@ -468,9 +430,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "glu",
         types.Gate,
-        functional.glu,
         "input dim=-1",
-        modules=[nn.GLU],
         decomposition=_gated_linear_unit,
         keeps_dimensions=True,
         sample=call(input=MATRIX, dim=1),

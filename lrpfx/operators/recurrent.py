@@ -504,34 +504,34 @@ _CELL = "input hx w_ih w_hh b_ih=None b_hh=None"
 _SPLIT = "it is split into calls of `recurrent` before any rule sees it"
 
 
-def _module_row(name: str, module: type) -> Operator:
+def _module_row(name: str, **facts: Any) -> Operator:
     return row(
         name,
         types.Recurrent,
-        getattr(torch, name),
         _MODULE,
+        getattr(torch, name),
         data="input hx",
-        modules=[module],
         aten=f"{name}.input",
         decomposition=_layers(name),
         results="output hidden cell" if name == LSTM else "output hidden",
         without_sample=_SPLIT,
+        **facts,
     )
 
 
-def _cell_row(name: str, module: type) -> Operator:
+def _cell_row(name: str, **facts: Any) -> Operator:
     mode = name.removesuffix("_cell")
     return row(
         name,
         types.Recurrent,
-        getattr(torch, name),
         _CELL,
+        getattr(torch, name),
         data="input hx",
-        modules=[module],
         aten=f"{name}.default",
         decomposition=_lstm_step if mode == LSTM else _step(mode),
         results="hidden cell" if mode == LSTM else "",
         without_sample=_SPLIT,
+        **facts,
     )
 
 
@@ -539,8 +539,8 @@ def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str
     return row(
         name,
         types.Recurrent,
-        function,
         arguments,
+        function,
         data=data,
         elementwise=True,
         keeps_rank=True,
@@ -556,9 +556,9 @@ ROWS: tuple[Operator, ...] = (
     row(
         "recurrent",
         types.Recurrent,
-        recurrent,
         "input hidden cell weight_ih weight_hh bias_ih=None bias_hh=None weight_hr=None mode='lstm' reverse=False "
         "batch_first=False result='states'",
+        recurrent,
         data="input hidden cell",
         parameters="weight_ih weight_hh bias_ih bias_hh weight_hr",
         modules=[nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell],
@@ -567,19 +567,15 @@ ROWS: tuple[Operator, ...] = (
         broadcasts=False,
         without_sample="only the compiler inserts it",
     ),
-    _module_row(LSTM, nn.LSTM),
-    _module_row(GRU, nn.GRU),
-    _module_row(TANH, nn.RNN),
-    _module_row(RELU, nn.RNN),
-    _cell_row("lstm_cell", nn.LSTMCell),
-    _cell_row("gru_cell", nn.GRUCell),
-    _cell_row("rnn_tanh_cell", nn.RNNCell),
-    _cell_row("rnn_relu_cell", nn.RNNCell),
+    *map(_module_row, (LSTM, GRU)),
+    *(_module_row(mode, modules=[nn.RNN]) for mode in (TANH, RELU)),
+    *map(_cell_row, ("lstm_cell", "gru_cell")),
+    *(_cell_row(name, modules=[nn.RNNCell]) for name in ("rnn_tanh_cell", "rnn_relu_cell")),
     row(
         "pack_padded_sequence",
         types.Recurrent,
-        torch._C._VariableFunctions._pack_padded_sequence,
         "input lengths batch_first",
+        torch._C._VariableFunctions._pack_padded_sequence,
         indices="lengths",
         spelled="_pack_padded_sequence",
         decomposition=_refuse_packed,

@@ -13,7 +13,6 @@ from lrpfx.operators.functions import (
     index_averaged,
     index_chosen,
     index_reduced,
-    quantile_without,
     scatter_averaged,
     scatter_chosen,
     scatter_reduced,
@@ -56,8 +55,8 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         row(
             name,
             types.Unknown,
-            reduced,
             arguments,
+            reduced,
             data="input source",
             spelled=name,
             order="input dim index source reduce include_self",
@@ -68,8 +67,8 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         row(
             f"{by}_averaged",
             types.Sum,
-            averaged,
             arguments,
+            averaged,
             data="input source",
             indices="index",
             sample=call(**places, reduce="mean", include_self=False),
@@ -77,8 +76,8 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         row(
             f"{by}_chosen",
             types.Neutral,
-            chosen,
             arguments,
+            chosen,
             data="input source",
             indices="index",
             selects=True,
@@ -93,7 +92,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "quantile",
         types.Sum,
-        torch.quantile,
         "input q dim=None keepdim=False interpolation='linear'",
         mixes=mixing.given(2),
         sample=call(input=MATRIX, q=0.3, dim=1, keepdim=True),
@@ -101,7 +99,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "nanquantile",
         types.Sum,
-        torch.nanquantile,
         "input q dim=None keepdim=False interpolation='linear'",
         decomposition=_without_missing,
         mixes=mixing.given(2),
@@ -110,7 +107,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "quantile_without",
         types.Sum,
-        quantile_without,
         "input missing q dim=None keepdim=False interpolation='linear'",
         indices="missing",
         without_sample="only the compiler inserts it",

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Operator
@@ -15,7 +14,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "interpolate",
         types.Interpolation,
-        functional.interpolate,
         "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
         modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
         sign=signs.of_interpolation,
@@ -34,6 +32,7 @@ ROWS: tuple[Operator, ...] = (
         "upsample",
         types.Interpolation,
         spelled="",
+        modules=(),
         aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
         "upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec "
         "_upsample_bicubic2d_aa.vec _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec "
@@ -44,8 +43,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "grid_sample",
         types.Interpolation,
-        grid_sampled,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
+        grid_sampled,
         spelled="grid_sample grid_sampler",
         aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
         aliases="interpolation_mode=mode",

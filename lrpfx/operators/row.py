@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import FACETS, REQUIRED, Bound, Function, Operator, Order
+from lrpfx.operators import functions as functions_of_rows
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -17,11 +19,11 @@ from lrpfx.support.torch_internals import aten as aten_operator
 def row(
     name: str,
     kind: type[types.Kind],
-    function: Function | None = None,
     arguments: str = "",
+    function: Function | None = None,
     *,
-    data: str = "input",
-    parameters: str = "",
+    data: str | None = None,
+    parameters: str | None = None,
     buffers: str = "",
     spelled: str | None = None,
     order: str = "",
@@ -39,7 +41,7 @@ def row(
     controls: str = "",
     affine_in: str = "",
     proportional_to: str = "",
-    modules: Sequence[type] = (),
+    modules: Sequence[type] | None = None,
     discrete_results: Sequence[int] = (),
     **facts: Any,
 ) -> Operator:
@@ -50,8 +52,13 @@ def row(
     default that of the row. The other arguments list further spellings, each in its form, and `reordered` ones, which take
     positional arguments in an order of their own; None among these is an operator that the installed torch lacks. `facts` are
     fields of `Operator` and of its facets.
+
+    By default, a row has the class of torch.nn and, with arguments, the function of its name (see `function_named`). The data
+    are "input", and "other" except for a function of one value; the parameters are "weight" and "bias".
     """
     parsed = _parse_arguments(arguments)
+    if function is None and parsed:
+        function = function_named(name)
     renamed = {"self": "input", "src": "source", **dict(pair.split("=") for pair in aliases.split())}
     places = tuple(order.split()) or tuple(parsed)
     own, in_place = Order(tuple(parsed)), Order(tuple(parsed), inplace=True)
@@ -63,7 +70,7 @@ def row(
     called.update(dict.fromkeys([*inplace, *_overloads(inplace_aten), *inplace_methods.split()], in_place))
     called.update({one: Order(tuple(text.split())) for one, text in reordered if one is not None})
     facts |= {
-        "modules": tuple(modules),
+        "modules": _LAYERS.get(name.replace("_", ""), ()) if modules is None else tuple(modules),
         "functions": {form: one for form, one in called.items() if not isinstance(form, str)},
         "methods": {form: one for form, one in called.items() if isinstance(form, str)},
         "foreign": dict.fromkeys(foreign.split(), own),
@@ -73,9 +80,19 @@ def row(
         "proportional_to": tuple(proportional_to.split()),
         "discrete_results": tuple(discrete_results),
     }
+    if data is None:
+        of_one = kind is types.Activation or facts.get("discrete") or "other" not in parsed
+        data = "input" if of_one else "input other"
+    if parameters is None:
+        parameters = " ".join(name for name in ("weight", "bias") if name in parsed and name not in data.split())
     names = {"data": data, "parameters": parameters, "buffers": buffers, "indices": indices, "controls": controls}
     facts |= {role: tuple(text.split()) for role, text in names.items()}
     return with_facts(Operator(name, kind, function, parsed), **facts)
+
+
+def function_named(name: str) -> Any:
+    """The function of a name in `lrpfx.operators.functions`, torch, torch.special or torch.nn.functional, or None."""
+    return next((found for room in (functions_of_rows, *_ROOMS) if (found := getattr(room, name, None))), None)
 
 
 def with_facts(operator: Operator, **facts: Any) -> Operator:
@@ -93,6 +110,8 @@ def neutral(name: str, **facts: Any) -> Operator:
 
 
 _ROOMS = (torch, torch.special, functional)
+#: The classes of torch.nn, by name without regard to case.
+_LAYERS = {name.casefold(): (one,) for name, one in vars(nn).items() if isinstance(one, type)}
 #: What ATen calls the first argument of operators whose row does not name it.
 _FIRST = ("self", "input", "tensors", "condition", "y")
 

@@ -127,8 +127,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "linear_recurrence",
         types.Scan,
-        linear_recurrence,
         "input factors dim=1",
+        linear_recurrence,
         whole={"(Tensor input, Tensor factors, int dim=1) -> Tensor": (linear_recurrence,)},
         empty_result=lambda input, factors, dim=1: torch.empty_like(input),
         controls="factors",
@@ -139,8 +139,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "selective_scan",
         types.Scan,
-        selective_scan,
         "input step decay into_state out_of_state",
+        selective_scan,
         whole={
             "(Tensor input, Tensor step, Tensor decay, Tensor into_state, Tensor out_of_state) -> Tensor": (selective_scan,),
         },
@@ -158,8 +158,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "weighted_key_value",
         types.Scan,
-        weighted_key_value,
         "input key decay first",
+        weighted_key_value,
         whole={"(Tensor input, Tensor key, Tensor decay, Tensor first) -> Tensor": (weighted_key_value,)},
         empty_result=lambda input, key, decay, first: torch.empty_like(input),
         controls="key decay first",

@@ -90,9 +90,8 @@ def _of_two(name: str, other_name: str) -> Operator:
     return row(
         name,
         types.Neutral,
-        getattr(torch, name),
         "input other",
-        data="input other",
+        getattr(torch, name),
         spelled=f"{name} {other_name}",
         sign=signs.of_both,
         selects=True,
@@ -114,7 +113,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "pad",
         types.Neutral,
-        functional.pad,
         "input pad mode='constant' value=None",
         reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
         sign=signs.of_padding,
@@ -159,7 +157,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "where",
         types.Neutral,
-        torch.where,
         "condition input other",
         data="condition input other",
         reordered=[("where", "input condition other")],
@@ -174,7 +171,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "masked_fill",
         types.Neutral,
-        torch.masked_fill,
         "input mask value",
         indices="mask",
         sign=signs.of_masked_fill,
@@ -196,8 +192,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "index_put",
         types.Neutral,
-        overwritten_at,
         "input indices values accumulate=False",
+        overwritten_at,
         decomposition=_accumulated,
         selects=True,
         sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
@@ -205,8 +201,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "scatter",
         types.Neutral,
-        scattered,
         "input dim index source",
+        scattered,
         aliases="value=source",
         indices="index",
         selects=True,
@@ -215,8 +211,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "index_copy",
         types.Neutral,
-        index_copied,
         "input source dim index",
+        index_copied,
         data="input source",
         order="input dim index source",
         indices="index",
@@ -226,8 +222,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "index_fill",
         types.Neutral,
-        index_filled,
         "input value dim index",
+        index_filled,
         data="input value",
         order="input dim index value",
         indices="index",
@@ -237,8 +233,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "masked_scatter",
         types.Neutral,
-        mask_scattered,
         "input source mask",
+        mask_scattered,
         data="input source",
         order="input mask source",
         indices="mask",
@@ -247,15 +243,15 @@ ROWS: tuple[Operator, ...] = (
     row(
         "copy",
         types.Neutral,
-        copied,
         "input source non_blocking=False",
+        copied,
         aten="copy.default",
         inplace_aten="copy_.default",
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    row("fill", types.Neutral, torch.fill, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
-    row("zero", types.Neutral, torch.zeros_like, "input", discrete=True, sample=of(lambda x: x + x.clone().zero_())),
+    row("fill", types.Neutral, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    row("zero", types.Neutral, "input", torch.zeros_like, discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
         spelled="max_unpool1d max_unpool2d max_unpool3d",
@@ -305,9 +301,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "logaddexp",
         types.Neutral,
-        torch.logaddexp,
         "input other",
-        data="input other",
         decomposition=_logarithm_of_sum(None),
         mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
@@ -315,9 +309,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "logaddexp2",
         types.Neutral,
-        torch.logaddexp2,
         "input other",
-        data="input other",
         decomposition=_logarithm_of_sum(2.0),
         mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),

@@ -134,7 +134,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "cdist",
         types.Statistic,
-        torch.cdist,
         "x1 x2 p=2.0 compute_mode=None",
         data="x1 x2",
         sign=signs.never_negative,
@@ -144,9 +143,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "dist",
         types.Statistic,
-        torch.dist,
         "input other p=2",
-        data="input other",
         sign=signs.never_negative,
         decomposition=_norm_of_difference,
         sample=call(batch=False, input=MATRIX, other=signal(2, 4), p=3),
@@ -154,9 +151,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "hypot",
         types.Statistic,
-        torch.hypot,
         "input other",
-        data="input other",
         sign=signs.never_negative,
         decomposition=_norm_of_two,
         sample=call(input=MATRIX, other=signal(2, 4)),
@@ -164,10 +159,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "pairwise_distance",
         types.Statistic,
-        functional.pairwise_distance,
         "x1 x2 p=2.0 eps=1e-06 keepdim=False",
         data="x1 x2",
-        modules=[nn.PairwiseDistance],
         sign=signs.never_negative,
         decomposition=_distance,
         sample=call(loses="constants", x1=MATRIX, x2=signal(2, 4), p=3.0, eps=0.1, keepdim=True),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.nn import functional
 
 from lrpfx import layer as layers
@@ -13,7 +13,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import affine_grid, index_added, index_put_accumulated, scatter_added, slope
+from lrpfx.operators.functions import index_added, scatter_added
 from lrpfx.operators.row import row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 from lrpfx.support.hidden_scores import is_hidden
@@ -60,9 +60,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "add",
         types.Sum,
-        torch.add,
         "input other alpha=1",
-        data="input other",
         modules=[layers.Sum],
         functions=[operator.add],
         inplace=[operator.iadd],
@@ -81,9 +79,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "sub",
         types.Sum,
-        torch.sub,
         "input other alpha=1",
-        data="input other",
         spelled="sub subtract",
         functions=[operator.sub],
         inplace=[operator.isub],
@@ -99,9 +95,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "rsub",
         types.Sum,
-        torch.rsub,
         "input other alpha=1",
-        data="input other",
         methods="__rsub__",
         sign=signs.of_reversed_difference,
         elementwise=True,
@@ -112,7 +106,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "sum",
         types.Sum,
-        torch.sum,
         "input dim=None keepdim=False dtype=None",
         modules=[layers.Sum],
         contraction=contractions.of_sum,
@@ -124,7 +117,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "cumsum",
         types.Sum,
-        torch.cumsum,
         "input dim dtype=None",
         sign=signs.of_input,
         adds_up=True,
@@ -137,7 +129,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "gradient",
         types.Sum,
-        torch.gradient,
         "input spacing=1 dim=None edge_order=1",
         aten="gradient.scalarint gradient.scalararray gradient.scalarrayint gradient.scalarrayarray",
         reordered=[
@@ -151,7 +142,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "slope",
         types.Sum,
-        slope,
         "input dim spacing=1 edge_order=1",
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
@@ -161,8 +151,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "scatter_add",
         types.Sum,
-        scatter_added,
         "input source dim index",
+        scatter_added,
         data="input source",
         order="input dim index source",
         indices="index",
@@ -171,8 +161,8 @@ ROWS: tuple[Operator, ...] = (
     row(
         "index_add",
         types.Sum,
-        index_added,
         "input source dim index alpha=1",
+        index_added,
         data="input source",
         order="input dim index source alpha",
         indices="index",
@@ -181,7 +171,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "index_put_accumulated",
         types.Sum,
-        index_put_accumulated,
         "input values indices",
         data="input values",
         sample=of(lambda x, y: x.index_put((torch.tensor([0, 0]),), y, accumulate=True), (2, 4), (2, 4), batch=False),
@@ -189,7 +178,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "affine_grid",
         types.Sum,
-        affine_grid,
         "theta size align_corners=None",
         data="theta",
         functions=[functional.affine_grid],
@@ -199,7 +187,6 @@ ROWS: tuple[Operator, ...] = (
     row(
         "lerp",
         types.Sum,
-        torch.lerp,
         "input end weight",
         data="input end weight",
         decomposition=_interpolated,
@@ -209,9 +196,7 @@ ROWS: tuple[Operator, ...] = (
     row(
         "fold",
         types.Sum,
-        functional.fold,
         "input output_size kernel_size dilation=1 padding=0 stride=1",
-        modules=[nn.Fold],
         sign=signs.of_input,
         adds_up=True,
         sample=call(input=signal(2, 8, 9), output_size=(4, 4), kernel_size=(2, 2), dilation=1, padding=0, stride=1),
