@@ -13,7 +13,7 @@ from lrpfx import types
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Function, Operator, Probability, Ratio, SignOf
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
 
 _MATRIX = call(input=MATRIX)
@@ -27,7 +27,7 @@ def _activation(
     **facts: Any,
 ) -> Operator:
     options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
-    return row(name, types.Activation, arguments, function, sample=sample, **options, **facts)
+    return standard_row(name, types.Activation, arguments, function, sample=sample, **options, **facts)
 
 
 def _bounded(bound: Bound) -> int:
@@ -267,7 +267,7 @@ ROWS: tuple[Operator, ...] = (
         "atanh", signs.of_input, call(input=signal(2, 4, low=-0.9, high=0.9)), also="arctanh", ratio=_quotient(torch.atanh)
     ),
     _of_torch("acosh", signs.never_negative, call(input=signal(2, 4, low=1.1, high=2.0)), also="arccosh"),
-    row(
+    standard_row(
         "atan2",
         types.Gate,
         "input other",

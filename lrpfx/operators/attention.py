@@ -17,7 +17,7 @@ from lrpfx.operators.functions import (
     total_of_groups,
     total_over,
 )
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -72,7 +72,7 @@ def _attention(build: Builder) -> fx.Node:
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "softmax",
         types.Softmax,
         "input dim=None dtype=None",
@@ -87,7 +87,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "softmin",
         types.Softmax,
         "input dim=None dtype=None",
@@ -102,7 +102,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "masked_softmax",
         types.Softmax,
         "input dim",
@@ -114,7 +114,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1),
     ),
-    row(
+    standard_row(
         "exponential_shares",
         types.Softmax,
         "input exponentials sums dim",
@@ -132,7 +132,7 @@ ROWS: tuple[Operator, ...] = (
             dim=1,
         ),
     ),
-    row(
+    standard_row(
         "shares_of_groups",
         types.Softmax,
         "input exponentials sums totals index dim",
@@ -153,7 +153,7 @@ ROWS: tuple[Operator, ...] = (
             dim=1,
         ),
     ),
-    row(
+    standard_row(
         "scaled_dot_product_attention",
         types.MatMul,
         "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
@@ -185,7 +185,7 @@ ROWS: tuple[Operator, ...] = (
         "padding_bias", spelled="", functions=[padding_bias], keeps_infinity=True, without_sample="only the compiler inserts it"
     ),
     neutral("head_bias", spelled="", functions=[head_bias], keeps_infinity=True, without_sample="only the compiler inserts it"),
-    row(
+    standard_row(
         "log_softmax",
         types.Activation,
         "input dim dtype=None",

@@ -17,7 +17,7 @@ from lrpfx import types
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import of
 from lrpfx.support.dotted_paths import resolve_path
 
@@ -79,7 +79,7 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _transform(name: str, to_complex: bool, sample: ExampleCall, **facts: Any) -> Operator:
-    return row(name, types.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
+    return standard_row(name, types.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
 
 
 def _of_torch(name: str) -> Operator:
@@ -106,7 +106,7 @@ _TO_COMPLEX, _TO_REAL = ("fft", "ifft", "rfft", "ihfft"), ("irfft", "hfft")
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "view_as_complex",
         types.Neutral,
         "input",
@@ -114,7 +114,7 @@ ROWS: tuple[Operator, ...] = (
         returns_complex=True,
         sample=of(lambda x: torch.view_as_complex(x).real, (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "view_as_real",
         types.Neutral,
         "input",
@@ -122,7 +122,7 @@ ROWS: tuple[Operator, ...] = (
         returns_complex=False,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "real",
         types.Neutral,
         "input",
@@ -130,8 +130,8 @@ ROWS: tuple[Operator, ...] = (
         returns_complex=False,
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
-    row("imag", types.Neutral, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))),
-    row(
+    standard_row("imag", types.Neutral, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))),
+    standard_row(
         "complex",
         types.Neutral,
         "real imag",
@@ -139,7 +139,7 @@ ROWS: tuple[Operator, ...] = (
         returns_complex=True,
         sample=of(lambda x, y: torch.view_as_real(torch.complex(x, y)), (2, 4), (2, 4)),
     ),
-    row(
+    standard_row(
         "polar",
         types.Product,
         "abs angle",
@@ -164,14 +164,14 @@ ROWS: tuple[Operator, ...] = (
         view=True,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x).resolve_conj()), (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "angle",
         types.Unknown,
         "input",
         returns_complex=False,
         sample=of(lambda x: torch.angle(torch.view_as_complex(x)), (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "rotated",
         types.Sum,
         "input by",
@@ -181,7 +181,9 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.last_dimension,
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
-    row("fourier", types.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"),
+    standard_row(
+        "fourier", types.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"
+    ),
     *(_of_torch(f"{name}{dimensions}") for name in (*_TO_COMPLEX, *_TO_REAL) for dimensions in ("", "2", "n")),
     _shift("fftshift"),
     _shift("ifftshift"),

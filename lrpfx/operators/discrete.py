@@ -12,7 +12,7 @@ from lrpfx import types
 from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import floor_divided, histogram
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import mask
 
 
@@ -103,7 +103,7 @@ ROWS: tuple[Operator, ...] = (
     _by_itself("floor", functions=[math.floor], methods="__floor__"),
     _by_itself("ceil", functions=[math.ceil], methods="__ceil__"),
     _by_itself("trunc", "fix"),
-    row(
+    standard_row(
         "floor_divide",
         types.Neutral,
         "input other",
@@ -117,7 +117,7 @@ ROWS: tuple[Operator, ...] = (
         reflected="floor_divides",
         sample=mask(lambda x: x // 0.3),
     ),
-    row(
+    standard_row(
         "floor_divides",
         types.Neutral,
         "input other",
@@ -126,7 +126,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.no_dimension,
         sample=mask(lambda x: 1.0 // (x + 3)),
     ),
-    row(
+    standard_row(
         "heaviside",
         types.Neutral,
         "input values",
@@ -135,7 +135,7 @@ ROWS: tuple[Operator, ...] = (
         steps=True,
         sample=mask(lambda x: torch.heaviside(x, torch.tensor(0.5))),
     ),
-    row(
+    standard_row(
         "histc",
         types.Neutral,
         "input bins=100 min=0 max=0",

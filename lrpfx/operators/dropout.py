@@ -8,14 +8,14 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.operator import Function, Operator
 from lrpfx.operators import mixing
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, signal
 
 _aten = torch.ops.aten
 
 
 def _dropout(name: str, shape: tuple[int, ...], native: Sequence[Function] = ()) -> Operator:
-    return row(
+    return standard_row(
         name,
         types.Dropout,
         "input p=0.5 training=True",
@@ -34,7 +34,7 @@ ROWS: tuple[Operator, ...] = (
     _dropout("dropout3d", (3, 3, 3)),
     _dropout("alpha_dropout", (), [torch.alpha_dropout, _aten.alpha_dropout.default]),
     _dropout("feature_alpha_dropout", (3, 3), [torch.feature_alpha_dropout, _aten.feature_alpha_dropout.default]),
-    row(
+    standard_row(
         "stochastic_depth",
         types.Dropout,
         "input p mode training=True",

@@ -4,11 +4,11 @@ from torch.nn import functional
 
 from lrpfx import types
 from lrpfx.ir.operator import Operator
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import Fixed, call, weight
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "embedding",
         types.Embedding,
         "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
@@ -26,7 +26,7 @@ ROWS: tuple[Operator, ...] = (
             sparse=False,
         ),
     ),
-    row(
+    standard_row(
         "embedding_bag",
         types.Embedding,
         "input weight offsets=None max_norm=None norm_type=2.0 scale_grad_by_freq=False mode='mean' sparse=False "

@@ -14,7 +14,7 @@ from lrpfx.operators import mixing
 from lrpfx.operators.functions import (
     grouped_linear,
 )
-from lrpfx.operators.row import function_named, row
+from lrpfx.operators.row import function_named, standard_row
 from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -150,7 +150,7 @@ def _sample(dimensions: int, transposed: bool, **further: Any) -> ExampleCall:
 
 def _of_convolution(name: str, dimensions: int, adjoint: Adjoint, arguments: str = "", **facts: Any) -> Operator:
     """A row for one form of a convolution, with further `arguments` after the bias."""
-    return row(
+    return standard_row(
         name,
         types.ConvolutionStandard,
         f"input weight bias=None {arguments} stride=1 padding=0 dilation=1 groups=1",
@@ -179,7 +179,7 @@ def _convolution(dimensions: int) -> Operator:
 
 def _transposed_convolution(dimensions: int) -> Operator:
     name = f"conv_transpose{dimensions}d"
-    return row(
+    return standard_row(
         name,
         types.ConvolutionTranspose,
         "input weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
@@ -224,7 +224,7 @@ def _padded_convolution(dimensions: int) -> Operator:
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "linear",
         types.Linear,
         "input weight bias=None",
@@ -237,7 +237,7 @@ ROWS: tuple[Operator, ...] = (
         broadcasts=False,
         sample=call(loses="bias", input=MATRIX, weight=weight(3, 4), bias=weight(3)),
     ),
-    row(
+    standard_row(
         "grouped_linear",
         types.Linear,
         "input weight offsets",
@@ -259,7 +259,7 @@ ROWS: tuple[Operator, ...] = (
         matrices=Matrices.OF_GROUPS,
         sample=call(batch=False, input=signal(4, 3), weight=weight(3, 3, 2), offsets=Fixed([1, 1, 4])),
     ),
-    row(
+    standard_row(
         "selected_linear",
         types.Linear,
         "input weight",
@@ -269,7 +269,7 @@ ROWS: tuple[Operator, ...] = (
         matrices=Matrices.OF_ENTRIES,
         sample=call(batch=False, input=signal(2, 3, 4), weight=weight(2, 4, 5)),
     ),
-    row(
+    standard_row(
         "selected_linear_of_columns",
         types.Linear,
         "input weight",

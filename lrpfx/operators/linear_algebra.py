@@ -12,7 +12,7 @@ from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import solved, solved_triangular
 from lrpfx.operators.products import sum_and_product
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import call, of, signal, weight
 
 
@@ -47,7 +47,9 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, types.Sum, arguments, function, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
+    return standard_row(
+        name, types.Sum, arguments, function, spelled="", reordered=[(spelled, order), (overload, order)], **facts
+    )
 
 
 def _some_sparse() -> torch.Tensor:
@@ -59,7 +61,7 @@ def _sparse_product(build: Builder) -> fx.Node:
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "sparse_mm",
         types.MatMul,
         "input other",
@@ -69,7 +71,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_sparse_product,
         sample=of(lambda x: torch.sparse.mm(_some_sparse(), x), (4, 3), batch=False),
     ),
-    row(
+    standard_row(
         "sparse_addmm",
         types.MatMul,
         "input mat1 mat2 beta=1 alpha=1",
@@ -80,14 +82,14 @@ ROWS: tuple[Operator, ...] = (
         decomposition=sum_and_product("mat1", "mat2"),
         sample=of(lambda x: torch.sparse.addmm(x, _some_sparse(), x, beta=2.0, alpha=3.0), (4, 3), batch=False),
     ),
-    row(
+    standard_row(
         "kron",
         types.MatMul,
         "input other",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
     ),
-    row(
+    standard_row(
         "cross",
         types.MatMul,
         "input other dim=-1",
@@ -96,7 +98,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_cross,
         sample=call(input=signal(2, 3), other=signal(2, 3), dim=1),
     ),
-    row(
+    standard_row(
         "multi_dot",
         types.MatMul,
         "matrices",
@@ -127,7 +129,7 @@ ROWS: tuple[Operator, ...] = (
         aliases="A=matrix B=input",
         sample=call(input=signal(2, 3, 2), matrix=weight(3, 3, low=0.5), upper=True),
     ),
-    row(
+    standard_row(
         "cholesky_solve",
         types.Sum,
         "input input2 upper=False",

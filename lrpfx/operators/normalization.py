@@ -7,7 +7,7 @@ from torch.nn import functional
 from lrpfx import types
 from lrpfx.ir.operator import Bound, Operator, SavedScale
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
 
 # --- with the scale held constant ---------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tenso
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "batch_norm",
         types.BatchNorm,
         "input running_mean running_var weight=None bias=None training=False momentum=0.1 eps=1e-05",
@@ -88,7 +88,7 @@ ROWS: tuple[Operator, ...] = (
             eps=0.1,
         ),
     ),
-    row(
+    standard_row(
         "layer_norm",
         types.LayerNorm,
         "input normalized_shape weight=None bias=None eps=1e-05",
@@ -101,7 +101,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),
-    row(
+    standard_row(
         "group_norm",
         types.LayerNorm,
         "input num_groups weight=None bias=None eps=1e-05",
@@ -112,7 +112,7 @@ ROWS: tuple[Operator, ...] = (
         channels_second=True,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
     ),
-    row(
+    standard_row(
         "instance_norm",
         types.LayerNorm,
         "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
@@ -135,7 +135,7 @@ ROWS: tuple[Operator, ...] = (
             eps=0.1,
         ),
     ),
-    row(
+    standard_row(
         "rms_norm",
         types.RMSNorm,
         "input normalized_shape weight=None eps=None",
@@ -144,7 +144,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),
-    row(
+    standard_row(
         "normalize",
         types.RMSNorm,
         "input p=2.0 dim=1 eps=1e-12 out=None",
@@ -154,7 +154,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
     ),
-    row(
+    standard_row(
         "local_response_norm",
         types.RMSNorm,
         "input size alpha=0.0001 beta=0.75 k=1.0",

@@ -11,7 +11,7 @@ from lrpfx import types
 from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, of, signal
 
 
@@ -53,7 +53,7 @@ def _pooled(spatial: int) -> Callable[[Channels, Bound], Channels]:
 def _average_pool(dimensions: int) -> Operator:
     name = f"avg_pool{dimensions}d"
     divisor: dict[str, Any] = {"divisor_override": None} if dimensions > 1 else {}
-    return row(
+    return standard_row(
         name,
         types.AvgPool,
         "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
@@ -79,7 +79,7 @@ def _average_pool(dimensions: int) -> Operator:
 
 def _adaptive_average_pool(dimensions: int) -> Operator:
     name = f"adaptive_avg_pool{dimensions}d"
-    return row(
+    return standard_row(
         name,
         types.AvgPool,
         "input output_size",
@@ -96,7 +96,9 @@ def _adaptive_average_pool(dimensions: int) -> Operator:
 
 
 def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
-    return row(name, types.MaxPool, arguments, function, sign=signs.of_input, moves=True, discrete_results=(1,), **facts)
+    return standard_row(
+        name, types.MaxPool, arguments, function, sign=signs.of_input, moves=True, discrete_results=(1,), **facts
+    )
 
 
 def _maximum_pools(dimensions: int) -> tuple[Operator, ...]:
@@ -141,7 +143,7 @@ def _maximum_pools(dimensions: int) -> tuple[Operator, ...]:
 ROWS: tuple[Operator, ...] = (
     *map(_average_pool, (1, 2, 3)),
     *map(_adaptive_average_pool, (1, 2, 3)),
-    row(
+    standard_row(
         "mean",
         types.AvgPool,
         "input dim=None keepdim=False dtype=None",

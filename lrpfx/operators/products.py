@@ -18,7 +18,7 @@ from lrpfx.operators.functions import (
     values_weighted_einsum,
     weighted_einsum,
 )
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, Signal, call, of, signal, weight
 
 # --- decompositions ---------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def _permuted_and_summed(build: Builder, value: fx.Node, labels: str, result: st
 
 
 def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
-    return row(
+    return standard_row(
         name,
         types.Product,
         "input tensor1 tensor2 value=1",
@@ -179,11 +179,11 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
 def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
     """A row for an element-wise operator of two operands, which only the compiler calls."""
     sample = call(input=MATRIX, other=other)
-    return row(name, kind, "input other", function, elementwise=True, sample=sample, **facts)
+    return standard_row(name, kind, "input other", function, elementwise=True, sample=sample, **facts)
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "mul",
         types.Product,
         "input other",
@@ -201,7 +201,7 @@ ROWS: tuple[Operator, ...] = (
         activated="gated_product",
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "div",
         types.Product,
         "input other rounding_mode=None",
@@ -219,7 +219,7 @@ ROWS: tuple[Operator, ...] = (
         discrete_with="rounding_mode",
         sample=call(input=MATRIX, other=POSITIVE, rounding_mode=None),
     ),
-    row(
+    standard_row(
         "divided_by",
         types.Activation,
         "input other",
@@ -229,7 +229,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.no_dimension,
         sample=call(input=POSITIVE, other=2.0),
     ),
-    row(
+    standard_row(
         "neg",
         types.Product,
         "input",
@@ -243,7 +243,7 @@ ROWS: tuple[Operator, ...] = (
         proportional_to="input",
         sample=call(input=MATRIX),
     ),
-    row(
+    standard_row(
         "prod",
         types.Product,
         "input dim=None keepdim=False dtype=None",
@@ -251,7 +251,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(input=POSITIVE, dim=1, keepdim=True, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "cumprod",
         types.Product,
         "input dim dtype=None",
@@ -264,7 +264,7 @@ ROWS: tuple[Operator, ...] = (
         "gated_product", types.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
     _of_two("quotient", types.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
-    row(
+    standard_row(
         "matmul",
         types.MatMul,
         "input other",
@@ -279,7 +279,7 @@ ROWS: tuple[Operator, ...] = (
         form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
-    row(
+    standard_row(
         "weighted_values",
         types.WeightedValues,
         "input other",
@@ -287,7 +287,7 @@ ROWS: tuple[Operator, ...] = (
         form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
-    row(
+    standard_row(
         "values_weighted",
         types.WeightedValues,
         "input other",
@@ -296,7 +296,7 @@ ROWS: tuple[Operator, ...] = (
         reversed=True,
         sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
     ),
-    row(
+    standard_row(
         "weighted_sum",
         types.WeightedValues,
         "input other dim keepdim=False",
@@ -304,7 +304,7 @@ ROWS: tuple[Operator, ...] = (
         form=Form.SUM,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
     ),
-    row(
+    standard_row(
         "weighted_product",
         types.WeightedValues,
         "input other",
@@ -312,7 +312,7 @@ ROWS: tuple[Operator, ...] = (
         elementwise=True,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4)),
     ),
-    row(
+    standard_row(
         "einsum",
         types.MatMul,
         aten="einsum.default",
@@ -323,14 +323,14 @@ ROWS: tuple[Operator, ...] = (
         form=Form.EINSUM,
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
-    row(
+    standard_row(
         "weighted_einsum",
         types.WeightedValues,
         functions=[weighted_einsum],
         form=Form.EINSUM,
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
-    row(
+    standard_row(
         "values_weighted_einsum",
         types.WeightedValues,
         functions=[values_weighted_einsum],
@@ -338,27 +338,27 @@ ROWS: tuple[Operator, ...] = (
         reversed=True,
         sample=of(lambda x, y: values_weighted_einsum("bjk,bij->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
-    row(
+    standard_row(
         "tensordot",
         types.MatMul,
         contraction=contractions.of_tensordot,
         sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
     ),
-    row(
+    standard_row(
         "dot",
         types.MatMul,
         spelled="dot vdot",
         contraction=contractions.of_inner,
         sample=of(lambda x, y: torch.dot(x, y), (4,), (4,), batch=False),
     ),
-    row(
+    standard_row(
         "inner",
         types.MatMul,
         "input other",
         contraction=contractions.of_inner,
         sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
     ),
-    row(
+    standard_row(
         "outer",
         types.Product,
         "input other",
@@ -367,7 +367,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_columns_times_rows,
         sample=call(batch=False, input=signal(3), other=signal(4)),
     ),
-    row(
+    standard_row(
         "bilinear",
         types.MatMul,
         "input1 input2 weight bias=None",
@@ -376,7 +376,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_bilinear_form,
         sample=call(loses="constants", input1=MATRIX, input2=signal(2, 3), weight=weight(5, 4, 3), bias=weight(5)),
     ),
-    row(
+    standard_row(
         "addmm",
         types.MatMul,
         "input mat1 mat2 beta=1 alpha=1",
@@ -384,7 +384,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=sum_and_product("mat1", "mat2"),
         sample=call(batch=False, input=signal(2, 5), mat1=MATRIX, mat2=signal(4, 5), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "baddbmm",
         types.MatMul,
         "input batch1 batch2 beta=1 alpha=1",
@@ -392,7 +392,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=sum_and_product("batch1", "batch2"),
         sample=call(input=signal(2, 3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "addmv",
         types.MatMul,
         "input mat vec beta=1 alpha=1",
@@ -400,7 +400,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=sum_and_product("mat", "vec"),
         sample=call(batch=False, input=signal(2), mat=MATRIX, vec=signal(4), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "addbmm",
         types.MatMul,
         "input batch1 batch2 beta=1 alpha=1",
@@ -408,7 +408,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_sum_of_batch_and_product,
         sample=call(batch=False, input=signal(3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "vecdot",
         types.MatMul,
         "input other dim=-1",
@@ -418,7 +418,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_dot_products,
         sample=call(input=IMAGE, other=signal(2, 4, 5, 6), dim=2),
     ),
-    row(
+    standard_row(
         "cosine_similarity",
         types.Product,
         "x1 x2 dim=1 eps=1e-08",
@@ -427,7 +427,7 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_cosine,
         sample=call(x1=IMAGE, x2=signal(2, 4, 5, 6), dim=2, eps=0.1),
     ),
-    row(
+    standard_row(
         "glu",
         types.Gate,
         "input dim=-1",

@@ -16,7 +16,7 @@ from lrpfx import types
 from lrpfx.errors import CaptureError, InputError
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.support.opaque_operator import opaque_operator
 from lrpfx.support.torch_internals import FakeTensor, is_transformed
 
@@ -505,7 +505,7 @@ _SPLIT = "it is split into calls of `recurrent` before any rule sees it"
 
 
 def _module_row(name: str, **facts: Any) -> Operator:
-    return row(
+    return standard_row(
         name,
         types.Recurrent,
         _MODULE,
@@ -521,7 +521,7 @@ def _module_row(name: str, **facts: Any) -> Operator:
 
 def _cell_row(name: str, **facts: Any) -> Operator:
     mode = name.removesuffix("_cell")
-    return row(
+    return standard_row(
         name,
         types.Recurrent,
         _CELL,
@@ -536,7 +536,7 @@ def _cell_row(name: str, **facts: Any) -> Operator:
 
 
 def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str) -> Operator:
-    return row(
+    return standard_row(
         name,
         types.Recurrent,
         arguments,
@@ -553,7 +553,7 @@ ROWS: tuple[Operator, ...] = (
     _step_row("gru_step", gru_step, "candidate gate hidden enters=False", "candidate gate hidden"),
     _step_row("gru_reset", gru_reset, "value gate", "value gate"),
     _step_row("rnn_step", rnn_step, "candidate", "candidate"),
-    row(
+    standard_row(
         "recurrent",
         types.Recurrent,
         "input hidden cell weight_ih weight_hh bias_ih=None bias_hh=None weight_hr=None mode='lstm' reverse=False "
@@ -571,7 +571,7 @@ ROWS: tuple[Operator, ...] = (
     *(_module_row(mode, modules=[nn.RNN]) for mode in (TANH, RELU)),
     *map(_cell_row, ("lstm_cell", "gru_cell")),
     *(_cell_row(name, modules=[nn.RNNCell]) for name in ("rnn_tanh_cell", "rnn_relu_cell")),
-    row(
+    standard_row(
         "pack_padded_sequence",
         types.Recurrent,
         "input lengths batch_first",

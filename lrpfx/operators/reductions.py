@@ -17,7 +17,7 @@ from lrpfx.operators.functions import (
     scatter_chosen,
     scatter_reduced,
 )
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, Fixed, call, of, signal
 
 _CHOICES = {"sum": "averaged", "mean": "averaged", "amax": "chosen", "amin": "chosen"}
@@ -52,7 +52,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
     reduced, averaged, chosen = functions
     arguments = "input source dim index reduce include_self=True"
     return (
-        row(
+        standard_row(
             name,
             types.Unknown,
             arguments,
@@ -64,7 +64,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
             decomposition=_by_kind,
             sample=call(**places, reduce=reduce, include_self=False),
         ),
-        row(
+        standard_row(
             f"{by}_averaged",
             types.Sum,
             arguments,
@@ -73,7 +73,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
             indices="index",
             sample=call(**places, reduce="mean", include_self=False),
         ),
-        row(
+        standard_row(
             f"{by}_chosen",
             types.Neutral,
             arguments,
@@ -89,14 +89,14 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
 ROWS: tuple[Operator, ...] = (
     *_reductions("scatter", (scatter_reduced, scatter_averaged, scatter_chosen), "amax"),
     *_reductions("index", (index_reduced, index_averaged, index_chosen), "mean"),
-    row(
+    standard_row(
         "quantile",
         types.Sum,
         "input q dim=None keepdim=False interpolation='linear'",
         mixes=mixing.given(2),
         sample=call(input=MATRIX, q=0.3, dim=1, keepdim=True),
     ),
-    row(
+    standard_row(
         "nanquantile",
         types.Sum,
         "input q dim=None keepdim=False interpolation='linear'",
@@ -104,7 +104,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(2),
         sample=of(lambda x: torch.nanquantile(torch.where(x > 0.9, torch.nan, x), 0.3, 1, keepdim=True)),
     ),
-    row(
+    standard_row(
         "quantile_without",
         types.Sum,
         "input missing q dim=None keepdim=False interpolation='linear'",

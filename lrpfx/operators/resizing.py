@@ -7,11 +7,11 @@ from lrpfx import types
 from lrpfx.ir.operator import Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import grid_sampled
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, of, signal
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "interpolate",
         types.Interpolation,
         "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
@@ -28,7 +28,7 @@ ROWS: tuple[Operator, ...] = (
             antialias=False,
         ),
     ),
-    row(
+    standard_row(
         "upsample",
         types.Interpolation,
         spelled="",
@@ -40,7 +40,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=of(lambda x: torch.ops.aten.upsample_nearest2d.vec(x, [6, 6], None), (2, 3, 4, 4)),
     ),
-    row(
+    standard_row(
         "grid_sample",
         types.Interpolation,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",

@@ -19,11 +19,11 @@ from lrpfx.support.torch_internals import aten as aten_operator
 def row(
     name: str,
     kind: type[types.Kind],
-    arguments: str = "",
     function: Function | None = None,
+    arguments: str = "",
     *,
-    data: str | None = None,
-    parameters: str | None = None,
+    data: str = "input",
+    parameters: str = "",
     buffers: str = "",
     spelled: str | None = None,
     order: str = "",
@@ -41,7 +41,7 @@ def row(
     controls: str = "",
     affine_in: str = "",
     proportional_to: str = "",
-    modules: Sequence[type] | None = None,
+    modules: Sequence[type] = (),
     discrete_results: Sequence[int] = (),
     **facts: Any,
 ) -> Operator:
@@ -52,13 +52,8 @@ def row(
     default that of the row. The other arguments list further spellings, each in its form, and `reordered` ones, which take
     positional arguments in an order of their own; None among these is an operator that the installed torch lacks. `facts` are
     fields of `Operator` and of its facets.
-
-    By default, a row has the class of torch.nn and, with arguments, the function of its name (see `function_named`). The data
-    are "input", and "other" except for a function of one value; the parameters are "weight" and "bias".
     """
     parsed = _parse_arguments(arguments)
-    if function is None and parsed:
-        function = function_named(name)
     renamed = {"self": "input", "src": "source", **dict(pair.split("=") for pair in aliases.split())}
     places = tuple(order.split()) or tuple(parsed)
     own, in_place = Order(tuple(parsed)), Order(tuple(parsed), inplace=True)
@@ -70,7 +65,7 @@ def row(
     called.update(dict.fromkeys([*inplace, *_overloads(inplace_aten), *inplace_methods.split()], in_place))
     called.update({one: Order(tuple(text.split())) for one, text in reordered if one is not None})
     facts |= {
-        "modules": _LAYERS.get(name.replace("_", ""), ()) if modules is None else tuple(modules),
+        "modules": tuple(modules),
         "functions": {form: one for form, one in called.items() if not isinstance(form, str)},
         "methods": {form: one for form, one in called.items() if isinstance(form, str)},
         "foreign": dict.fromkeys(foreign.split(), own),
@@ -80,14 +75,32 @@ def row(
         "proportional_to": tuple(proportional_to.split()),
         "discrete_results": tuple(discrete_results),
     }
-    if data is None:
-        of_one = kind is types.Activation or facts.get("discrete") or "other" not in parsed
-        data = "input" if of_one else "input other"
-    if parameters is None:
-        parameters = " ".join(name for name in ("weight", "bias") if name in parsed and name not in data.split())
     names = {"data": data, "parameters": parameters, "buffers": buffers, "indices": indices, "controls": controls}
     facts |= {role: tuple(text.split()) for role, text in names.items()}
     return with_facts(Operator(name, kind, function, parsed), **facts)
+
+
+def standard_row(
+    name: str,
+    kind: type[types.Kind],
+    arguments: str = "",
+    function: Function | None = None,
+    *,
+    data: str | None = None,
+    **facts: Any,
+) -> Operator:
+    """A row that has the class of torch.nn and, with arguments, the function of its name: see `function_named`.
+
+    Its data are "input", and "other" except for a function of one value; its parameters are "weight" and "bias". Other
+    arguments: as for `row`.
+    """
+    names = _parse_arguments(arguments).keys()
+    if data is None:
+        of_one = kind is types.Activation or facts.get("discrete") or "other" not in names
+        data = "input" if of_one else "input other"
+    facts.setdefault("parameters", " ".join(one for one in ("weight", "bias") if one in names and one not in data.split()))
+    facts.setdefault("modules", _LAYERS.get(name.replace("_", ""), ()))
+    return row(name, kind, function or (function_named(name) if names else None), arguments, data=data, **facts)
 
 
 def function_named(name: str) -> Any:
@@ -106,7 +119,7 @@ def with_facts(operator: Operator, **facts: Any) -> Operator:
 
 def neutral(name: str, **facts: Any) -> Operator:
     """A row for an operator that needs no rule."""
-    return row(name, types.Neutral, **facts)
+    return standard_row(name, types.Neutral, **facts)
 
 
 _ROOMS = (torch, torch.special, functional)

@@ -13,7 +13,7 @@ from lrpfx import types
 from lrpfx.ir.operator import Bound, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import call, signal, weight
 from lrpfx.support.torch_internals import is_traced
 
@@ -124,7 +124,7 @@ def _recurrence_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "linear_recurrence",
         types.Scan,
         "input factors dim=1",
@@ -136,7 +136,7 @@ ROWS: tuple[Operator, ...] = (
         accumulates=mixing.given(2, 1),
         sample=call(input=signal(2, 5, 3), factors=signal(2, 5, 3, low=0.2, high=0.9), dim=1),
     ),
-    row(
+    standard_row(
         "selective_scan",
         types.Scan,
         "input step decay into_state out_of_state",
@@ -155,7 +155,7 @@ ROWS: tuple[Operator, ...] = (
             out_of_state=weight(1, 4, 5),
         ),
     ),
-    row(
+    standard_row(
         "weighted_key_value",
         types.Scan,
         "input key decay first",

@@ -14,7 +14,7 @@ from lrpfx.ir.operator import Bound, Builder, Channels, ExampleCall, Fill, NotAf
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
 
@@ -87,7 +87,7 @@ def _of_two(name: str, other_name: str) -> Operator:
         value, bound = operands if is_data(operands[0]) else reversed(operands)
         return build.call({"maximum": "clamp_min", "minimum": "clamp_max"}[name], value, bound)
 
-    return row(
+    return standard_row(
         name,
         types.Neutral,
         "input other",
@@ -110,7 +110,7 @@ _MASK = Fixed([[True, False, True, True], [False, False, True, True]])
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "pad",
         types.Neutral,
         "input pad mode='constant' value=None",
@@ -154,7 +154,7 @@ ROWS: tuple[Operator, ...] = (
         result_per_argument=True,
         sample=of(lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), (3,), (4,), batch=False),
     ),
-    row(
+    standard_row(
         "where",
         types.Neutral,
         "condition input other",
@@ -168,7 +168,7 @@ ROWS: tuple[Operator, ...] = (
         chooses=("condition", "input", "other"),
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "masked_fill",
         types.Neutral,
         "input mask value",
@@ -189,7 +189,7 @@ ROWS: tuple[Operator, ...] = (
         overwrites=True,
         sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
     ),
-    row(
+    standard_row(
         "index_put",
         types.Neutral,
         "input indices values accumulate=False",
@@ -198,7 +198,7 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
     ),
-    row(
+    standard_row(
         "scatter",
         types.Neutral,
         "input dim index source",
@@ -208,7 +208,7 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 2], [1, 3]]), source=signal(2, 2)),
     ),
-    row(
+    standard_row(
         "index_copy",
         types.Neutral,
         "input source dim index",
@@ -219,7 +219,7 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 2]), source=signal(2, 2)),
     ),
-    row(
+    standard_row(
         "index_fill",
         types.Neutral,
         "input value dim index",
@@ -230,7 +230,7 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(loses="constants", input=MATRIX, dim=1, index=Fixed([0, 2]), value=0.5),
     ),
-    row(
+    standard_row(
         "masked_scatter",
         types.Neutral,
         "input source mask",
@@ -240,7 +240,7 @@ ROWS: tuple[Operator, ...] = (
         indices="mask",
         sample=call(batch=False, input=MATRIX, source=signal(5), mask=_MASK),
     ),
-    row(
+    standard_row(
         "copy",
         types.Neutral,
         "input source non_blocking=False",
@@ -250,8 +250,8 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    row("fill", types.Neutral, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
-    row("zero", types.Neutral, "input", torch.zeros_like, discrete=True, sample=of(lambda x: x + x.clone().zero_())),
+    standard_row("fill", types.Neutral, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    standard_row("zero", types.Neutral, "input", torch.zeros_like, discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
         spelled="max_unpool1d max_unpool2d max_unpool3d",
@@ -298,7 +298,7 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=of(lambda x, y: x.put(torch.tensor([1, 5]), y), (2, 4), (2,), batch=False, loses="replaced"),
     ),
-    row(
+    standard_row(
         "logaddexp",
         types.Neutral,
         "input other",
@@ -306,7 +306,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "logaddexp2",
         types.Neutral,
         "input other",

@@ -14,7 +14,7 @@ from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import index_added, scatter_added
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 from lrpfx.support.hidden_scores import is_hidden
 
@@ -53,11 +53,11 @@ def _slopes(build: Builder) -> tuple[fx.Node, ...] | None:
 def _integral(name: str, function: Function, also: str = "") -> Operator:
     """A row for an integral by the trapezoidal rule, along one dimension."""
     sample = of(lambda y: function(y, dx=0.5, dim=1))
-    return row(name, types.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
+    return standard_row(name, types.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "add",
         types.Sum,
         "input other alpha=1",
@@ -76,7 +76,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_infinity=True,
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
-    row(
+    standard_row(
         "sub",
         types.Sum,
         "input other alpha=1",
@@ -92,7 +92,7 @@ ROWS: tuple[Operator, ...] = (
         coefficients=lambda alpha: (1, -alpha),
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
-    row(
+    standard_row(
         "rsub",
         types.Sum,
         "input other alpha=1",
@@ -103,7 +103,7 @@ ROWS: tuple[Operator, ...] = (
         coefficients=lambda alpha: (-alpha, 1),
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
-    row(
+    standard_row(
         "sum",
         types.Sum,
         "input dim=None keepdim=False dtype=None",
@@ -114,7 +114,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "cumsum",
         types.Sum,
         "input dim dtype=None",
@@ -123,10 +123,10 @@ ROWS: tuple[Operator, ...] = (
         accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row("diff", types.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
+    standard_row("diff", types.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
     _integral("trapezoid", torch.trapezoid, "trapz"),
     _integral("cumulative_trapezoid", torch.cumulative_trapezoid),
-    row(
+    standard_row(
         "gradient",
         types.Sum,
         "input spacing=1 dim=None edge_order=1",
@@ -139,16 +139,16 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_slopes,
         sample=of(lambda x: torch.gradient(x, spacing=2.0, dim=1, edge_order=2)[0]),
     ),
-    row(
+    standard_row(
         "slope",
         types.Sum,
         "input dim spacing=1 edge_order=1",
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
     ),
-    row("nansum", types.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
-    row("trace", types.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
-    row(
+    standard_row("nansum", types.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
+    standard_row("trace", types.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
+    standard_row(
         "scatter_add",
         types.Sum,
         "input source dim index",
@@ -158,7 +158,7 @@ ROWS: tuple[Operator, ...] = (
         indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 0], [1, 3]]), source=signal(2, 2)),
     ),
-    row(
+    standard_row(
         "index_add",
         types.Sum,
         "input source dim index alpha=1",
@@ -168,14 +168,14 @@ ROWS: tuple[Operator, ...] = (
         indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 0, 2]), source=signal(2, 3), alpha=2),
     ),
-    row(
+    standard_row(
         "index_put_accumulated",
         types.Sum,
         "input values indices",
         data="input values",
         sample=of(lambda x, y: x.index_put((torch.tensor([0, 0]),), y, accumulate=True), (2, 4), (2, 4), batch=False),
     ),
-    row(
+    standard_row(
         "affine_grid",
         types.Sum,
         "theta size align_corners=None",
@@ -184,7 +184,7 @@ ROWS: tuple[Operator, ...] = (
         aten="affine_grid_generator.default",
         sample=of(lambda theta: functional.affine_grid(theta, [2, 3, 4, 4], align_corners=False), (2, 2, 3), batch=False),
     ),
-    row(
+    standard_row(
         "lerp",
         types.Sum,
         "input end weight",
@@ -193,7 +193,7 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(input=MATRIX, end=signal(2, 4), weight=0.3),
     ),
-    row(
+    standard_row(
         "fold",
         types.Sum,
         "input output_size kernel_size dilation=1 padding=0 stride=1",
@@ -201,7 +201,7 @@ ROWS: tuple[Operator, ...] = (
         adds_up=True,
         sample=call(input=signal(2, 8, 9), output_size=(4, 4), kernel_size=(2, 2), dilation=1, padding=0, stride=1),
     ),
-    row(
+    standard_row(
         "col2im",
         types.Sum,
         sign=signs.of_input,

@@ -12,7 +12,7 @@ from lrpfx import types
 from lrpfx.ir.operator import Bound, Channels, Fill, NotAffineError, Operator, Repeats
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import require_batch, require_matrix
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import call, of, signal
 
 
@@ -97,7 +97,7 @@ _MADE_BY_THE_COMPILER = "only the compiler inserts it"
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "flatten",
         types.Neutral,
         "input start_dim=0 end_dim=-1",
@@ -311,7 +311,7 @@ ROWS: tuple[Operator, ...] = (
         rank=lambda bound: 2,
         without_sample=_MADE_BY_THE_COMPILER,
     ),
-    row(
+    standard_row(
         "require_dimensions",
         types.Neutral,
         "input dimensions",
@@ -322,7 +322,7 @@ ROWS: tuple[Operator, ...] = (
         without_sample=_MADE_BY_THE_COMPILER,
     ),
     _moving("require_batch", spelled="", functions=[require_batch], without_sample=_MADE_BY_THE_COMPILER),
-    row(
+    standard_row(
         "detach",
         types.Detach,
         mixes=mixing.no_dimension,
