@@ -7,8 +7,9 @@ applies all others to a copy of the model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import nn
@@ -73,15 +74,12 @@ class Canonizer(ABC):
 
     def _registered_at(self, places: "Sequence[tuple[Any, ...]]") -> "list[Canonizer]":
         """A copy registered at each place, or at none if one of them fails."""
-        instances: list[Canonizer] = []
-        try:
-            for place in places:
-                instances.append(self.copy())
-                instances[-1].register(*place)
-        except BaseException:
-            for instance in reversed(instances):
-                instance.remove()
-            raise
+        instances: list[Canonizer] = [self.copy() for _ in places]
+        with ExitStack() as undo:
+            for instance, place in zip(instances, places, strict=True):
+                undo.callback(instance.remove)
+                instance.register(*place)
+            undo.pop_all()
         return instances
 
 
@@ -193,23 +191,16 @@ class SequentialMergeBatchNorm(MergeBatchNorm):
         pairs = mergeable_batch_norms(root_module)
         modules = dict(root_module.named_modules())
         found = [(modules[linear], modules[norm]) for linear, norm in pairs or ()]
-        found += self._neighbours(root_module) if pairs is None else []
-        return self._registered_at(
-            [
-                ((linear,), norm)
-                for linear, norm in found
-                if isinstance(linear, self.linear_type) and isinstance(norm, self.batch_norm_type)
-            ]
-        )
+        if pairs is None:
+            found = [pair for pair in pairwise(collect_leaves(root_module)) if _fit_together(*pair)]
+        kinds = self.linear_type, self.batch_norm_type
+        return self._registered_at([((linear,), norm) for linear, norm in found if all(map(isinstance, (linear, norm), kinds))])
 
-    def _neighbours(self, root_module: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-        found = []
-        for first, second in pairwise(collect_leaves(root_module)):
-            if isinstance(first, self.linear_type) and isinstance(second, self.batch_norm_type):
-                channels = getattr(first, "out_channels", None) or getattr(first, "out_features", None)
-                if channels == getattr(second, "num_features", None) and getattr(second, "running_mean", None) is not None:
-                    found.append((first, second))
-        return found
+
+def _fit_together(linear: nn.Module, norm: nn.Module) -> bool:
+    """Whether a batch norm has statistics of as many channels as a layer returns."""
+    channels = getattr(linear, "out_channels", None) or getattr(linear, "out_features", None)
+    return channels == getattr(norm, "num_features", None) and getattr(norm, "running_mean", None) is not None
 
 
 class NamedMergeBatchNorm(MergeBatchNorm):
@@ -267,13 +258,12 @@ class CompositeCanonizer(Canonizer):
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
         instances: list[Canonizer] = []
-        try:
+        with ExitStack() as undo:
             for canonizer in self.canonizers:
-                instances += canonizer.apply(root_module)
-        except BaseException:
-            for instance in reversed(instances):
-                instance.remove()
-            raise
+                for instance in canonizer.apply(root_module):
+                    undo.callback(instance.remove)
+                    instances.append(instance)
+            undo.pop_all()
         return instances
 
     def register(self, *args: Any, **kwargs: Any) -> None:
@@ -295,15 +285,12 @@ class GraphCanonizer(Canonizer):
     def graph_pass(self) -> GraphPass:
         """The compiler pass."""
 
-    def apply(self, root_module: nn.Module) -> list[Canonizer]:
+    def apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise InputError(
             f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)", topic="canonizers-of-modules"
         )
 
-    def register(self, *args: Any, **kwargs: Any) -> None:
-        raise InputError(
-            f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)", topic="canonizers-of-modules"
-        )
+    register = apply
 
     def remove(self) -> None:
         """Do nothing: there is nothing to undo."""

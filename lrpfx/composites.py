@@ -552,9 +552,6 @@ def layer_map_base(
 class _BuiltInComposite(SpecialFirstLayerMapComposite):
     """Base of the built-in composites: the user's entries precede the defaults."""
 
-    #: Names of the attributes that `repr` shows.
-    shown: ClassVar[tuple[str, ...]] = ()
-
     def __init__(
         self,
         layer_map: LayerMap | None,
@@ -619,7 +616,7 @@ class GammaByDepth(_BuiltInComposite):
     twice has two positions in graph mode, and that of its first call in module mode. docs/gallery.md measures values of `early`
     and `late`.
 
-    Other arguments: as for `EpsilonPlus`.
+    Other arguments: as for `EpsilonPlusFlat`.
 
     Parameters
     ----------
@@ -632,10 +629,6 @@ class GammaByDepth(_BuiltInComposite):
         positions stay as they are.
     high
         The highest value of the input.
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
 
     Raises
     ------
@@ -709,28 +702,11 @@ class GammaByDepth(_BuiltInComposite):
         return positions
 
 
-class _EpsilonComposite(_BuiltInComposite):
-    """Base of composites with Epsilon for dense layers, and another rule, by its defaults, for convolutions."""
-
-    convolution: ClassVar[type[ZPlus | AlphaBeta]]
-
-    def __init__(
-        self,
-        epsilon: Stabilization = 1e-6,
-        stabilizer: Stabilization = 1e-6,
-        layer_map: LayerMap | None = None,
-        zero_params: Names = None,
-        canonizers: Sequence[Any] | None = None,
-        conserve: bool = False,
-    ) -> None:
-        convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
-
-
 class _EpsilonFlatComposite(_BuiltInComposite):
-    """The same with Flat for the first linear layer."""
+    """Base of composites with Flat for the first linear layer, Epsilon for dense layers, and another rule for convolutions."""
 
     convolution: ClassVar[type[ZPlus | AlphaBeta]]
+    flat_first: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -743,13 +719,26 @@ class _EpsilonFlatComposite(_BuiltInComposite):
         conserve: bool = False,
     ) -> None:
         convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(
-            layer_map,
-            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
-            canonizers,
-            first_map,
-            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
-        )
+        first = [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))] if self.flat_first else []
+        defaults = _epsilon_with(convolution, epsilon, stabilizer, zero_params)
+        super().__init__(layer_map, defaults, canonizers, first_map, first)
+
+
+class _EpsilonComposite(_EpsilonFlatComposite):
+    """The same without Flat."""
+
+    flat_first = False
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
+    ) -> None:
+        super().__init__(epsilon, stabilizer, layer_map, None, zero_params, canonizers, conserve)
 
 
 @register_composite("epsilon_plus")
@@ -806,33 +795,18 @@ class EpsilonAlpha2Beta1Flat(_EpsilonFlatComposite):
     convolution = AlphaBeta
 
 
-class _AttentionComposite(_BuiltInComposite):
-    """Base of the composites for transformers."""
-
-    def __init__(
-        self,
-        epsilon: Stabilization,
-        gamma: float | None,
-        gates: str,
-        own: Iterable[tuple[type, Hook]],
-        layer_map: LayerMap | None,
-        first_map: LayerMap | None,
-        zero_params: Names,
-        canonizers: Sequence[Any] | None,
-    ) -> None:
-        if gates not in GATED_PRODUCTS:
-            raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
-        dense: Hook = Epsilon(epsilon, zero_params)
-        if gamma is not None:
-            dense = Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)
-        defaults: LayerMap = [
-            (GatedProduct, GATED_PRODUCTS[gates]()),
-            *own,
-            *layer_map_base(epsilon),
-            (Convolution, Epsilon(epsilon, zero_params)),
-            (nn.Linear, dense),
-        ]
-        super().__init__(layer_map, defaults, canonizers, first_map)
+def _attention_map(epsilon: Stabilization, gamma: float | None, gates: str, zero_params: Names, own: LayerMap = ()) -> LayerMap:
+    """The entries of the composites for transformers."""
+    if gates not in GATED_PRODUCTS:
+        raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
+    linear = Epsilon(epsilon, zero_params)
+    return [
+        (GatedProduct, GATED_PRODUCTS[gates]()),
+        *own,
+        *layer_map_base(epsilon),
+        (Convolution, linear),
+        (nn.Linear, linear if gamma is None else Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)),
+    ]
 
 
 #: Values of `gates`: the rule for products of a signal and an activation.
@@ -840,14 +814,14 @@ GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": Uniform, "signal": lamb
 
 
 @register_composite("attn_lrp")
-class AttnLRP(_AttentionComposite):
+class AttnLRP(_BuiltInComposite):
     """AttnLRP (Achtibat et al. 2024): relevance flows through attention weights and values.
 
     Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
     normalization counts as constant, and dense layers and convolutions get Epsilon. A bounded factor, such as a sigmoid, only
     scales its signal and gets nothing: kind `Gate`.
 
-    Other arguments: as for `EpsilonPlus`.
+    Other arguments: as for `EpsilonPlusFlat`.
 
     Parameters
     ----------
@@ -858,10 +832,6 @@ class AttnLRP(_AttentionComposite):
     gates
         For products of a signal and an activation, as in SwiGLU: "half" for each, or all for the "signal" (the activation is
         detached).
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
 
     Raises
     ------
@@ -883,11 +853,11 @@ class AttnLRP(_AttentionComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(epsilon, gamma, gates, [], layer_map, first_map, zero_params, canonizers)
+        super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params), canonizers, first_map)
 
 
 @register_composite("cp_lrp")
-class CPLRP(_AttentionComposite):
+class CPLRP(_BuiltInComposite):
     """CP-LRP (Ali et al. 2022): relevance flows through the values alone.
 
     Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Attention
@@ -895,17 +865,6 @@ class CPLRP(_AttentionComposite):
     Other layers are treated as by `AttnLRP`.
 
     Other arguments: as for `AttnLRP`, as are the errors.
-
-    Parameters
-    ----------
-    layer_map
-        As for `EpsilonPlus`.
-    first_map
-        As for `EpsilonPlusFlat`.
-    zero_params
-        As for `EpsilonPlus`.
-    canonizers
-        As for `Composite`.
 
     References
     ----------
@@ -922,9 +881,8 @@ class CPLRP(_AttentionComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(
-            epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, first_map, zero_params, canonizers
-        )
+        own = [(WeightedValues, ValueOnly(epsilon))]
+        super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params, own), canonizers, first_map)
 
 
 class _GradientComposite(_BuiltInComposite):

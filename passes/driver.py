@@ -278,35 +278,24 @@ def _structure(program: Program) -> tuple[Any, ...]:
 
 def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two structures have no part that differs. Nodes never change their arguments in place."""
-    (root, nodes, tensors), (other_root, other_nodes, other_tensors) = one, other
+    (root, *lists), (other_root, *other_lists) = one, other
+    pairs = list(zip(lists, other_lists, strict=True))
     return (
         root is other_root
-        and len(nodes) == len(other_nodes)
-        and len(tensors) == len(other_tensors)
-        and all(
-            node is other_node
-            and operation == other_operation
-            and target is other_target
-            and (args is other_args or _identities(args) == _identities(other_args))
-            and (kwargs is other_kwargs or _identities(kwargs) == _identities(other_kwargs))
-            for (node, operation, target, args, kwargs), (
-                other_node,
-                other_operation,
-                other_target,
-                other_args,
-                other_kwargs,
-            ) in zip(nodes, other_nodes, strict=True)
-        )
-        and all(
-            name == other_name and tensor is other_tensor and version == other_version
-            for (name, tensor, version), (other_name, other_tensor, other_version) in zip(tensors, other_tensors, strict=True)
-        )
+        and all(len(some) == len(others) for some, others in pairs)
+        and all(all(map(_is_same, *entries)) for some, others in pairs for entries in zip(some, others, strict=True))
     )
 
 
-def _identities(arguments: Any) -> Any:
-    """The arguments with a key for each leaf that is no node; it is equal only for the same object."""
-    return map_arguments(arguments, lambda leaf: leaf if isinstance(leaf, fx.Node) else (id(leaf), leaf))
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, (tuple, dict)):  # arguments, each leaf of which but a node has to be the same object
+        keyed = (
+            map_arguments(some, lambda leaf: leaf if isinstance(leaf, fx.Node) else (id(leaf), leaf)) for some in (one, other)
+        )
+        return bool(next(keyed) == next(keyed))
+    return isinstance(one, (str, int)) and bool(one == other)
 
 
 def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "", changed: bool = True) -> None:

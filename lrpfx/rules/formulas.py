@@ -5,6 +5,7 @@ a⁺ and a⁻ are the positive and negative parts of a, and st is a stabilizer. 
 nonlinear layer, W denotes the layer, and Wᵀ its vector-Jacobian product at x.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -16,7 +17,19 @@ from lrpfx.ir.node import Facts
 from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
-from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
+from lrpfx.rules.modifiers import (
+    Bound,
+    Clamp,
+    ClampMod,
+    GammaMod,
+    NoMod,
+    Ones,
+    OnesMod,
+    ParamMod,
+    SquareMod,
+    Unchanged,
+    zero_bias,
+)
 from lrpfx.rules.ratios import (
     ConservingRatios,
     FirstGradient,
@@ -204,10 +217,8 @@ class AlphaBeta(BasicHook):
         The weight of positive contributions.
     beta
         The weight of negative contributions.
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    stabilizer, zero_params
+        As for `ZPlus`.
     conserve
         Where z⁻ = 0, no negative contribution can take -beta R, and the inputs receive alpha R instead of R; a depthwise kernel
         of one sign is an example. Where z⁺ = 0, they receive -beta R. With True, outputs with z⁻ = 0 use alpha = 1 and beta =
@@ -290,10 +301,8 @@ class Gamma(BasicHook):
     ----------
     gamma
         How much a contribution of the output's sign gains.
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    stabilizer, zero_params
+        As for `ZPlus`.
 
     Raises
     ------
@@ -345,6 +354,22 @@ class _OtherInputs(BasicHook):
 class _OnesAsInput(_OtherInputs):
     """Base class of rules that run a layer on ones. Ones cancel in layers that subtract, so those are rejected."""
 
+    shown = ("stabilizer", "zero_params")
+
+    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        super().__init__(
+            input_modifiers=[Ones()],
+            param_modifiers=[self._modifier()],
+            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
+            reducer=FirstGradient(),
+        )
+
+    @abstractmethod
+    def _modifier(self) -> ParamMod:
+        """The modifier of parameters."""
+
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if layer.input_count is not None:
@@ -372,10 +397,8 @@ class ZBox(_OtherInputs):
         The lowest value of the input: a number or a tensor that expands to the input's shape.
     high
         The highest value, likewise.
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    stabilizer, zero_params
+        As for `ZPlus`.
 
     Raises
     ------
@@ -430,29 +453,15 @@ def _finite_bound(name: str, bound: float | torch.Tensor) -> float | torch.Tenso
 class WSquare(_OnesAsInput):
     """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    Other arguments: as for `ZPlus`.
 
     References
     ----------
     .. [1] Montavon et al. 2017, eq. 12, https://doi.org/10.1016/j.patcog.2016.11.008
     """
 
-    shown = ("stabilizer", "zero_params")
-
-    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
-        self.stabilizer = Stabilizer.ensure(stabilizer)
-        self.zero_params = zero_params
-        super().__init__(
-            input_modifiers=[Ones()],
-            param_modifiers=[SquareMod(zero_params=zero_params)],
-            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
-            reducer=FirstGradient(),
-        )
+    def _modifier(self) -> ParamMod:
+        return SquareMod(zero_params=self.zero_params)
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         applies = is_affine(layer) and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
@@ -462,29 +471,15 @@ class WSquare(_OnesAsInput):
 class Flat(_OnesAsInput):
     """Spreads relevance evenly over the inputs of each output, as if W were 1 and b were 0.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    Other arguments: as for `ZPlus`.
 
     References
     ----------
     .. [1] Lapuschkin et al. 2019, https://doi.org/10.1038/s41467-019-08987-4
     """
 
-    shown = ("stabilizer", "zero_params")
-
-    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
-        self.stabilizer = Stabilizer.ensure(stabilizer)
-        self.zero_params = zero_params
-        super().__init__(
-            input_modifiers=[Ones()],
-            param_modifiers=[OnesMod(zero_params=zero_bias(zero_params), require_params=False)],
-            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
-            reducer=FirstGradient(),
-        )
+    def _modifier(self) -> ParamMod:
+        return OnesMod(zero_params=zero_bias(self.zero_params), require_params=False)
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         row = layer.operation.operator
@@ -653,10 +648,7 @@ class Only(_SharingRule):
 class AbsoluteRatio(_SharingRule):
     """For sums and means: R_a = |a| R / st(Σ |a|) for each term a. The magnitude of R_a never exceeds that of R.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
+    `stabilizer`: as `epsilon` of `Epsilon`.
     """
 
     shown = ("stabilizer",)
@@ -828,9 +820,9 @@ class SoftmaxTaylor(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax):
-            raise RuleError("it is only for softmax")
-        if layer.operation.operator is None or layer.operation.operator.values.total is None:
+        row = layer.operation.operator
+        is_softmax = issubclass(layer.kind, Softmax) and row is not None and row.values.total is not None
+        if layer.input_count not in (None, 1) or not is_softmax:
             raise RuleError("it is only for softmax")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
