@@ -315,21 +315,16 @@ class MergeInputNormalization(GraphCanonizer):
 
 def graph_passes(canonizers: Sequence[Any]) -> list[GraphPass]:
     """The compiler passes of a composite's canonizers."""
-    found: list[GraphPass] = []
-    for canonizer in canonizers:
-        if isinstance(canonizer, CompositeCanonizer):
-            found += graph_passes(canonizer.canonizers)
-        elif isinstance(canonizer, GraphCanonizer):
-            found.append(canonizer.graph_pass())
-    return found
+    return [one.graph_pass() for one in _single(canonizers) if isinstance(one, GraphCanonizer)]
 
 
 def needed_in_graphs(canonizers: Sequence[Any]) -> list[Any]:
     """The canonizers that do more than the compiler itself."""
-    needed: list[Any] = []
+    others = (one for one in _single(canonizers) if not isinstance(one, GraphCanonizer))
+    return [one for one in others if not getattr(one, "superfluous_in_graphs", False)]
+
+
+def _single(canonizers: Sequence[Any]) -> Iterator[Any]:
+    """The canonizers, with those that a `CompositeCanonizer` contains in its place."""
     for canonizer in canonizers:
-        if isinstance(canonizer, CompositeCanonizer):
-            needed += needed_in_graphs(canonizer.canonizers)
-        elif not getattr(canonizer, "superfluous_in_graphs", False) and not isinstance(canonizer, GraphCanonizer):
-            needed.append(canonizer)
-    return needed
+        yield from _single(canonizer.canonizers) if isinstance(canonizer, CompositeCanonizer) else (canonizer,)

@@ -15,54 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import nn
 
+from lrpfx import types
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
-from lrpfx.rules.formulas import (
-    AlphaBeta,
-    Epsilon,
-    Flat,
-    Gamma,
-    Names,
-    Norm,
-    NormalizationEpsilon,
-    Only,
-    Pass,
-    ReLUBetaSmooth,
-    ReLUDeconvNet,
-    ReLUGuidedBackprop,
-    SoftmaxTaylor,
-    Stabilization,
-    Uniform,
-    UniformEpsilon,
-    ValueOnly,
-    ZBox,
-    ZPlus,
-)
+from lrpfx.rules import formulas
+from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext
 from lrpfx.rules.modifiers import describe_value
 from lrpfx.runtime.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.support.numbers import positive_number
-from lrpfx.types import (
-    Activation,
-    AvgPool,
-    BatchNorm,
-    Convolution,
-    Gate,
-    GatedProduct,
-    Interpolation,
-    LayerNorm,
-    Linear,
-    MatMul,
-    Product,
-    Recurrent,
-    RMSNorm,
-    Softmax,
-    Statistic,
-    Sum,
-    WeightedValues,
-)
 
 __all__ = [
     "COMPOSITES",
@@ -120,10 +83,10 @@ def _layers(ctx: dict[Any, Any]) -> tuple[tuple[str, Any], ...]:
     return ctx.layers if isinstance(ctx, MappingContext) else ()
 
 
-def _describe_types(types: type | tuple[type, ...]) -> str:
-    if isinstance(types, tuple):
-        return " | ".join(_describe_types(item) for item in types)
-    return types.__name__
+def _describe_types(kinds: type | tuple[type, ...]) -> str:
+    if isinstance(kinds, tuple):
+        return " | ".join(_describe_types(item) for item in kinds)
+    return kinds.__name__
 
 
 def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
@@ -357,9 +320,9 @@ class LayerMapComposite(Composite):
 
     @staticmethod
     def _first_match(ctx: dict[Any, Any], entries: LayerMap, what: str, module: Any) -> Hook | None:
-        for index, (types, rule) in enumerate(entries):
-            if isinstance(module, types):
-                _note(ctx, f"{what}[{index}]: {_describe_types(types)}", (index, what))
+        for index, (kinds, rule) in enumerate(entries):
+            if isinstance(module, kinds):
+                _note(ctx, f"{what}[{index}]: {_describe_types(kinds)}", (index, what))
                 return rule
         return None
 
@@ -369,8 +332,8 @@ class LayerMapComposite(Composite):
     @staticmethod
     def _unused(ctx: MappingContext, entries: LayerMap, what: str, defaults: int) -> list[str]:
         return [
-            f"{what}[{index}]: {_describe_types(types)} -> {rule}"
-            for index, (types, rule) in enumerate(entries[: len(entries) - defaults])
+            f"{what}[{index}]: {_describe_types(kinds)} -> {rule}"
+            for index, (kinds, rule) in enumerate(entries[: len(entries) - defaults])
             if (index, what) not in ctx.used
         ]
 
@@ -401,7 +364,7 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
         return bool(self.first_map)
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        return any(isinstance(module, types) for types, _ in [*self.first_map, *self.layer_map])
+        return any(isinstance(module, kinds) for kinds, _ in [*self.first_map, *self.layer_map])
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
         first = self._unused(ctx, self.first_map, "first_map", self._first_defaults)
@@ -533,19 +496,19 @@ def layer_map_base(
 ) -> list[tuple[type | tuple[type, ...], Hook]]:
     """Entries shared by the LRP composites. `stabilizer`: of all rules that divide; `epsilon`: that of recurrent layers."""
     return [
-        (Activation, Pass()),
-        (Sum, Norm(stabilizer)),
-        (AvgPool, Norm(stabilizer)),
-        (BatchNorm, Pass()),
-        (Interpolation, Norm(stabilizer)),
-        (Gate, Only(0)),
-        (Product, Uniform()),
-        (MatMul, UniformEpsilon(stabilizer)),
-        (Softmax, SoftmaxTaylor()),
-        (LayerNorm, NormalizationEpsilon(stabilizer)),
-        (RMSNorm, Pass()),
-        (Statistic, Norm(stabilizer)),
-        (Recurrent, Epsilon(stabilizer if epsilon is None else epsilon)),
+        (types.Activation, formulas.Pass()),
+        (types.Sum, formulas.Norm(stabilizer)),
+        (types.AvgPool, formulas.Norm(stabilizer)),
+        (types.BatchNorm, formulas.Pass()),
+        (types.Interpolation, formulas.Norm(stabilizer)),
+        (types.Gate, formulas.Only(0)),
+        (types.Product, formulas.Uniform()),
+        (types.MatMul, formulas.UniformEpsilon(stabilizer)),
+        (types.Softmax, formulas.SoftmaxTaylor()),
+        (types.LayerNorm, formulas.NormalizationEpsilon(stabilizer)),
+        (types.RMSNorm, formulas.Pass()),
+        (types.Statistic, formulas.Norm(stabilizer)),
+        (types.Recurrent, formulas.Epsilon(stabilizer if epsilon is None else epsilon)),
     ]
 
 
@@ -573,8 +536,8 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
 def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names) -> LayerMap:
     return [
         *layer_map_base(stabilizer, epsilon),
-        (Convolution, convolution),
-        (nn.Linear, Epsilon(epsilon=epsilon, zero_params=zero_params)),
+        (types.Convolution, convolution),
+        (nn.Linear, formulas.Epsilon(epsilon=epsilon, zero_params=zero_params)),
     ]
 
 
@@ -598,13 +561,13 @@ class EpsilonGammaBox(_BuiltInComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        convolution = Gamma(gamma=gamma, stabilizer=stabilizer, zero_params=zero_params)
+        convolution = formulas.Gamma(gamma=gamma, stabilizer=stabilizer, zero_params=zero_params)
         super().__init__(
             layer_map,
             _epsilon_with(convolution, epsilon, stabilizer, zero_params),
             canonizers,
             first_map,
-            [(Convolution, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
+            [(types.Convolution, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
         )
 
 
@@ -654,7 +617,7 @@ class GammaByDepth(_BuiltInComposite):
         self._any_depth = self._gamma(self.early)  # stands in the layer map for the rule of the depth
         first: list[tuple[type, Hook]] = []
         if low is not None and high is not None:
-            first = [(Linear, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
+            first = [(types.Linear, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
         elif low is not None or high is not None:
             raise InputError(
                 f"low and high bound the input together: {'high' if high is None else 'low'} is missing",
@@ -683,8 +646,8 @@ class GammaByDepth(_BuiltInComposite):
     def depends_on_order(self) -> bool:
         return True
 
-    def _gamma(self, gamma: float) -> Gamma:
-        return Gamma(gamma, stabilizer=self.stabilizer, zero_params=self.zero_params)
+    def _gamma(self, gamma: float) -> formulas.Gamma:
+        return formulas.Gamma(gamma, stabilizer=self.stabilizer, zero_params=self.zero_params)
 
     def _positions(self, ctx: dict[Any, Any]) -> dict[str, int]:
         """The positions of the convolutions, by name. Raises `InputError` if `ctx` does not have the layers."""
@@ -696,7 +659,7 @@ class GammaByDepth(_BuiltInComposite):
                     "by lrpfx.transform or composite.register",
                     topic="composites",
                 )
-            convolutions = [name for name, layer in layers if isinstance(layer, Convolution)]
+            convolutions = [name for name, layer in layers if isinstance(layer, types.Convolution)]
             ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
         positions: dict[str, int] = ctx["positions"]
         return positions
@@ -705,7 +668,7 @@ class GammaByDepth(_BuiltInComposite):
 class _EpsilonFlatComposite(_BuiltInComposite):
     """Base of composites with Flat for the first linear layer, Epsilon for dense layers, and another rule for convolutions."""
 
-    convolution: ClassVar[type[ZPlus | AlphaBeta]]
+    convolution: ClassVar[type[formulas.ZPlus | formulas.AlphaBeta]]
     flat_first: ClassVar[bool] = True
 
     def __init__(
@@ -719,7 +682,7 @@ class _EpsilonFlatComposite(_BuiltInComposite):
         conserve: bool = False,
     ) -> None:
         convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        first = [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))] if self.flat_first else []
+        first = [(types.Linear, formulas.Flat(stabilizer=stabilizer, zero_params=zero_params))] if self.flat_first else []
         defaults = _epsilon_with(convolution, epsilon, stabilizer, zero_params)
         super().__init__(layer_map, defaults, canonizers, first_map, first)
 
@@ -761,7 +724,7 @@ class EpsilonPlus(_EpsilonComposite):
         As for `lrpfx.rules.ZPlus`.
     """
 
-    convolution = ZPlus
+    convolution = formulas.ZPlus
 
 
 @register_composite("epsilon_alpha2_beta1")
@@ -771,7 +734,7 @@ class EpsilonAlpha2Beta1(_EpsilonComposite):
     `conserve`: as for `lrpfx.rules.AlphaBeta`. Other arguments: as for `EpsilonPlus`.
     """
 
-    convolution = AlphaBeta
+    convolution = formulas.AlphaBeta
 
 
 @register_composite("epsilon_plus_flat")
@@ -782,7 +745,7 @@ class EpsilonPlusFlat(_EpsilonFlatComposite):
     Other arguments: as for `EpsilonPlus`.
     """
 
-    convolution = ZPlus
+    convolution = formulas.ZPlus
 
 
 @register_composite("epsilon_alpha2_beta1_flat")
@@ -792,25 +755,25 @@ class EpsilonAlpha2Beta1Flat(_EpsilonFlatComposite):
     Arguments as for `EpsilonAlpha2Beta1`. Other arguments: as for `EpsilonPlusFlat`.
     """
 
-    convolution = AlphaBeta
+    convolution = formulas.AlphaBeta
 
 
 def _attention_map(epsilon: Stabilization, gamma: float | None, gates: str, zero_params: Names, own: LayerMap = ()) -> LayerMap:
     """The entries of the composites for transformers."""
     if gates not in GATED_PRODUCTS:
         raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
-    linear = Epsilon(epsilon, zero_params)
+    linear = formulas.Epsilon(epsilon, zero_params)
     return [
-        (GatedProduct, GATED_PRODUCTS[gates]()),
+        (types.GatedProduct, GATED_PRODUCTS[gates]()),
         *own,
         *layer_map_base(epsilon),
-        (Convolution, linear),
-        (nn.Linear, linear if gamma is None else Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)),
+        (types.Convolution, linear),
+        (nn.Linear, linear if gamma is None else formulas.Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)),
     ]
 
 
 #: Values of `gates`: the rule for products of a signal and an activation.
-GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": Uniform, "signal": lambda: Only(0)}
+GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": formulas.Uniform, "signal": lambda: formulas.Only(0)}
 
 
 @register_composite("attn_lrp")
@@ -881,7 +844,7 @@ class CPLRP(_BuiltInComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        own = [(WeightedValues, ValueOnly(epsilon))]
+        own = [(types.WeightedValues, formulas.ValueOnly(epsilon))]
         super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params, own), canonizers, first_map)
 
 
@@ -899,7 +862,7 @@ class DeconvNet(_GradientComposite):
     """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
-        super().__init__(layer_map, [(nn.ReLU, ReLUDeconvNet())], canonizers)
+        super().__init__(layer_map, [(nn.ReLU, formulas.ReLUDeconvNet())], canonizers)
 
 
 @register_composite("guided_backprop")
@@ -910,7 +873,7 @@ class GuidedBackprop(_GradientComposite):
     """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
-        super().__init__(layer_map, [(nn.ReLU, ReLUGuidedBackprop())], canonizers)
+        super().__init__(layer_map, [(nn.ReLU, formulas.ReLUGuidedBackprop())], canonizers)
 
 
 @register_composite("excitation_backprop")
@@ -928,9 +891,9 @@ class ExcitationBackprop(_GradientComposite):
         canonizers: Sequence[Any] | None = None,
     ) -> None:
         defaults: LayerMap = [
-            (Sum, Norm(stabilizer)),
-            (AvgPool, Norm(stabilizer)),
-            (Linear, ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
+            (types.Sum, formulas.Norm(stabilizer)),
+            (types.AvgPool, formulas.Norm(stabilizer)),
+            (types.Linear, formulas.ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
         ]
         super().__init__(layer_map, defaults, canonizers)
 
@@ -950,7 +913,7 @@ class BetaSmooth(_GradientComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(layer_map, [(nn.ReLU, ReLUBetaSmooth(beta_smooth))], canonizers)
+        super().__init__(layer_map, [(nn.ReLU, formulas.ReLUBetaSmooth(beta_smooth))], canonizers)
 
 
 def composite_class(name: str) -> type[Composite]:

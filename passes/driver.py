@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
-from lrpfx.passes.choices import RecordChoices, RepeatChoices
+from lrpfx.ir.node import attribute_of, calls, has_info, is_data, leaves_of, map_arguments, node_info, update_info
+from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.support.torch_internals import Interpreter, pytree
 
@@ -49,9 +49,9 @@ class Verification:
         self.again = again
         self.choices: dict[Any, list[torch.Tensor]] | None = None  # that the source of the outputs made, once they are needed
         self.args = fresh(args)
-        self.expected = _leaves(fresh(expected))
+        self.expected = leaves_of(fresh(expected))
         tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
-        self.largest = max(map(_largest, tensors), default=0.0) or 1.0
+        self.largest = max(map(largest_magnitude, tensors), default=0.0) or 1.0
         self.another: Verification | None = None  # the same at other sizes of the inputs, for the final graph
 
     def check(self, program: Program, name: str, overwrites: bool = False) -> None:
@@ -62,7 +62,7 @@ class Verification:
         interpreter = _Interpreter(program, self.records, overwrites)
         try:
             with torch.no_grad():
-                actual = _leaves(interpreter.run(*fresh(self.args)))
+                actual = leaves_of(interpreter.run(*fresh(self.args)))
                 if self._differ_by_choices(actual, program):
                     return
         except LrpfxError:
@@ -105,7 +105,7 @@ class Verification:
             return max(_PRECISION.get(one, _SINGLE_PRECISION)[1] for one in (dtype, coarsest or dtype))
 
         with RepeatChoices(self.choices, tolerance):
-            repeated = _leaves(_Interpreter(program, False, True).run(*fresh(self.args)))
+            repeated = leaves_of(_Interpreter(program, False, True).run(*fresh(self.args)))
         try:
             self._compare(repeated, coarsest)
         except AssertionError:
@@ -115,7 +115,7 @@ class Verification:
     def expect_outputs_of(self, program: Program) -> None:
         """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
         with torch.no_grad(), RecordChoices() as record:
-            self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
+            self.expected = leaves_of(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
         self.choices = record.made
         if self.another is not None:
             self.another.expect_outputs_of(program)
@@ -131,7 +131,7 @@ class Verification:
         varying = []
         for node in program.graph.nodes:
             try:
-                Verification((), runs[0][node])._compare(_leaves(runs[1][node]))
+                Verification((), runs[0][node])._compare(leaves_of(runs[1][node]))
             except AssertionError:
                 varying.append(node)
         for node in sorted(varying, key=draws_random_numbers, reverse=True)[:1]:
@@ -153,7 +153,7 @@ class Verification:
             if expected.is_floating_point() or expected.is_complex():
                 pairs = [_PRECISION.get(dtype, _SINGLE_PRECISION) for dtype in (expected.dtype, computed_in or expected.dtype)]
                 relative, absolute = (max(values) for values in zip(*pairs, strict=True))
-                scale = _largest(expected) or self.largest
+                scale = largest_magnitude(expected) or self.largest
                 absolute = max(absolute * scale, min(absolute, _CANCELLATION * scale))
             torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, check_stride=False, equal_nan=True)
 
@@ -172,23 +172,6 @@ def _coarsest(program: Program) -> torch.dtype | None:
 def fresh(values: Any) -> Any:
     """The values with copied tensors, which a model may overwrite."""
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite magnitude in a tensor; 0 for integer and boolean tensors."""
-    finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor.flatten()[:0]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
-def _leaves(value: Any) -> list[Any]:
-    """The tensors, numbers and strings in a result, in order; a result may nest tuples, lists, dicts and dataclasses."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, item.name) for item in dataclasses.fields(value)]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [] if value is None else [value]
 
 
 class _Interpreter(Interpreter):

@@ -137,7 +137,6 @@ ROWS: tuple[Operator, ...] = (
         types.Softmax,
         "input exponentials sums totals index dim",
         controls="exponentials sums totals",
-        indices="index",
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
         total=lambda values, bound: total_of_groups(values, bound["totals"], bound["index"], bound["dim"]),

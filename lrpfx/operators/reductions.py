@@ -60,7 +60,6 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
             data="input source",
             spelled=name,
             order="input dim index source reduce include_self",
-            indices="index",
             decomposition=_by_kind,
             sample=call(**places, reduce=reduce, include_self=False),
         ),
@@ -70,7 +69,6 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
             arguments,
             averaged,
             data="input source",
-            indices="index",
             sample=call(**places, reduce="mean", include_self=False),
         ),
         standard_row(
@@ -79,7 +77,6 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
             arguments,
             chosen,
             data="input source",
-            indices="index",
             selects=True,
             sample=call(**places, reduce="amin", include_self=False),
         ),

@@ -91,14 +91,16 @@ def standard_row(
 ) -> Operator:
     """A row that has the class of torch.nn and, with arguments, the function of its name: see `function_named`.
 
-    Its data are "input", and "other" except for a function of one value; its parameters are "weight" and "bias". Other
-    arguments: as for `row`.
+    Its data are "input", and "other" except for a function of one value; its parameters are "weight" and "bias"; its indices
+    are "condition", "index" and "mask". Other arguments: as for `row`.
     """
     names = _parse_arguments(arguments).keys()
     if data is None:
         of_one = kind is types.Activation or facts.get("discrete") or "other" not in names
         data = "input" if of_one else "input other"
-    facts.setdefault("parameters", " ".join(one for one in ("weight", "bias") if one in names and one not in data.split()))
+    usual = {"parameters": ("weight", "bias"), "indices": ("condition", "index", "mask")}
+    for role, arguments_of_role in usual.items():
+        facts.setdefault(role, " ".join(one for one in arguments_of_role if one in names and one not in data.split()))
     facts.setdefault("modules", _LAYERS.get(name.replace("_", ""), ()))
     return row(name, kind, function or (function_named(name) if names else None), arguments, data=data, **facts)
 

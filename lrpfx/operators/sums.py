@@ -155,7 +155,6 @@ ROWS: tuple[Operator, ...] = (
         scatter_added,
         data="input source",
         order="input dim index source",
-        indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 0], [1, 3]]), source=signal(2, 2)),
     ),
     standard_row(
@@ -165,7 +164,6 @@ ROWS: tuple[Operator, ...] = (
         index_added,
         data="input source",
         order="input dim index source alpha",
-        indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 0, 2]), source=signal(2, 3), alpha=2),
     ),
     standard_row(
