@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Function, Operator, Probability, Ratio, SignOf
 from lrpfx.operators import mixing, signs
@@ -27,7 +27,7 @@ def _activation(
     **facts: Any,
 ) -> Operator:
     options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
-    return standard_row(name, types.Activation, arguments, function, sample=sample, **options, **facts)
+    return standard_row(name, kinds.Activation, arguments, function, sample=sample, **options, **facts)
 
 
 def _bounded(bound: Bound) -> int:
@@ -269,7 +269,7 @@ ROWS: tuple[Operator, ...] = (
     _of_torch("acosh", signs.never_negative, call(input=signal(2, 4, low=1.1, high=2.0)), also="arccosh"),
     standard_row(
         "atan2",
-        types.Gate,
+        kinds.Gate,
         "input other",
         spelled="atan2 arctan2",
         elementwise=True,

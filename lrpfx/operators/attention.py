@@ -4,8 +4,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
 from lrpfx.errors import CaptureError
+from lrpfx.ir import kinds
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Bound, Builder, Operator, Probability
 from lrpfx.operators import mixing, signs
@@ -74,7 +74,7 @@ def _attention(build: Builder) -> fx.Node:
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "softmax",
-        types.Softmax,
+        kinds.Softmax,
         "input dim=None dtype=None",
         functional.softmax,
         modules=[nn.Softmax, nn.Softmax2d],
@@ -89,7 +89,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "softmin",
-        types.Softmax,
+        kinds.Softmax,
         "input dim=None dtype=None",
         reordered=[(functional.softmin, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
@@ -104,7 +104,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "masked_softmax",
-        types.Softmax,
+        kinds.Softmax,
         "input dim",
         reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
         sign=signs.never_negative,
@@ -116,7 +116,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "exponential_shares",
-        types.Softmax,
+        kinds.Softmax,
         "input exponentials sums dim",
         controls="exponentials sums",
         scales=2,
@@ -134,7 +134,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "shares_of_groups",
-        types.Softmax,
+        kinds.Softmax,
         "input exponentials sums totals index dim",
         controls="exponentials sums totals",
         scales=2,
@@ -154,7 +154,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "scaled_dot_product_attention",
-        types.MatMul,
+        kinds.MatMul,
         "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
         data="query key value attn_mask",
         masked_by="attn_mask",
@@ -186,7 +186,7 @@ ROWS: tuple[Operator, ...] = (
     neutral("head_bias", spelled="", functions=[head_bias], keeps_infinity=True, without_sample="only the compiler inserts it"),
     standard_row(
         "log_softmax",
-        types.Activation,
+        kinds.Activation,
         "input dim dtype=None",
         reordered=[(functional.log_softmax, "input dim _stacklevel dtype")],
         sign=signs.never_positive,

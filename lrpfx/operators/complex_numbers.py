@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
@@ -79,7 +79,7 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _transform(name: str, to_complex: bool, sample: ExampleCall, **facts: Any) -> Operator:
-    return standard_row(name, types.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
+    return standard_row(name, kinds.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
 
 
 def _of_torch(name: str) -> Operator:
@@ -108,7 +108,7 @@ _TO_COMPLEX, _TO_REAL = ("fft", "ifft", "rfft", "ihfft"), ("irfft", "hfft")
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "view_as_complex",
-        types.Neutral,
+        kinds.Neutral,
         "input",
         view=True,
         returns_complex=True,
@@ -116,7 +116,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "view_as_real",
-        types.Neutral,
+        kinds.Neutral,
         "input",
         view=True,
         returns_complex=False,
@@ -124,16 +124,16 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "real",
-        types.Neutral,
+        kinds.Neutral,
         "input",
         view=True,
         returns_complex=False,
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
-    standard_row("imag", types.Neutral, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))),
+    standard_row("imag", kinds.Neutral, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))),
     standard_row(
         "complex",
-        types.Neutral,
+        kinds.Neutral,
         "real imag",
         data="real imag",
         returns_complex=True,
@@ -141,7 +141,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "polar",
-        types.Product,
+        kinds.Product,
         "abs angle",
         data="abs angle",
         returns_complex=True,
@@ -166,14 +166,14 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "angle",
-        types.Unknown,
+        kinds.Unknown,
         "input",
         returns_complex=False,
         sample=of(lambda x: torch.angle(torch.view_as_complex(x)), (2, 2, 2)),
     ),
     standard_row(
         "rotated",
-        types.Sum,
+        kinds.Sum,
         "input by",
         rotated,
         returns_complex=False,
@@ -182,7 +182,7 @@ ROWS: tuple[Operator, ...] = (
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
     standard_row(
-        "fourier", types.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"
+        "fourier", kinds.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"
     ),
     *(_of_torch(f"{name}{dimensions}") for name in (*_TO_COMPLEX, *_TO_REAL) for dimensions in ("", "2", "n")),
     _shift("fftshift"),

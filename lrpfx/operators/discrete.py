@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import floor_divided, histogram
@@ -105,7 +105,7 @@ ROWS: tuple[Operator, ...] = (
     _by_itself("trunc", "fix"),
     standard_row(
         "floor_divide",
-        types.Neutral,
+        kinds.Neutral,
         "input other",
         floor_divided,
         functions=[operator.floordiv],
@@ -119,7 +119,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "floor_divides",
-        types.Neutral,
+        kinds.Neutral,
         "input other",
         methods="__rfloordiv__",
         discrete=True,
@@ -128,7 +128,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "heaviside",
-        types.Neutral,
+        kinds.Neutral,
         "input values",
         discrete=True,
         mixes=mixing.no_dimension,
@@ -137,7 +137,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "histc",
-        types.Neutral,
+        kinds.Neutral,
         "input bins=100 min=0 max=0",
         histogram,
         discrete=True,

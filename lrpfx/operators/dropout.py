@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.row import standard_row
@@ -17,7 +17,7 @@ _aten = torch.ops.aten
 def _dropout(name: str, shape: tuple[int, ...], native: Sequence[Function] = ()) -> Operator:
     return standard_row(
         name,
-        types.Dropout,
+        kinds.Dropout,
         "input p=0.5 training=True",
         getattr(functional, name),
         functions=native,
@@ -36,7 +36,7 @@ ROWS: tuple[Operator, ...] = (
     _dropout("feature_alpha_dropout", (3, 3), [torch.feature_alpha_dropout, _aten.feature_alpha_dropout.default]),
     standard_row(
         "stochastic_depth",
-        types.Dropout,
+        kinds.Dropout,
         "input p mode training=True",
         foreign="torchvision.ops.stochastic_depth.stochastic_depth",
         view=True,

@@ -2,7 +2,7 @@
 
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import Fixed, call, weight
@@ -10,7 +10,7 @@ from lrpfx.operators.samples import Fixed, call, weight
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "embedding",
-        types.Embedding,
+        kinds.Embedding,
         "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
         functional.embedding,
         indices="input",
@@ -28,7 +28,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "embedding_bag",
-        types.Embedding,
+        kinds.Embedding,
         "input weight offsets=None max_norm=None norm_type=2.0 scale_grad_by_freq=False mode='mean' sparse=False "
         "per_sample_weights=None include_last_offset=False padding_idx=None",
         spelled="",

@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, ExampleCall, Function, Matrices, Operator, WeightLayout
 from lrpfx.operators import mixing
@@ -152,7 +152,7 @@ def _of_convolution(name: str, dimensions: int, adjoint: Adjoint, arguments: str
     """A row for one form of a convolution, with further `arguments` after the bias."""
     return standard_row(
         name,
-        types.ConvolutionStandard,
+        kinds.ConvolutionStandard,
         f"input weight bias=None {arguments} stride=1 padding=0 dilation=1 groups=1",
         modules=[getattr(nn, f"Conv{dimensions}d")],
         adjoint=adjoint,
@@ -181,7 +181,7 @@ def _transposed_convolution(dimensions: int) -> Operator:
     name = f"conv_transpose{dimensions}d"
     return standard_row(
         name,
-        types.ConvolutionTranspose,
+        kinds.ConvolutionTranspose,
         "input weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
         aten=f"conv_transpose{dimensions}d.{'default' if dimensions == 1 else 'input'}",
         adjoint=_convolution_adjoint(dimensions, transposed=True),
@@ -226,7 +226,7 @@ def _padded_convolution(dimensions: int) -> Operator:
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "linear",
-        types.Linear,
+        kinds.Linear,
         "input weight bias=None",
         adjoint=_linear_adjoint,
         constant_response=_linear_response,
@@ -239,7 +239,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "grouped_linear",
-        types.Linear,
+        kinds.Linear,
         "input weight offsets",
         counts_as=nn.Linear,
         foreign="torch._ops.transformers.transformers::grouped_mm_fallback",
@@ -261,7 +261,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "selected_linear",
-        types.Linear,
+        kinds.Linear,
         "input weight",
         counts_as=nn.Linear,
         adjoint=_selected_adjoint,
@@ -271,7 +271,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "selected_linear_of_columns",
-        types.Linear,
+        kinds.Linear,
         "input weight",
         counts_as=nn.Linear,
         adjoint=_selected_adjoint_of_columns,

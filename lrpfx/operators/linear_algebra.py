@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import signs
@@ -48,7 +48,7 @@ def _solution(
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
     return standard_row(
-        name, types.Sum, arguments, function, spelled="", reordered=[(spelled, order), (overload, order)], **facts
+        name, kinds.Sum, arguments, function, spelled="", reordered=[(spelled, order), (overload, order)], **facts
     )
 
 
@@ -63,7 +63,7 @@ def _sparse_product(build: Builder) -> fx.Node:
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "sparse_mm",
-        types.MatMul,
+        kinds.MatMul,
         "input other",
         torch.sparse.mm,
         aten="_sparse_mm.default",
@@ -73,7 +73,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "sparse_addmm",
-        types.MatMul,
+        kinds.MatMul,
         "input mat1 mat2 beta=1 alpha=1",
         torch.sparse.addmm,
         data="input mat1 mat2",
@@ -84,14 +84,14 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "kron",
-        types.MatMul,
+        kinds.MatMul,
         "input other",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
     ),
     standard_row(
         "cross",
-        types.MatMul,
+        kinds.MatMul,
         "input other dim=-1",
         torch.linalg.cross,
         spelled="cross linalg_cross",
@@ -100,7 +100,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "multi_dot",
-        types.MatMul,
+        kinds.MatMul,
         "matrices",
         torch.linalg.multi_dot,
         data="matrices",
@@ -131,7 +131,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "cholesky_solve",
-        types.Sum,
+        kinds.Sum,
         "input input2 upper=False",
         aliases="B=input L=input2",
         sample=call(input=signal(2, 3, 2), input2=weight(3, 3, low=0.5)),

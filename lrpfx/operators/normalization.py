@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Operator, SavedScale
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import standard_row
@@ -67,7 +67,7 @@ def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tenso
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "batch_norm",
-        types.BatchNorm,
+        kinds.BatchNorm,
         "input running_mean running_var weight=None bias=None training=False momentum=0.1 eps=1e-05",
         functional.batch_norm,
         buffers="running_mean running_var",
@@ -90,7 +90,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "layer_norm",
-        types.LayerNorm,
+        kinds.LayerNorm,
         "input normalized_shape weight=None bias=None eps=1e-05",
         functional.layer_norm,
         order="input normalized_shape weight bias eps cudnn_enable",
@@ -103,7 +103,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "group_norm",
-        types.LayerNorm,
+        kinds.LayerNorm,
         "input num_groups weight=None bias=None eps=1e-05",
         functional.group_norm,
         order="input num_groups weight bias eps cudnn_enabled",
@@ -114,7 +114,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "instance_norm",
-        types.LayerNorm,
+        kinds.LayerNorm,
         "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
         functional.instance_norm,
         buffers="running_mean running_var",
@@ -137,7 +137,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "rms_norm",
-        types.RMSNorm,
+        kinds.RMSNorm,
         "input normalized_shape weight=None eps=None",
         functional.rms_norm,
         mixes=mixing.normalized,
@@ -146,7 +146,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "normalize",
-        types.RMSNorm,
+        kinds.RMSNorm,
         "input p=2.0 dim=1 eps=1e-12 out=None",
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
@@ -156,7 +156,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "local_response_norm",
-        types.RMSNorm,
+        kinds.RMSNorm,
         "input size alpha=0.0001 beta=0.75 k=1.0",
         whole={
             "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor": (

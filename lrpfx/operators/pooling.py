@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
@@ -55,7 +55,7 @@ def _average_pool(dimensions: int) -> Operator:
     divisor: dict[str, Any] = {"divisor_override": None} if dimensions > 1 else {}
     return standard_row(
         name,
-        types.AvgPool,
+        kinds.AvgPool,
         "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
         + "".join(f" {name}=None" for name in divisor),
         getattr(functional, name),
@@ -81,7 +81,7 @@ def _adaptive_average_pool(dimensions: int) -> Operator:
     name = f"adaptive_avg_pool{dimensions}d"
     return standard_row(
         name,
-        types.AvgPool,
+        kinds.AvgPool,
         "input output_size",
         getattr(functional, name),
         spelled=f"{name} _{name}",
@@ -97,7 +97,7 @@ def _adaptive_average_pool(dimensions: int) -> Operator:
 
 def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
     return standard_row(
-        name, types.MaxPool, arguments, function, sign=signs.of_input, moves=True, discrete_results=(1,), **facts
+        name, kinds.MaxPool, arguments, function, sign=signs.of_input, moves=True, discrete_results=(1,), **facts
     )
 
 
@@ -145,7 +145,7 @@ ROWS: tuple[Operator, ...] = (
     *map(_adaptive_average_pool, (1, 2, 3)),
     standard_row(
         "mean",
-        types.AvgPool,
+        kinds.AvgPool,
         "input dim=None keepdim=False dtype=None",
         sign=signs.of_input,
         adds_up=True,

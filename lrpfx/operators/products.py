@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
@@ -165,7 +165,7 @@ def _permuted_and_summed(build: Builder, value: fx.Node, labels: str, result: st
 def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
     return standard_row(
         name,
-        types.Product,
+        kinds.Product,
         "input tensor1 tensor2 value=1",
         getattr(torch, name),
         data="input tensor1 tensor2",
@@ -176,7 +176,7 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
     )
 
 
-def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
+def _of_two(name: str, kind: type[kinds.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
     """A row for an element-wise operator of two operands, which only the compiler calls."""
     sample = call(input=MATRIX, other=other)
     return standard_row(name, kind, "input other", function, elementwise=True, sample=sample, **facts)
@@ -185,7 +185,7 @@ def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "mul",
-        types.Product,
+        kinds.Product,
         "input other",
         spelled="mul multiply",
         functions=[operator.mul],
@@ -203,7 +203,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "div",
-        types.Product,
+        kinds.Product,
         "input other rounding_mode=None",
         spelled="div divide true_divide",
         functions=[operator.truediv],
@@ -221,7 +221,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "divided_by",
-        types.Activation,
+        kinds.Activation,
         "input other",
         methods="__rtruediv__",
         sign=signs.of_product,
@@ -231,7 +231,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "neg",
-        types.Product,
+        kinds.Product,
         "input",
         spelled="neg negative",
         functions=[operator.neg],
@@ -245,7 +245,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "prod",
-        types.Product,
+        kinds.Product,
         "input dim=None keepdim=False dtype=None",
         multiplies_up=True,
         mixes=mixing.given(),
@@ -253,20 +253,20 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "cumprod",
-        types.Product,
+        kinds.Product,
         "input dim dtype=None",
         multiplies_up=True,
         accumulates=mixing.given(),
         sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
     ),
-    _of_two("gate", types.Gate, gate, signal(2, 4), sign=signs.of_product, proportional_to="input other"),
+    _of_two("gate", kinds.Gate, gate, signal(2, 4), sign=signs.of_product, proportional_to="input other"),
     _of_two(
-        "gated_product", types.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
+        "gated_product", kinds.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
-    _of_two("quotient", types.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
+    _of_two("quotient", kinds.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
     standard_row(
         "matmul",
-        types.MatMul,
+        kinds.MatMul,
         "input other",
         spelled="matmul bmm mm mv linalg_matmul",
         functions=[operator.matmul, torch.linalg.matmul],
@@ -281,7 +281,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "weighted_values",
-        types.WeightedValues,
+        kinds.WeightedValues,
         "input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
@@ -289,7 +289,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "values_weighted",
-        types.WeightedValues,
+        kinds.WeightedValues,
         "input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
@@ -298,7 +298,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "weighted_sum",
-        types.WeightedValues,
+        kinds.WeightedValues,
         "input other dim keepdim=False",
         sign=signs.of_product,
         form=Form.SUM,
@@ -306,7 +306,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "weighted_product",
-        types.WeightedValues,
+        kinds.WeightedValues,
         "input other",
         sign=signs.of_product,
         elementwise=True,
@@ -314,7 +314,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "einsum",
-        types.MatMul,
+        kinds.MatMul,
         aten="einsum.default",
         contraction=contractions.of_einsum,
         decomposition=_in_steps,
@@ -325,14 +325,14 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "weighted_einsum",
-        types.WeightedValues,
+        kinds.WeightedValues,
         functions=[weighted_einsum],
         form=Form.EINSUM,
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     standard_row(
         "values_weighted_einsum",
-        types.WeightedValues,
+        kinds.WeightedValues,
         functions=[values_weighted_einsum],
         form=Form.EINSUM,
         reversed=True,
@@ -340,27 +340,27 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "tensordot",
-        types.MatMul,
+        kinds.MatMul,
         contraction=contractions.of_tensordot,
         sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
     ),
     standard_row(
         "dot",
-        types.MatMul,
+        kinds.MatMul,
         spelled="dot vdot",
         contraction=contractions.of_inner,
         sample=of(lambda x, y: torch.dot(x, y), (4,), (4,), batch=False),
     ),
     standard_row(
         "inner",
-        types.MatMul,
+        kinds.MatMul,
         "input other",
         contraction=contractions.of_inner,
         sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
     ),
     standard_row(
         "outer",
-        types.Product,
+        kinds.Product,
         "input other",
         spelled="outer ger",
         aten="outer.default ger.default",
@@ -369,7 +369,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "bilinear",
-        types.MatMul,
+        kinds.MatMul,
         "input1 input2 weight bias=None",
         data="input1 input2",
         aten="bilinear.default",
@@ -378,7 +378,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "addmm",
-        types.MatMul,
+        kinds.MatMul,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
         decomposition=sum_and_product("mat1", "mat2"),
@@ -386,7 +386,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "baddbmm",
-        types.MatMul,
+        kinds.MatMul,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
         decomposition=sum_and_product("batch1", "batch2"),
@@ -394,7 +394,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "addmv",
-        types.MatMul,
+        kinds.MatMul,
         "input mat vec beta=1 alpha=1",
         data="input mat vec",
         decomposition=sum_and_product("mat", "vec"),
@@ -402,7 +402,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "addbmm",
-        types.MatMul,
+        kinds.MatMul,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
         decomposition=_sum_of_batch_and_product,
@@ -410,7 +410,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "vecdot",
-        types.MatMul,
+        kinds.MatMul,
         "input other dim=-1",
         torch.linalg.vecdot,
         aten="linalg_vecdot.default",
@@ -420,7 +420,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "cosine_similarity",
-        types.Product,
+        kinds.Product,
         "x1 x2 dim=1 eps=1e-08",
         data="x1 x2",
         aten="cosine_similarity.default",
@@ -429,7 +429,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "glu",
-        types.Gate,
+        kinds.Gate,
         "input dim=-1",
         decomposition=_gated_linear_unit,
         keeps_dimensions=True,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, update_info
 from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import mixing
@@ -54,7 +54,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
     return (
         standard_row(
             name,
-            types.Unknown,
+            kinds.Unknown,
             arguments,
             reduced,
             data="input source",
@@ -65,7 +65,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         ),
         standard_row(
             f"{by}_averaged",
-            types.Sum,
+            kinds.Sum,
             arguments,
             averaged,
             data="input source",
@@ -73,7 +73,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         ),
         standard_row(
             f"{by}_chosen",
-            types.Neutral,
+            kinds.Neutral,
             arguments,
             chosen,
             data="input source",
@@ -88,14 +88,14 @@ ROWS: tuple[Operator, ...] = (
     *_reductions("index", (index_reduced, index_averaged, index_chosen), "mean"),
     standard_row(
         "quantile",
-        types.Sum,
+        kinds.Sum,
         "input q dim=None keepdim=False interpolation='linear'",
         mixes=mixing.given(2),
         sample=call(input=MATRIX, q=0.3, dim=1, keepdim=True),
     ),
     standard_row(
         "nanquantile",
-        types.Sum,
+        kinds.Sum,
         "input q dim=None keepdim=False interpolation='linear'",
         decomposition=_without_missing,
         mixes=mixing.given(2),
@@ -103,7 +103,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "quantile_without",
-        types.Sum,
+        kinds.Sum,
         "input missing q dim=None keepdim=False interpolation='linear'",
         indices="missing",
         without_sample="only the compiler inserts it",

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import grid_sampled
@@ -13,7 +13,7 @@ from lrpfx.operators.samples import IMAGE, call, of, signal
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "interpolate",
-        types.Interpolation,
+        kinds.Interpolation,
         "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
         modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
         sign=signs.of_interpolation,
@@ -30,7 +30,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "upsample",
-        types.Interpolation,
+        kinds.Interpolation,
         spelled="",
         modules=(),
         aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
@@ -42,7 +42,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "grid_sample",
-        types.Interpolation,
+        kinds.Interpolation,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
         grid_sampled,
         spelled="grid_sample grid_sampler",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import FACETS, REQUIRED, Bound, Function, Operator, Order
 from lrpfx.operators import functions as functions_of_rows
 from lrpfx.support.torch_internals import OpOverload
@@ -18,7 +18,7 @@ from lrpfx.support.torch_internals import aten as aten_operator
 
 def row(
     name: str,
-    kind: type[types.Kind],
+    kind: type[kinds.Kind],
     function: Function | None = None,
     arguments: str = "",
     *,
@@ -82,7 +82,7 @@ def row(
 
 def standard_row(
     name: str,
-    kind: type[types.Kind],
+    kind: type[kinds.Kind],
     arguments: str = "",
     function: Function | None = None,
     *,
@@ -96,7 +96,7 @@ def standard_row(
     """
     names = _parse_arguments(arguments).keys()
     if data is None:
-        of_one = kind is types.Activation or facts.get("discrete") or "other" not in names
+        of_one = kind is kinds.Activation or facts.get("discrete") or "other" not in names
         data = "input" if of_one else "input other"
     usual = {"parameters": ("weight", "bias"), "indices": ("condition", "index", "mask")}
     for role, arguments_of_role in usual.items():
@@ -121,7 +121,7 @@ def with_facts(operator: Operator, **facts: Any) -> Operator:
 
 def neutral(name: str, **facts: Any) -> Operator:
     """A row for an operator that needs no rule."""
-    return standard_row(name, types.Neutral, **facts)
+    return standard_row(name, kinds.Neutral, **facts)
 
 
 _ROOMS = (torch, torch.special, functional)

@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Channels, ExampleCall, Fill, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
@@ -89,7 +89,7 @@ def _of_two(name: str, other_name: str) -> Operator:
 
     return standard_row(
         name,
-        types.Neutral,
+        kinds.Neutral,
         "input other",
         getattr(torch, name),
         spelled=f"{name} {other_name}",
@@ -112,7 +112,7 @@ _MASK = Fixed([[True, False, True, True], [False, False, True, True]])
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "pad",
-        types.Neutral,
+        kinds.Neutral,
         "input pad mode='constant' value=None",
         reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
         sign=signs.of_padding,
@@ -156,7 +156,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "where",
-        types.Neutral,
+        kinds.Neutral,
         "condition input other",
         data="condition input other",
         reordered=[("where", "input condition other")],
@@ -170,7 +170,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "masked_fill",
-        types.Neutral,
+        kinds.Neutral,
         "input mask value",
         sign=signs.of_masked_fill,
         selects=True,
@@ -190,7 +190,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "index_put",
-        types.Neutral,
+        kinds.Neutral,
         "input indices values accumulate=False",
         overwritten_at,
         decomposition=_accumulated,
@@ -199,7 +199,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "scatter",
-        types.Neutral,
+        kinds.Neutral,
         "input dim index source",
         scattered,
         aliases="value=source",
@@ -208,7 +208,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "index_copy",
-        types.Neutral,
+        kinds.Neutral,
         "input source dim index",
         index_copied,
         data="input source",
@@ -218,7 +218,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "index_fill",
-        types.Neutral,
+        kinds.Neutral,
         "input value dim index",
         index_filled,
         data="input value",
@@ -228,7 +228,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "masked_scatter",
-        types.Neutral,
+        kinds.Neutral,
         "input source mask",
         mask_scattered,
         data="input source",
@@ -237,7 +237,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "copy",
-        types.Neutral,
+        kinds.Neutral,
         "input source non_blocking=False",
         copied,
         aten="copy.default",
@@ -245,8 +245,8 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    standard_row("fill", types.Neutral, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
-    standard_row("zero", types.Neutral, "input", torch.zeros_like, discrete=True, sample=of(lambda x: x + x.clone().zero_())),
+    standard_row("fill", kinds.Neutral, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    standard_row("zero", kinds.Neutral, "input", torch.zeros_like, discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
         spelled="max_unpool1d max_unpool2d max_unpool3d",
@@ -295,7 +295,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "logaddexp",
-        types.Neutral,
+        kinds.Neutral,
         "input other",
         decomposition=_logarithm_of_sum(None),
         mixes=mixing.no_dimension,
@@ -303,7 +303,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "logaddexp2",
-        types.Neutral,
+        kinds.Neutral,
         "input other",
         decomposition=_logarithm_of_sum(2.0),
         mixes=mixing.no_dimension,

@@ -9,7 +9,7 @@ from torch import fx
 from torch.nn import functional
 
 from lrpfx import layer as layers
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
@@ -53,13 +53,13 @@ def _slopes(build: Builder) -> tuple[fx.Node, ...] | None:
 def _integral(name: str, function: Function, also: str = "") -> Operator:
     """A row for an integral by the trapezoidal rule, along one dimension."""
     sample = of(lambda y: function(y, dx=0.5, dim=1))
-    return standard_row(name, types.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
+    return standard_row(name, kinds.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
 
 
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "add",
-        types.Sum,
+        kinds.Sum,
         "input other alpha=1",
         modules=[layers.Sum],
         functions=[operator.add],
@@ -78,7 +78,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "sub",
-        types.Sum,
+        kinds.Sum,
         "input other alpha=1",
         spelled="sub subtract",
         functions=[operator.sub],
@@ -94,7 +94,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "rsub",
-        types.Sum,
+        kinds.Sum,
         "input other alpha=1",
         methods="__rsub__",
         sign=signs.of_reversed_difference,
@@ -105,7 +105,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "sum",
-        types.Sum,
+        kinds.Sum,
         "input dim=None keepdim=False dtype=None",
         modules=[layers.Sum],
         contraction=contractions.of_sum,
@@ -116,19 +116,19 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "cumsum",
-        types.Sum,
+        kinds.Sum,
         "input dim dtype=None",
         sign=signs.of_input,
         adds_up=True,
         accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    standard_row("diff", types.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
+    standard_row("diff", kinds.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
     _integral("trapezoid", torch.trapezoid, "trapz"),
     _integral("cumulative_trapezoid", torch.cumulative_trapezoid),
     standard_row(
         "gradient",
-        types.Sum,
+        kinds.Sum,
         "input spacing=1 dim=None edge_order=1",
         aten="gradient.scalarint gradient.scalararray gradient.scalarrayint gradient.scalarrayarray",
         reordered=[
@@ -141,16 +141,16 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "slope",
-        types.Sum,
+        kinds.Sum,
         "input dim spacing=1 edge_order=1",
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
     ),
-    standard_row("nansum", types.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
-    standard_row("trace", types.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
+    standard_row("nansum", kinds.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
+    standard_row("trace", kinds.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
     standard_row(
         "scatter_add",
-        types.Sum,
+        kinds.Sum,
         "input source dim index",
         scatter_added,
         data="input source",
@@ -159,7 +159,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "index_add",
-        types.Sum,
+        kinds.Sum,
         "input source dim index alpha=1",
         index_added,
         data="input source",
@@ -168,14 +168,14 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "index_put_accumulated",
-        types.Sum,
+        kinds.Sum,
         "input values indices",
         data="input values",
         sample=of(lambda x, y: x.index_put((torch.tensor([0, 0]),), y, accumulate=True), (2, 4), (2, 4), batch=False),
     ),
     standard_row(
         "affine_grid",
-        types.Sum,
+        kinds.Sum,
         "theta size align_corners=None",
         data="theta",
         functions=[functional.affine_grid],
@@ -184,7 +184,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "lerp",
-        types.Sum,
+        kinds.Sum,
         "input end weight",
         data="input end weight",
         decomposition=_interpolated,
@@ -193,7 +193,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "fold",
-        types.Sum,
+        kinds.Sum,
         "input output_size kernel_size dilation=1 padding=0 stride=1",
         sign=signs.of_input,
         adds_up=True,
@@ -201,7 +201,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "col2im",
-        types.Sum,
+        kinds.Sum,
         sign=signs.of_input,
         adds_up=True,
         sample=of(lambda x: torch.ops.aten.col2im.default(x, [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), (2, 8, 9)),

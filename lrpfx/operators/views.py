@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Fill, NotAffineError, Operator, Repeats
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import require_batch, require_matrix
@@ -99,7 +99,7 @@ _MADE_BY_THE_COMPILER = "only the compiler inserts it"
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "flatten",
-        types.Neutral,
+        kinds.Neutral,
         "input start_dim=0 end_dim=-1",
         view=True,
         sign=signs.of_input,
@@ -313,7 +313,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     standard_row(
         "require_dimensions",
-        types.Neutral,
+        kinds.Neutral,
         "input dimensions",
         view=True,
         sign=signs.of_input,
@@ -324,7 +324,7 @@ ROWS: tuple[Operator, ...] = (
     _moving("require_batch", spelled="", functions=[require_batch], without_sample=_MADE_BY_THE_COMPILER),
     standard_row(
         "detach",
-        types.Detach,
+        kinds.Detach,
         mixes=mixing.no_dimension,
         inplace_methods="detach_",
         inplace_aten="detach_.default",

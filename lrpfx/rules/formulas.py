@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lrpfx import types
 from lrpfx.errors import InputError, RuleError
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Facts
 from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
@@ -130,7 +130,7 @@ def is_exact(stabilizer: StabilizerFunction) -> bool:
 def _proportional_inputs(layer: Layer) -> list[bool]:
     """For each input of an element-wise product, whether the output is proportional to it if the others are constant."""
     row = layer.operation.operator
-    if row is None or not row.entries.elementwise or not issubclass(layer.kind, types.Product):
+    if row is None or not row.entries.elementwise or not issubclass(layer.kind, kinds.Product):
         return [False]
     names = layer.operation.names_of_inputs
     return [name in row.product.proportional_to for name in names] if len(names) == len(layer.inputs) else [False]
@@ -331,7 +331,7 @@ class _OtherInputs(BasicHook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if issubclass(layer.kind, (types.LayerNorm, types.RMSNorm, types.Softmax, types.Statistic)):
+        if issubclass(layer.kind, (kinds.LayerNorm, kinds.RMSNorm, kinds.Softmax, kinds.Statistic)):
             raise RuleError(f"it is for layers linear in their input, but this one is of kind {layer.kind.__name__}")
 
 
@@ -359,7 +359,7 @@ class _OnesAsInput(_OtherInputs):
         if layer.input_count is not None:
             self._check_count(layer.input_count)
         row = layer.operation.row
-        if row is not None and issubclass(row.kind, types.Sum) and len(row.data) == 1 and not row.entries.adds_up:
+        if row is not None and issubclass(row.kind, kinds.Sum) and len(row.data) == 1 and not row.entries.adds_up:
             raise RuleError(f"it runs the layer on ones, but {row.name} subtracts, so that the ones cancel")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -486,9 +486,9 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 # Code that runs in a call compares kinds by identity, not by `issubclass`: torch.compile cannot trace the metaclass of kinds.
 
 
-def _is_gated_unit(kind: type[types.Kind], inputs: int) -> bool:
+def _is_gated_unit(kind: type[kinds.Kind], inputs: int) -> bool:
     """Whether the operands of a layer are the two halves of its one input."""
-    return inputs == 1 and kind is types.Gate
+    return inputs == 1 and kind is kinds.Gate
 
 
 def _adds_up(operation: Operation) -> bool:
@@ -501,9 +501,9 @@ class _SharingRule(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if issubclass(layer.kind, (types.MatMul, types.Neutral)):
+        if issubclass(layer.kind, (kinds.MatMul, kinds.Neutral)):
             raise RuleError(f"it is for sums and element-wise products, but this layer is of kind {layer.kind.__name__}")
-        if layer.kind is types.Gate and layer.operation.row is None:
+        if layer.kind is kinds.Gate and layer.operation.row is None:
             raise RuleError("it is for sums and element-wise products, but a subclass of such a layer may compute anything")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -606,7 +606,7 @@ class Only(_SharingRule):
         self._check_index(operation.kind, len(inputs))
         super().check_call(operation, inputs, output)
 
-    def _check_index(self, kind: type[types.Kind], inputs: int) -> None:
+    def _check_index(self, kind: type[kinds.Kind], inputs: int) -> None:
         if not 0 <= self.input < (2 if _is_gated_unit(kind, inputs) else inputs):
             raise RuleError(f"it sends relevance to input {self.input}, but the layer has {inputs}")
 
@@ -647,7 +647,7 @@ class AbsoluteRatio(_SharingRule):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if not issubclass(layer.kind, (types.Sum, types.AvgPool, types.Opaque, types.Unknown)):
+        if not issubclass(layer.kind, (kinds.Sum, kinds.AvgPool, kinds.Opaque, kinds.Unknown)):
             raise RuleError(f"it is for sums and means, but this layer is of kind {layer.kind.__name__}")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -673,7 +673,7 @@ class AbsoluteRatio(_SharingRule):
         """The magnitude of each input's contribution, or the sum of magnitudes if a layer adds up entries of one input."""
         if _adds_up(call.operation):
             return [call.run(call.inputs[0].abs())]
-        if len(call.inputs) == 1 or call.operation.kind is not types.Sum:
+        if len(call.inputs) == 1 or call.operation.kind is not kinds.Sum:
             return [input.abs() for input in call.inputs]
         alone = (
             [input if at == place else torch.zeros_like(input) for at, input in enumerate(call.inputs)]
@@ -717,11 +717,11 @@ class _ProductRule(EpsilonRule):
     @staticmethod
     def _check_product(operation: Operation, inputs: int) -> None:
         kind, row = operation.kind, operation.row
-        of_entries = kind is types.Product and row is not None and not row.entries.elementwise
+        of_entries = kind is kinds.Product and row is not None and not row.entries.elementwise
         if (
-            kind is types.Gate
+            kind is kinds.Gate
             or of_entries
-            or (inputs > 1 and kind not in (types.MatMul, types.WeightedValues, types.Product, types.GatedProduct))
+            or (inputs > 1 and kind not in (kinds.MatMul, kinds.WeightedValues, kinds.Product, kinds.GatedProduct))
         ):
             raise RuleError(
                 f"it is for matrix products, but this layer has {inputs} input(s) and is of kind {kind.__name__}; "
@@ -809,7 +809,7 @@ class SoftmaxTaylor(Hook):
     def check(self, layer: Layer) -> None:
         super().check(layer)
         row = layer.operation.operator
-        is_softmax = issubclass(layer.kind, types.Softmax) and row is not None and row.values.total is not None
+        is_softmax = issubclass(layer.kind, kinds.Softmax) and row is not None and row.values.total is not None
         if layer.input_count not in (None, 1) or not is_softmax:
             raise RuleError("it is only for softmax")
 
@@ -876,7 +876,7 @@ class NormalizationEpsilon(EpsilonRule):
         super().check(layer)
         operator = layer.operation.operator
         whole = operator is None and issubclass(
-            layer.kind, (types.LayerNorm, types.Opaque)
+            layer.kind, (kinds.LayerNorm, kinds.Opaque)
         )  # a module that normalizes somewhere inside
         if not whole and (operator is None or operator.normalization.detached is None):
             raise RuleError("it is only for layer, group and instance norm")
@@ -924,7 +924,7 @@ class _ElementWiseRule(Hook):
         if layer.input_count is not None:
             self._check_count(layer.input_count)
         row = layer.operation.row
-        if issubclass(layer.kind, types.Neutral) and not (row is not None and row.entries.elementwise):
+        if issubclass(layer.kind, kinds.Neutral) and not (row is not None and row.entries.elementwise):
             raise RuleError("it acts entry by entry, but this layer only moves values and needs no rule")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -954,7 +954,7 @@ class Pass(_ElementWiseRule):
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         row = layer.operation.operator
-        if row is not None and issubclass(row.kind, types.RMSNorm) and row.normalization.detached is not None:
+        if row is not None and issubclass(row.kind, kinds.RMSNorm) and row.normalization.detached is not None:
             return HeldScale(divides=False)
         has_ratio = row is not None and row.values.ratio is not None and not layer.parameters and not layer.extras
         return Ratio() if has_ratio else None
