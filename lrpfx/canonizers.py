@@ -7,8 +7,9 @@ applies all others to a copy of the model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import nn
@@ -41,13 +42,7 @@ __all__ = [
 
 
 def collect_leaves(module: nn.Module) -> Iterator[nn.Module]:
-    """The leaf modules of a module, depth first in the order of registration; the module itself if it has no children.
-
-    Parameters
-    ----------
-    module
-        The module.
-    """
+    """The leaves of a `module`, depth first in the order of registration; the module itself if it has no children."""
     children = list(module.children())
     if not children:
         yield module
@@ -62,31 +57,12 @@ class Canonizer(ABC):
     superfluous_in_graphs: ClassVar[bool] = False
 
     def apply(self, root_module: nn.Module) -> "list[Canonizer]":
-        """Apply to a module and its submodules.
-
-        Parameters
-        ----------
-        root_module
-            The module.
-
-        Returns
-        -------
-        list[Canonizer]
-            The instances to `remove`.
-        """
+        """Apply to `root_module` and its submodules. Returns the instances to `remove`."""
         return []
 
     @abstractmethod
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Change one place.
-
-        Parameters
-        ----------
-        *args
-            The place, as the class says.
-        **kwargs
-            The same.
-        """
+        """Change one place, which `args` and `kwargs` give as the class says."""
 
     @abstractmethod
     def remove(self) -> None:
@@ -98,15 +74,12 @@ class Canonizer(ABC):
 
     def _registered_at(self, places: "Sequence[tuple[Any, ...]]") -> "list[Canonizer]":
         """A copy registered at each place, or at none if one of them fails."""
-        instances: list[Canonizer] = []
-        try:
-            for place in places:
-                instances.append(self.copy())
-                instances[-1].register(*place)
-        except BaseException:
-            for instance in reversed(instances):
-                instance.remove()
-            raise
+        instances: list[Canonizer] = [self.copy() for _ in places]
+        with ExitStack() as undo:
+            for instance, place in zip(instances, places, strict=True):
+                undo.callback(instance.remove)
+                instance.register(*place)
+            undo.pop_all()
         return instances
 
 
@@ -125,21 +98,10 @@ class MergeBatchNorm(Canonizer):
         self._hooks: list[Any] = []
 
     def register(self, linears: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge a batch norm into linear layers: they compute both, and it becomes the identity.
+        """Merge a `batch_norm` into the layers `linears`: they compute both, and it becomes the identity.
 
-        Each call of a layer merges anew, so that it follows `load_state_dict` and the steps of an optimizer.
-
-        Parameters
-        ----------
-        linears
-            The layers.
-        batch_norm
-            The batch norm.
-
-        Raises
-        ------
-        InputError
-            The batch norm has no running statistics, a layer has no weight, or a parametrization computes one of them.
+        Each call of a layer merges anew, so that it follows `load_state_dict` and the steps of an optimizer. `InputError` if a
+        parametrization computes one of them, the batch norm has no running statistics, or a layer has no weight.
         """
         self.linears, self.batch_norm = tuple(linears), batch_norm
         for module in (*self.linears, batch_norm):
@@ -174,19 +136,9 @@ class MergeBatchNorm(Canonizer):
 
     @staticmethod
     def merge_batch_norm(modules: Sequence[nn.Module], batch_norm: nn.Module) -> None:
-        """Merge permanently.
+        """Merge a `batch_norm` permanently into the linear layers `modules`.
 
-        Parameters
-        ----------
-        modules
-            The linear layers.
-        batch_norm
-            The batch norm.
-
-        Raises
-        ------
-        InputError
-            The batch norm has no running statistics, or a layer has no weight.
+        `InputError` if the batch norm has no running statistics, or if a layer has no weight.
         """
         found = [(module, _merged(module, batch_norm, getattr)) for module in modules]
         for module, tensors in (*found, (batch_norm, _identity(batch_norm, getattr))):
@@ -239,33 +191,20 @@ class SequentialMergeBatchNorm(MergeBatchNorm):
         pairs = mergeable_batch_norms(root_module)
         modules = dict(root_module.named_modules())
         found = [(modules[linear], modules[norm]) for linear, norm in pairs or ()]
-        found += self._neighbours(root_module) if pairs is None else []
-        return self._registered_at(
-            [
-                ((linear,), norm)
-                for linear, norm in found
-                if isinstance(linear, self.linear_type) and isinstance(norm, self.batch_norm_type)
-            ]
-        )
+        if pairs is None:
+            found = [pair for pair in pairwise(collect_leaves(root_module)) if _fit_together(*pair)]
+        kinds = self.linear_type, self.batch_norm_type
+        return self._registered_at([((linear,), norm) for linear, norm in found if all(map(isinstance, (linear, norm), kinds))])
 
-    def _neighbours(self, root_module: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-        found = []
-        for first, second in pairwise(collect_leaves(root_module)):
-            if isinstance(first, self.linear_type) and isinstance(second, self.batch_norm_type):
-                channels = getattr(first, "out_channels", None) or getattr(first, "out_features", None)
-                if channels == getattr(second, "num_features", None) and getattr(second, "running_mean", None) is not None:
-                    found.append((first, second))
-        return found
+
+def _fit_together(linear: nn.Module, norm: nn.Module) -> bool:
+    """Whether a batch norm has statistics of as many channels as a layer returns."""
+    channels = getattr(linear, "out_channels", None) or getattr(linear, "out_features", None)
+    return channels == getattr(norm, "num_features", None) and getattr(norm, "running_mean", None) is not None
 
 
 class NamedMergeBatchNorm(MergeBatchNorm):
-    """Merge batch norms by name.
-
-    Parameters
-    ----------
-    name_map
-        Pairs of the names of linear layers, as a list, and the name of the batch norm.
-    """
+    """Merge batch norms by name. `name_map`: pairs of a list of names of linear layers and the name of the batch norm."""
 
     def __init__(self, name_map: Sequence[tuple[Sequence[str], str]]) -> None:
         super().__init__()
@@ -285,12 +224,8 @@ class NamedMergeBatchNorm(MergeBatchNorm):
 class AttributeCanonizer(Canonizer):
     """Set attributes on modules.
 
-    A typical use sets a `forward` that makes an operation visible as a module, together with that module.
-
-    Parameters
-    ----------
-    attribute_map
-        The function of a name and a module that returns the attributes as a dict, or None for modules to skip.
+    `attribute_map`: the function of a name and a module that returns the attributes as a dict, or None for modules to skip. A
+    typical use sets a `forward` that makes an operation visible as a module, together with that module.
     """
 
     def __init__(self, attribute_map: Callable[[str, nn.Module], dict[str, Any] | None]) -> None:
@@ -302,15 +237,7 @@ class AttributeCanonizer(Canonizer):
         return self._registered_at([(module, attributes) for module, attributes in found if attributes is not None])
 
     def register(self, module: nn.Module, attributes: dict[str, Any]) -> None:
-        """Set attributes on a module.
-
-        Parameters
-        ----------
-        module
-            The module.
-        attributes
-            The attributes by name; modules among them become its children.
-        """
+        """Set `attributes` by name on a `module`; modules among them become its children."""
         for name, value in attributes.items():
             self._shadow.set(module, name, value)
 
@@ -324,38 +251,23 @@ class AttributeCanonizer(Canonizer):
 
 
 class CompositeCanonizer(Canonizer):
-    """Several canonizers in sequence.
-
-    Parameters
-    ----------
-    canonizers
-        The canonizers, in this order.
-    """
+    """Several `canonizers` in sequence."""
 
     def __init__(self, canonizers: Sequence[Canonizer]) -> None:
         self.canonizers = list(canonizers)
 
     def apply(self, root_module: nn.Module) -> list[Canonizer]:
         instances: list[Canonizer] = []
-        try:
+        with ExitStack() as undo:
             for canonizer in self.canonizers:
-                instances += canonizer.apply(root_module)
-        except BaseException:
-            for instance in reversed(instances):
-                instance.remove()
-            raise
+                for instance in canonizer.apply(root_module):
+                    undo.callback(instance.remove)
+                    instances.append(instance)
+            undo.pop_all()
         return instances
 
     def register(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the contained canonizers register themselves.
-
-        Parameters
-        ----------
-        *args
-            Ignored.
-        **kwargs
-            Ignored.
-        """
+        """Do nothing with `args` and `kwargs`: the contained canonizers register themselves."""
 
     def remove(self) -> None:
         """Do nothing: `apply` returns the instances to remove."""
@@ -373,15 +285,12 @@ class GraphCanonizer(Canonizer):
     def graph_pass(self) -> GraphPass:
         """The compiler pass."""
 
-    def apply(self, root_module: nn.Module) -> list[Canonizer]:
+    def apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise InputError(
             f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)", topic="canonizers-of-modules"
         )
 
-    def register(self, *args: Any, **kwargs: Any) -> None:
-        raise InputError(
-            f"{type(self).__name__} works only on graphs: use lrpfx.transform(model, composite)", topic="canonizers-of-modules"
-        )
+    register = apply
 
     def remove(self) -> None:
         """Do nothing: there is nothing to undo."""
@@ -406,21 +315,16 @@ class MergeInputNormalization(GraphCanonizer):
 
 def graph_passes(canonizers: Sequence[Any]) -> list[GraphPass]:
     """The compiler passes of a composite's canonizers."""
-    found: list[GraphPass] = []
-    for canonizer in canonizers:
-        if isinstance(canonizer, CompositeCanonizer):
-            found += graph_passes(canonizer.canonizers)
-        elif isinstance(canonizer, GraphCanonizer):
-            found.append(canonizer.graph_pass())
-    return found
+    return [one.graph_pass() for one in _single(canonizers) if isinstance(one, GraphCanonizer)]
 
 
 def needed_in_graphs(canonizers: Sequence[Any]) -> list[Any]:
     """The canonizers that do more than the compiler itself."""
-    needed: list[Any] = []
+    others = (one for one in _single(canonizers) if not isinstance(one, GraphCanonizer))
+    return [one for one in others if not getattr(one, "superfluous_in_graphs", False)]
+
+
+def _single(canonizers: Sequence[Any]) -> Iterator[Any]:
+    """The canonizers, with those that a `CompositeCanonizer` contains in its place."""
     for canonizer in canonizers:
-        if isinstance(canonizer, CompositeCanonizer):
-            needed += needed_in_graphs(canonizer.canonizers)
-        elif not getattr(canonizer, "superfluous_in_graphs", False) and not isinstance(canonizer, GraphCanonizer):
-            needed.append(canonizer)
-    return needed
+        yield from _single(canonizer.canonizers) if isinstance(canonizer, CompositeCanonizer) else (canonizer,)

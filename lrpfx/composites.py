@@ -15,54 +15,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import nn
 
+from lrpfx import types
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
 from lrpfx.ir.mapping import MappingContext
-from lrpfx.rules.formulas import (
-    AlphaBeta,
-    Epsilon,
-    Flat,
-    Gamma,
-    Names,
-    Norm,
-    NormalizationEpsilon,
-    Only,
-    Pass,
-    ReLUBetaSmooth,
-    ReLUDeconvNet,
-    ReLUGuidedBackprop,
-    SoftmaxTaylor,
-    Stabilization,
-    Uniform,
-    UniformEpsilon,
-    ValueOnly,
-    ZBox,
-    ZPlus,
-)
+from lrpfx.rules import formulas
+from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import describe_value
 from lrpfx.runtime.module_mode.registration import REGISTERING, RemovableHandleList, refuse_rules
 from lrpfx.support.interrupts import NativeContext, undisturbed
 from lrpfx.support.numbers import positive_number
-from lrpfx.types import (
-    Activation,
-    AvgPool,
-    BatchNorm,
-    Convolution,
-    Gate,
-    GatedProduct,
-    Interpolation,
-    LayerNorm,
-    Linear,
-    MatMul,
-    Product,
-    Recurrent,
-    RMSNorm,
-    Softmax,
-    Statistic,
-    Sum,
-    WeightedValues,
-)
 
 __all__ = [
     "COMPOSITES",
@@ -101,13 +64,7 @@ COMPOSITES: dict[str, type["Composite"]] = {}
 
 
 def register_composite(name: str) -> Callable[[CompositeClass], CompositeClass]:
-    """Class decorator that registers a composite in `COMPOSITES`.
-
-    Parameters
-    ----------
-    name
-        Under which it is found.
-    """
+    """Class decorator that registers a composite in `COMPOSITES` under a `name`."""
 
     def register(composite: CompositeClass) -> CompositeClass:
         COMPOSITES[name] = composite
@@ -126,10 +83,10 @@ def _layers(ctx: dict[Any, Any]) -> tuple[tuple[str, Any], ...]:
     return ctx.layers if isinstance(ctx, MappingContext) else ()
 
 
-def _describe_types(types: type | tuple[type, ...]) -> str:
-    if isinstance(types, tuple):
-        return " | ".join(_describe_types(item) for item in types)
-    return types.__name__
+def _describe_types(kinds: type | tuple[type, ...]) -> str:
+    if isinstance(kinds, tuple):
+        return " | ".join(_describe_types(item) for item in kinds)
+    return kinds.__name__
 
 
 def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
@@ -203,17 +160,9 @@ class Composite:
         return None
 
     def register(self, module: nn.Module) -> None:
-        """Register rules on a model and its modules, in module mode. Earlier registrations of this composite are removed.
+        """Register rules on a `module` and its submodules, in module mode. Earlier registrations of this composite are removed.
 
-        Parameters
-        ----------
-        module
-            The model.
-
-        Raises
-        ------
-        RuleError
-            A rule does not fit its module, or the model has rules already.
+        `RuleError` if a rule does not fit its module, or if the model has rules already.
         """
         try:
             with REGISTERING, undisturbed():
@@ -259,14 +208,9 @@ class Composite:
                 self.hook_refs.clear()
 
     def context(self, module: nn.Module) -> "CompositeContext":
-        """A context in which the composite is registered on a module, which it yields.
+        """A context in which the composite is registered on a `module`, which it yields.
 
         Its entry raises `RuleError` if the model has rules already, or if the composite is registered, maybe by another thread.
-
-        Parameters
-        ----------
-        module
-            The model.
         """
         return CompositeContext(module, self)
 
@@ -281,10 +225,7 @@ class Composite:
     def reserve(self) -> bool:
         """Reserve the composite for one call in this thread, until `used_by` is None again. False if it is registered already.
 
-        Raises
-        ------
-        RuleError
-            A call in another thread uses it.
+        `RuleError` if a call in another thread uses it.
         """
         with REGISTERING:
             if self.used_by not in (None, threading.get_ident()):
@@ -303,25 +244,11 @@ class Composite:
         )
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
-        """The user's entries without a match in a model.
-
-        Parameters
-        ----------
-        ctx
-            The dictionary of the mapping of this model.
-        """
+        """The user's entries without a match in a model. `ctx`: the dictionary of its mapping."""
         return []
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        """Whether the composite maps this module as a whole, so the compiler must not look inside.
-
-        Parameters
-        ----------
-        name
-            The path of the module.
-        module
-            The module.
-        """
+        """Whether the composite maps the `module` called `name` as a whole, so the compiler must not look inside."""
         return self.module_map(MappingContext(), name, module) is not None
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
@@ -343,15 +270,7 @@ class Composite:
 
 
 class CompositeContext(NativeContext):
-    """Registers a composite on a module between enter and exit.
-
-    Parameters
-    ----------
-    module
-        The model.
-    composite
-        The composite.
-    """
+    """Registers a `composite` on a `module` between enter and exit."""
 
     def __init__(self, module: nn.Module, composite: Composite) -> None:
         self.module = module
@@ -383,12 +302,8 @@ class CompositeContext(NativeContext):
 class LayerMapComposite(Composite):
     """Rules by type: the first matching entry applies.
 
-    Parameters
-    ----------
-    layer_map
-        Entries (type or tuple of types, rule). Types are those of modules or the kinds of `lrpfx.types`.
-    canonizers
-        As for `Composite`.
+    `layer_map`: entries (type or tuple of types, rule), with types of modules or the kinds of `lrpfx.types`. `canonizers`: as
+    for `Composite`.
     """
 
     def __init__(self, layer_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -397,24 +312,17 @@ class LayerMapComposite(Composite):
         super().__init__(module_map=self.mapping, canonizers=canonizers)
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
-        """The rule of a layer, or None; it is the `module_map`.
+        """The rule of the layer `module` called `name`, or None; it is the `module_map`.
 
-        Parameters
-        ----------
-        ctx
-            A dictionary that lives for one model.
-        name
-            Of the layer.
-        module
-            The layer.
+        `ctx`: a dictionary that lives for one model.
         """
         return self._first_match(ctx, self.layer_map, "layer_map", module)
 
     @staticmethod
     def _first_match(ctx: dict[Any, Any], entries: LayerMap, what: str, module: Any) -> Hook | None:
-        for index, (types, rule) in enumerate(entries):
-            if isinstance(module, types):
-                _note(ctx, f"{what}[{index}]: {_describe_types(types)}", (index, what))
+        for index, (kinds, rule) in enumerate(entries):
+            if isinstance(module, kinds):
+                _note(ctx, f"{what}[{index}]: {_describe_types(kinds)}", (index, what))
                 return rule
         return None
 
@@ -424,8 +332,8 @@ class LayerMapComposite(Composite):
     @staticmethod
     def _unused(ctx: MappingContext, entries: LayerMap, what: str, defaults: int) -> list[str]:
         return [
-            f"{what}[{index}]: {_describe_types(types)} -> {rule}"
-            for index, (types, rule) in enumerate(entries[: len(entries) - defaults])
+            f"{what}[{index}]: {_describe_types(kinds)} -> {rule}"
+            for index, (kinds, rule) in enumerate(entries[: len(entries) - defaults])
             if (index, what) not in ctx.used
         ]
 
@@ -433,16 +341,8 @@ class LayerMapComposite(Composite):
 class SpecialFirstLayerMapComposite(LayerMapComposite):
     """A layer map, and a first map that precedes it until one layer, the first in execution, has matched.
 
-    Further calls of that layer have the same rule.
-
-    Parameters
-    ----------
-    layer_map
-        As for `LayerMapComposite`.
-    first_map
-        The same for the first layer.
-    canonizers
-        As for `Composite`.
+    Further calls of that layer have the same rule. `layer_map` and `first_map`: as for `LayerMapComposite`. `canonizers`: as
+    for `Composite`.
     """
 
     def __init__(self, layer_map: LayerMap, first_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -464,7 +364,7 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
         return bool(self.first_map)
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        return any(isinstance(module, types) for types, _ in [*self.first_map, *self.layer_map])
+        return any(isinstance(module, kinds) for kinds, _ in [*self.first_map, *self.layer_map])
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
         first = self._unused(ctx, self.first_map, "first_map", self._first_defaults)
@@ -525,14 +425,9 @@ class NameMapComposite(Composite):
 
 
 class MixedComposite(Composite):
-    """Several composites: each is asked about every layer, and the first rule wins.
+    """Several `composites`: each is asked about every layer, and the first rule wins.
 
-    Parameters
-    ----------
-    composites
-        The composites, whose canonizers all apply.
-    canonizers
-        Further ones, which apply before those.
+    All their canonizers apply, after the further `canonizers`.
     """
 
     def __init__(self, composites: Sequence[Composite], canonizers: Sequence[Any] | None = None) -> None:
@@ -584,14 +479,7 @@ class MixedComposite(Composite):
 class NameLayerMapComposite(MixedComposite):
     """A name map, and a layer map for all other layers.
 
-    Parameters
-    ----------
-    name_map
-        As for `NameMapComposite`.
-    layer_map
-        As for `LayerMapComposite`.
-    canonizers
-        As for `Composite`.
+    `name_map`: as for `NameMapComposite`; `layer_map`: as for `LayerMapComposite`; `canonizers`: as for `Composite`.
     """
 
     def __init__(
@@ -606,37 +494,26 @@ class NameLayerMapComposite(MixedComposite):
 def layer_map_base(
     stabilizer: Stabilization = 1e-6, epsilon: Stabilization | None = None
 ) -> list[tuple[type | tuple[type, ...], Hook]]:
-    """Entries shared by the LRP composites.
-
-    Parameters
-    ----------
-    stabilizer
-        Of all rules that divide.
-    epsilon
-        The stabilizer of recurrent layers, by default the same.
-    """
+    """Entries shared by the LRP composites. `stabilizer`: of all rules that divide; `epsilon`: that of recurrent layers."""
     return [
-        (Activation, Pass()),
-        (Sum, Norm(stabilizer)),
-        (AvgPool, Norm(stabilizer)),
-        (BatchNorm, Pass()),
-        (Interpolation, Norm(stabilizer)),
-        (Gate, Only(0)),
-        (Product, Uniform()),
-        (MatMul, UniformEpsilon(stabilizer)),
-        (Softmax, SoftmaxTaylor()),
-        (LayerNorm, NormalizationEpsilon(stabilizer)),
-        (RMSNorm, Pass()),
-        (Statistic, Norm(stabilizer)),
-        (Recurrent, Epsilon(stabilizer if epsilon is None else epsilon)),
+        (types.Activation, formulas.Pass()),
+        (types.Sum, formulas.Norm(stabilizer)),
+        (types.AvgPool, formulas.Norm(stabilizer)),
+        (types.BatchNorm, formulas.Pass()),
+        (types.Interpolation, formulas.Norm(stabilizer)),
+        (types.Gate, formulas.Only(0)),
+        (types.Product, formulas.Uniform()),
+        (types.MatMul, formulas.UniformEpsilon(stabilizer)),
+        (types.Softmax, formulas.SoftmaxTaylor()),
+        (types.LayerNorm, formulas.NormalizationEpsilon(stabilizer)),
+        (types.RMSNorm, formulas.Pass()),
+        (types.Statistic, formulas.Norm(stabilizer)),
+        (types.Recurrent, formulas.Epsilon(stabilizer if epsilon is None else epsilon)),
     ]
 
 
 class _BuiltInComposite(SpecialFirstLayerMapComposite):
     """Base of the built-in composites: the user's entries precede the defaults."""
-
-    #: Names of the attributes that `repr` shows.
-    shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -659,8 +536,8 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
 def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names) -> LayerMap:
     return [
         *layer_map_base(stabilizer, epsilon),
-        (Convolution, convolution),
-        (nn.Linear, Epsilon(epsilon=epsilon, zero_params=zero_params)),
+        (types.Convolution, convolution),
+        (nn.Linear, formulas.Epsilon(epsilon=epsilon, zero_params=zero_params)),
     ]
 
 
@@ -668,20 +545,8 @@ def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabili
 class EpsilonGammaBox(_BuiltInComposite):
     """ZBox for the first convolution, Gamma for the others, Epsilon for dense layers.
 
-    Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    low
-        The lowest value of the input, as for `lrpfx.rules.ZBox`.
-    high
-        The highest value of the input, as for `lrpfx.rules.ZBox`.
-    gamma
-        As for `lrpfx.rules.Gamma`.
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
+    `low` and `high`, the lowest and highest value of the input: as for `lrpfx.rules.ZBox`. `gamma`: as for
+    `lrpfx.rules.Gamma`. Other arguments: as for `EpsilonPlusFlat`.
     """
 
     def __init__(
@@ -696,13 +561,13 @@ class EpsilonGammaBox(_BuiltInComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        convolution = Gamma(gamma=gamma, stabilizer=stabilizer, zero_params=zero_params)
+        convolution = formulas.Gamma(gamma=gamma, stabilizer=stabilizer, zero_params=zero_params)
         super().__init__(
             layer_map,
             _epsilon_with(convolution, epsilon, stabilizer, zero_params),
             canonizers,
             first_map,
-            [(Convolution, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
+            [(types.Convolution, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
         )
 
 
@@ -714,7 +579,7 @@ class GammaByDepth(_BuiltInComposite):
     twice has two positions in graph mode, and that of its first call in module mode. docs/gallery.md measures values of `early`
     and `late`.
 
-    Other arguments: as for `EpsilonPlus`.
+    Other arguments: as for `EpsilonPlusFlat`.
 
     Parameters
     ----------
@@ -727,10 +592,6 @@ class GammaByDepth(_BuiltInComposite):
         positions stay as they are.
     high
         The highest value of the input.
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
 
     Raises
     ------
@@ -756,7 +617,7 @@ class GammaByDepth(_BuiltInComposite):
         self._any_depth = self._gamma(self.early)  # stands in the layer map for the rule of the depth
         first: list[tuple[type, Hook]] = []
         if low is not None and high is not None:
-            first = [(Linear, ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
+            first = [(types.Linear, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
         elif low is not None or high is not None:
             raise InputError(
                 f"low and high bound the input together: {'high' if high is None else 'low'} is missing",
@@ -785,8 +646,8 @@ class GammaByDepth(_BuiltInComposite):
     def depends_on_order(self) -> bool:
         return True
 
-    def _gamma(self, gamma: float) -> Gamma:
-        return Gamma(gamma, stabilizer=self.stabilizer, zero_params=self.zero_params)
+    def _gamma(self, gamma: float) -> formulas.Gamma:
+        return formulas.Gamma(gamma, stabilizer=self.stabilizer, zero_params=self.zero_params)
 
     def _positions(self, ctx: dict[Any, Any]) -> dict[str, int]:
         """The positions of the convolutions, by name. Raises `InputError` if `ctx` does not have the layers."""
@@ -798,34 +659,17 @@ class GammaByDepth(_BuiltInComposite):
                     "by lrpfx.transform or composite.register",
                     topic="composites",
                 )
-            convolutions = [name for name, layer in layers if isinstance(layer, Convolution)]
+            convolutions = [name for name, layer in layers if isinstance(layer, types.Convolution)]
             ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
         positions: dict[str, int] = ctx["positions"]
         return positions
 
 
-class _EpsilonComposite(_BuiltInComposite):
-    """Base of composites with Epsilon for dense layers, and another rule, by its defaults, for convolutions."""
-
-    convolution: ClassVar[type[ZPlus | AlphaBeta]]
-
-    def __init__(
-        self,
-        epsilon: Stabilization = 1e-6,
-        stabilizer: Stabilization = 1e-6,
-        layer_map: LayerMap | None = None,
-        zero_params: Names = None,
-        canonizers: Sequence[Any] | None = None,
-        conserve: bool = False,
-    ) -> None:
-        convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(layer_map, _epsilon_with(convolution, epsilon, stabilizer, zero_params), canonizers)
-
-
 class _EpsilonFlatComposite(_BuiltInComposite):
-    """The same with Flat for the first linear layer."""
+    """Base of composites with Flat for the first linear layer, Epsilon for dense layers, and another rule for convolutions."""
 
-    convolution: ClassVar[type[ZPlus | AlphaBeta]]
+    convolution: ClassVar[type[formulas.ZPlus | formulas.AlphaBeta]]
+    flat_first: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -838,13 +682,26 @@ class _EpsilonFlatComposite(_BuiltInComposite):
         conserve: bool = False,
     ) -> None:
         convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        super().__init__(
-            layer_map,
-            _epsilon_with(convolution, epsilon, stabilizer, zero_params),
-            canonizers,
-            first_map,
-            [(Linear, Flat(stabilizer=stabilizer, zero_params=zero_params))],
-        )
+        first = [(types.Linear, formulas.Flat(stabilizer=stabilizer, zero_params=zero_params))] if self.flat_first else []
+        defaults = _epsilon_with(convolution, epsilon, stabilizer, zero_params)
+        super().__init__(layer_map, defaults, canonizers, first_map, first)
+
+
+class _EpsilonComposite(_EpsilonFlatComposite):
+    """The same without Flat."""
+
+    flat_first = False
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 1e-6,
+        stabilizer: Stabilization = 1e-6,
+        layer_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+        conserve: bool = False,
+    ) -> None:
+        super().__init__(epsilon, stabilizer, layer_map, None, zero_params, canonizers, conserve)
 
 
 @register_composite("epsilon_plus")
@@ -867,106 +724,67 @@ class EpsilonPlus(_EpsilonComposite):
         As for `lrpfx.rules.ZPlus`.
     """
 
-    convolution = ZPlus
+    convolution = formulas.ZPlus
 
 
 @register_composite("epsilon_alpha2_beta1")
 class EpsilonAlpha2Beta1(_EpsilonComposite):
     """AlphaBeta(2, 1) for convolutions, Epsilon for dense layers.
 
-    Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    canonizers
-        As for `Composite`.
-    conserve
-        As for `lrpfx.rules.AlphaBeta`.
+    `conserve`: as for `lrpfx.rules.AlphaBeta`. Other arguments: as for `EpsilonPlus`.
     """
 
-    convolution = AlphaBeta
+    convolution = formulas.AlphaBeta
 
 
 @register_composite("epsilon_plus_flat")
 class EpsilonPlusFlat(_EpsilonFlatComposite):
     """Flat for the first linear layer, ZPlus for convolutions, Epsilon for dense layers.
 
+    `first_map`: entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
     Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    first_map
-        Entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
-    canonizers
-        As for `Composite`.
-    conserve
-        As for `lrpfx.rules.ZPlus`.
     """
 
-    convolution = ZPlus
+    convolution = formulas.ZPlus
 
 
 @register_composite("epsilon_alpha2_beta1_flat")
 class EpsilonAlpha2Beta1Flat(_EpsilonFlatComposite):
     """Flat for the first linear layer, AlphaBeta(2, 1) for convolutions, Epsilon for others.
 
-    Other arguments: as for `EpsilonPlus`.
-
-    Parameters
-    ----------
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
-    conserve
-        As for `lrpfx.rules.AlphaBeta`.
+    Arguments as for `EpsilonAlpha2Beta1`. Other arguments: as for `EpsilonPlusFlat`.
     """
 
-    convolution = AlphaBeta
+    convolution = formulas.AlphaBeta
 
 
-class _AttentionComposite(_BuiltInComposite):
-    """Base of the composites for transformers."""
-
-    def __init__(
-        self,
-        epsilon: Stabilization,
-        gamma: float | None,
-        gates: str,
-        own: Iterable[tuple[type, Hook]],
-        layer_map: LayerMap | None,
-        first_map: LayerMap | None,
-        zero_params: Names,
-        canonizers: Sequence[Any] | None,
-    ) -> None:
-        if gates not in GATED_PRODUCTS:
-            raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
-        dense: Hook = Epsilon(epsilon, zero_params)
-        if gamma is not None:
-            dense = Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)
-        defaults: LayerMap = [
-            (GatedProduct, GATED_PRODUCTS[gates]()),
-            *own,
-            *layer_map_base(epsilon),
-            (Convolution, Epsilon(epsilon, zero_params)),
-            (nn.Linear, dense),
-        ]
-        super().__init__(layer_map, defaults, canonizers, first_map)
+def _attention_map(epsilon: Stabilization, gamma: float | None, gates: str, zero_params: Names, own: LayerMap = ()) -> LayerMap:
+    """The entries of the composites for transformers."""
+    if gates not in GATED_PRODUCTS:
+        raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
+    linear = formulas.Epsilon(epsilon, zero_params)
+    return [
+        (types.GatedProduct, GATED_PRODUCTS[gates]()),
+        *own,
+        *layer_map_base(epsilon),
+        (types.Convolution, linear),
+        (nn.Linear, linear if gamma is None else formulas.Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)),
+    ]
 
 
 #: Values of `gates`: the rule for products of a signal and an activation.
-GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": Uniform, "signal": lambda: Only(0)}
+GATED_PRODUCTS: dict[str, Callable[[], Hook]] = {"half": formulas.Uniform, "signal": lambda: formulas.Only(0)}
 
 
 @register_composite("attn_lrp")
-class AttnLRP(_AttentionComposite):
+class AttnLRP(_BuiltInComposite):
     """AttnLRP (Achtibat et al. 2024): relevance flows through attention weights and values.
 
     Both factors of a product get half of its relevance, a softmax passes it on by its Taylor expansion, the scale of a
     normalization counts as constant, and dense layers and convolutions get Epsilon. A bounded factor, such as a sigmoid, only
     scales its signal and gets nothing: kind `Gate`.
 
-    Other arguments: as for `EpsilonPlus`.
+    Other arguments: as for `EpsilonPlusFlat`.
 
     Parameters
     ----------
@@ -977,10 +795,6 @@ class AttnLRP(_AttentionComposite):
     gates
         For products of a signal and an activation, as in SwiGLU: "half" for each, or all for the "signal" (the activation is
         detached).
-    first_map
-        As for `EpsilonPlusFlat`.
-    canonizers
-        As for `Composite`.
 
     Raises
     ------
@@ -1002,11 +816,11 @@ class AttnLRP(_AttentionComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(epsilon, gamma, gates, [], layer_map, first_map, zero_params, canonizers)
+        super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params), canonizers, first_map)
 
 
 @register_composite("cp_lrp")
-class CPLRP(_AttentionComposite):
+class CPLRP(_BuiltInComposite):
     """CP-LRP (Ali et al. 2022): relevance flows through the values alone.
 
     Attention weights, the scales of normalizations and, by default, the gates of gated products count as constants. Attention
@@ -1014,17 +828,6 @@ class CPLRP(_AttentionComposite):
     Other layers are treated as by `AttnLRP`.
 
     Other arguments: as for `AttnLRP`, as are the errors.
-
-    Parameters
-    ----------
-    layer_map
-        As for `EpsilonPlus`.
-    first_map
-        As for `EpsilonPlusFlat`.
-    zero_params
-        As for `EpsilonPlus`.
-    canonizers
-        As for `Composite`.
 
     References
     ----------
@@ -1041,9 +844,8 @@ class CPLRP(_AttentionComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(
-            epsilon, gamma, gates, [(WeightedValues, ValueOnly(epsilon))], layer_map, first_map, zero_params, canonizers
-        )
+        own = [(types.WeightedValues, formulas.ValueOnly(epsilon))]
+        super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params, own), canonizers, first_map)
 
 
 class _GradientComposite(_BuiltInComposite):
@@ -1056,48 +858,29 @@ class _GradientComposite(_BuiltInComposite):
 class DeconvNet(_GradientComposite):
     """The gradient, with ReLUDeconvNet for each ReLU.
 
-    Parameters
-    ----------
-    layer_map
-        As for `EpsilonPlus`.
-    canonizers
-        As for `Composite`.
+    `layer_map` and `canonizers`: as for `EpsilonPlus`.
     """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
-        super().__init__(layer_map, [(nn.ReLU, ReLUDeconvNet())], canonizers)
+        super().__init__(layer_map, [(nn.ReLU, formulas.ReLUDeconvNet())], canonizers)
 
 
 @register_composite("guided_backprop")
 class GuidedBackprop(_GradientComposite):
     """The gradient, with ReLUGuidedBackprop for each ReLU.
 
-    Parameters
-    ----------
-    layer_map
-        As for `EpsilonPlus`.
-    canonizers
-        As for `Composite`.
+    `layer_map` and `canonizers`: as for `EpsilonPlus`.
     """
 
     def __init__(self, layer_map: LayerMap | None = None, canonizers: Sequence[Any] | None = None) -> None:
-        super().__init__(layer_map, [(nn.ReLU, ReLUGuidedBackprop())], canonizers)
+        super().__init__(layer_map, [(nn.ReLU, formulas.ReLUGuidedBackprop())], canonizers)
 
 
 @register_composite("excitation_backprop")
 class ExcitationBackprop(_GradientComposite):
     """ZPlus for linear layers; activations and batch norm keep their gradient.
 
-    Parameters
-    ----------
-    stabilizer
-        Of all rules.
-    layer_map
-        As for `EpsilonPlus`.
-    zero_params
-        For linear layers, as for `lrpfx.rules.Epsilon`.
-    canonizers
-        As for `Composite`.
+    Arguments as for `EpsilonPlus`: `stabilizer` for all rules, `zero_params` for linear layers, `layer_map` and `canonizers`.
     """
 
     def __init__(
@@ -1108,9 +891,9 @@ class ExcitationBackprop(_GradientComposite):
         canonizers: Sequence[Any] | None = None,
     ) -> None:
         defaults: LayerMap = [
-            (Sum, Norm(stabilizer)),
-            (AvgPool, Norm(stabilizer)),
-            (Linear, ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
+            (types.Sum, formulas.Norm(stabilizer)),
+            (types.AvgPool, formulas.Norm(stabilizer)),
+            (types.Linear, formulas.ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
         ]
         super().__init__(layer_map, defaults, canonizers)
 
@@ -1119,16 +902,8 @@ class ExcitationBackprop(_GradientComposite):
 class BetaSmooth(_GradientComposite):
     """The gradient, with ReLUBetaSmooth for each ReLU.
 
-    Parameters
-    ----------
-    beta_smooth
-        As for `lrpfx.rules.ReLUBetaSmooth`.
-    layer_map
-        As for `EpsilonPlus`.
-    zero_params
-        Has no effect: no rule of this composite has parameters.
-    canonizers
-        As for `Composite`.
+    `beta_smooth`: as for `lrpfx.rules.ReLUBetaSmooth`. `layer_map` and `canonizers`: as for `EpsilonPlus`. `zero_params` has no
+    effect: no rule of this composite has parameters.
     """
 
     def __init__(
@@ -1138,22 +913,11 @@ class BetaSmooth(_GradientComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        super().__init__(layer_map, [(nn.ReLU, ReLUBetaSmooth(beta_smooth))], canonizers)
+        super().__init__(layer_map, [(nn.ReLU, formulas.ReLUBetaSmooth(beta_smooth))], canonizers)
 
 
 def composite_class(name: str) -> type[Composite]:
-    """The registered composite of a name.
-
-    Parameters
-    ----------
-    name
-        Such as `epsilon_plus_flat` or `EpsilonPlusFlat`.
-
-    Raises
-    ------
-    InputError
-        The name is unknown.
-    """
+    """The registered composite of a `name`, such as `epsilon_plus_flat` or `EpsilonPlusFlat`. `InputError` if it is unknown."""
     forms = {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
     if _folded(name) not in forms:
         known = ", ".join(sorted(COMPOSITES))
@@ -1167,19 +931,9 @@ def _folded(name: str) -> str:
 
 
 def composite_named(name: str, **settings: Any) -> Composite:
-    """The registered composite of a name, with settings.
+    """The registered composite of a `name`, as for `composite_class`, with these `settings` as its arguments.
 
-    Parameters
-    ----------
-    name
-        As for `composite_class`.
-    **settings
-        The arguments of the composite.
-
-    Raises
-    ------
-    InputError
-        The name is unknown, or a setting is missing or unknown.
+    `InputError` if the name is unknown, or if a setting is missing or unknown.
     """
     composite = composite_class(name)
     parameters = inspect.signature(composite).parameters

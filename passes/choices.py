@@ -67,7 +67,7 @@ class RepeatChoices(TorchDispatchMode):
         if wanted is None or wanted.shape != own.shape or torch.equal(wanted, own):
             return result
         scores = args[0]
-        allowed = self.tolerance(scores.dtype) * _scale(scores)
+        allowed = self.tolerance(scores.dtype) * largest_magnitude(scores)
         if func in _COMPARING:
             as_good = (wanted == own) | ((scores - args[1]).abs() <= allowed)
             return wanted.clone() if as_good.all() else result
@@ -100,7 +100,7 @@ def _entries(scores: torch.Tensor, indices: torch.Tensor, dimension: int | None)
     return scores.gather(dimension, indices.unsqueeze(dimension)).squeeze(dimension)
 
 
-def _scale(scores: torch.Tensor) -> float:
-    """The largest finite magnitude."""
-    finite = scores[torch.isfinite(scores)].abs()
+def largest_magnitude(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude in a tensor; 0 for integer and boolean tensors."""
+    finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor.flatten()[:0]
     return float(finite.max()) if finite.numel() else 0.0

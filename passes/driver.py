@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from lrpfx.errors import LrpfxError, PassError, VerificationError
-from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
-from lrpfx.passes.choices import RecordChoices, RepeatChoices
+from lrpfx.ir.node import attribute_of, calls, has_info, is_data, leaves_of, map_arguments, node_info, update_info
+from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.runtime.compiled_graph import PassRecord
 from lrpfx.support.torch_internals import Interpreter, pytree
@@ -51,9 +51,9 @@ class Verification:
         self.again = again
         self.choices: dict[Any, list[torch.Tensor]] | None = None  # that the source of the outputs made, once they are needed
         self.args = fresh(args)
-        self.expected = _leaves(fresh(expected))
+        self.expected = leaves_of(fresh(expected))
         tensors = [leaf for leaf in self.expected if isinstance(leaf, torch.Tensor)]
-        self.largest = max(map(_largest, tensors), default=0.0) or 1.0
+        self.largest = max(map(largest_magnitude, tensors), default=0.0) or 1.0
         self.another: Verification | None = None  # the same at other sizes of the inputs, for the final graph
 
     def check(self, program: Program, name: str, overwrites: bool = False) -> None:
@@ -64,7 +64,7 @@ class Verification:
         interpreter = _Interpreter(program, self.records, overwrites)
         try:
             with torch.no_grad():
-                actual = _leaves(interpreter.run(*fresh(self.args)))
+                actual = leaves_of(interpreter.run(*fresh(self.args)))
                 if self._differ_by_choices(actual, program):
                     return
         except LrpfxError:
@@ -107,7 +107,7 @@ class Verification:
             return max(_PRECISION.get(one, _SINGLE_PRECISION)[1] for one in (dtype, coarsest or dtype))
 
         with RepeatChoices(self.choices, tolerance):
-            repeated = _leaves(_Interpreter(program, False, True).run(*fresh(self.args)))
+            repeated = leaves_of(_Interpreter(program, False, True).run(*fresh(self.args)))
         try:
             self._compare(repeated, coarsest)
         except AssertionError:
@@ -117,7 +117,7 @@ class Verification:
     def expect_outputs_of(self, program: Program) -> None:
         """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
         with torch.no_grad(), RecordChoices() as record:
-            self.expected = _leaves(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
+            self.expected = leaves_of(fresh(_Interpreter(program, self.records, False).run(*fresh(self.args))))
         self.choices = record.made
         if self.another is not None:
             self.another.expect_outputs_of(program)
@@ -133,7 +133,7 @@ class Verification:
         varying = []
         for node in program.graph.nodes:
             try:
-                Verification((), runs[0][node])._compare(_leaves(runs[1][node]))
+                Verification((), runs[0][node])._compare(leaves_of(runs[1][node]))
             except AssertionError:
                 varying.append(node)
         for node in sorted(varying, key=draws_random_numbers, reverse=True)[:1]:
@@ -155,7 +155,7 @@ class Verification:
             if expected.is_floating_point() or expected.is_complex():
                 pairs = [_PRECISION.get(dtype, _SINGLE_PRECISION) for dtype in (expected.dtype, computed_in or expected.dtype)]
                 relative, absolute = (max(values) for values in zip(*pairs, strict=True))
-                scale = _largest(expected) or self.largest
+                scale = largest_magnitude(expected) or self.largest
                 absolute = max(absolute * scale, min(absolute, _CANCELLATION * scale))
             torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, check_stride=False, equal_nan=True)
 
@@ -174,23 +174,6 @@ def _coarsest(program: Program) -> torch.dtype | None:
 def fresh(values: Any) -> Any:
     """The values with copied tensors, which a model may overwrite."""
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest finite magnitude in a tensor; 0 for integer and boolean tensors."""
-    finite = tensor[torch.isfinite(tensor)].abs() if tensor.is_floating_point() or tensor.is_complex() else tensor.flatten()[:0]
-    return float(finite.max()) if finite.numel() else 0.0
-
-
-def _leaves(value: Any) -> list[Any]:
-    """The tensors, numbers and strings in a result, in order; a result may nest tuples, lists, dicts and dataclasses."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, item.name) for item in dataclasses.fields(value)]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    return [] if value is None else [value]
 
 
 class _Interpreter(Interpreter):
@@ -351,35 +334,24 @@ def _structure(program: Program) -> tuple[Any, ...]:
 
 def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether two structures have no part that differs. Nodes never change their arguments in place."""
-    (root, nodes, tensors), (other_root, other_nodes, other_tensors) = one, other
+    (root, *lists), (other_root, *other_lists) = one, other
+    pairs = list(zip(lists, other_lists, strict=True))
     return (
         root is other_root
-        and len(nodes) == len(other_nodes)
-        and len(tensors) == len(other_tensors)
-        and all(
-            node is other_node
-            and operation == other_operation
-            and target is other_target
-            and (args is other_args or _identities(args) == _identities(other_args))
-            and (kwargs is other_kwargs or _identities(kwargs) == _identities(other_kwargs))
-            for (node, operation, target, args, kwargs), (
-                other_node,
-                other_operation,
-                other_target,
-                other_args,
-                other_kwargs,
-            ) in zip(nodes, other_nodes, strict=True)
-        )
-        and all(
-            name == other_name and tensor is other_tensor and version == other_version
-            for (name, tensor, version), (other_name, other_tensor, other_version) in zip(tensors, other_tensors, strict=True)
-        )
+        and all(len(some) == len(others) for some, others in pairs)
+        and all(all(map(_is_same, *entries)) for some, others in pairs for entries in zip(some, others, strict=True))
     )
 
 
-def _identities(arguments: Any) -> Any:
-    """The arguments with a key for each leaf that is no node; it is equal only for the same object."""
-    return map_arguments(arguments, lambda leaf: leaf if isinstance(leaf, fx.Node) else (id(leaf), leaf))
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, (tuple, dict)):  # arguments, each leaf of which but a node has to be the same object
+        keyed = (
+            map_arguments(some, lambda leaf: leaf if isinstance(leaf, fx.Node) else (id(leaf), leaf)) for some in (one, other)
+        )
+        return bool(next(keyed) == next(keyed))
+    return isinstance(one, (str, int)) and bool(one == other)
 
 
 def record(program: Program, stage: str, name: str, result: PassResult, unverified: str = "", changed: bool = True) -> None:

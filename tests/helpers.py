@@ -25,6 +25,13 @@ def relative_difference(actual, expected):
     return float((actual - expected).norm() / expected.norm())
 
 
+def in_module_mode(composite, model, x, seed):
+    """The relevance of an input, with the rules of a composite on the modules of a model."""
+    with composite.context(model):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(model(leaf), leaf, seed)[0]
+
+
 def assert_close(actual, expected, tolerance=1e-9):
     """Largest difference, relative to the largest entry of what is expected."""
     assert actual.shape == expected.shape

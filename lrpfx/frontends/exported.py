@@ -426,7 +426,7 @@ class _Reader:
         if written is not None:
             return self.copies[written]
         copied = self.graph.node_copy(node, self.copies.__getitem__)
-        if node.target is aten.slice_scatter.default or node.target is aten.slice.Tensor:
+        if node.target in (aten.slice_scatter.default, aten.slice.Tensor):  # torch.vmap fails for the derivative with that end
             copied.args = tuple(None if argument == sys.maxsize else argument for argument in copied.args)
         copied.target = _functions_kept.get(copied.target, copied.target)
         if node.target in _EMBEDDING_BAGS:
@@ -436,8 +436,6 @@ class _Reader:
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
-        if node.target is aten.slice_scatter.default and copied.args[4:5] == (sys.maxsize,):
-            copied.args = (*copied.args[:4], None, *copied.args[5:])  # torch.vmap fails for the derivative with an explicit end
         return copied
 
     def _attribute(self, name: str) -> fx.Node:

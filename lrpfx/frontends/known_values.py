@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.ir.node import attribute_of, is_floating
+from lrpfx.ir.node import ancestors_of, attribute_of, is_floating
 from lrpfx.operators.table import lookup_method, spelling_of, writes_in_place
 from lrpfx.support.torch_internals import FakeTensorMode
 
@@ -96,7 +96,8 @@ class KnownValues:
     def value(self, node: fx.Node) -> Any:
         """The value of a node that depends only on buffers, or None. The graph is then valid only for these buffers."""
         value = self._values(node)
-        leaves = [leaf for leaf in _ancestors(node) if leaf.op == "get_attr"]
+        ancestors = ancestors_of(node)
+        leaves = [leaf for leaf in node.graph.find_nodes(op="get_attr") if leaf in ancestors]
         counted = any(_writes(user) and user.all_input_nodes[0] is leaf for leaf in leaves for user in leaf.users)
         if value is _UNKNOWN or counted:  # a value that changes with every call
             return None
@@ -108,7 +109,7 @@ class KnownValues:
 
     def constant(self, node: fx.Node) -> torch.Tensor | None:
         """A tensor with the shape of a node that depends only on parameters and buffers, or None."""
-        if any(leaf.op == "placeholder" for leaf in _ancestors(node)):
+        if any(leaf.op == "placeholder" for leaf in ancestors_of(node)):
             return None
         value = self._structures(node)
         return value if isinstance(value, torch.Tensor) else None
@@ -125,8 +126,8 @@ class KnownValues:
 
     def _hold_dimensions(self, node: fx.Node) -> bool:
         """Fix the numbers of dimensions of all inputs of `node`, if they determine that of `node`."""
-        ancestors = _ancestors(node)
-        inputs = {ancestor: value for ancestor in ancestors if is_floating(value := self._input(ancestor))}
+        ancestors = ancestors_of(node)
+        inputs = {one: value for one in node.graph.nodes if one in ancestors and is_floating(value := self._input(one))}
         known = all(_reads_tensors(ancestor, inputs, ancestors) for ancestor in ancestors if ancestor.op == "placeholder")
         if not known or any(map(_squeezes, ancestors)):
             return False
@@ -155,15 +156,3 @@ def _squeezes(node: fx.Node) -> bool:
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
     spelling = spelling_of(node) or lookup_method(name.removesuffix("_"))
     return spelling is not None and spelling.operator.dimensions.squeezes
-
-
-def _ancestors(node: fx.Node) -> Collection[fx.Node]:
-    """`node` and all nodes that it depends on."""
-    found: dict[fx.Node, None] = {node: None}
-    pending = [node]
-    while pending:
-        for argument in pending.pop().all_input_nodes:
-            if argument not in found:
-                found[argument] = None
-                pending.append(argument)
-    return found.keys()

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxError
 from lrpfx.ir.guards import FixedSizes, Guard, Place, SharedSize, SizeCondition, place_of
+from lrpfx.ir.node import ancestors_of
 from lrpfx.passes.driver import Verification, record
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.support.torch_internals import Interpreter, pytree
@@ -543,13 +544,7 @@ def _rows(program: Program, probe: _Probe, group: _Group) -> int | None:
 
 def _evaluated(program: Program, wanted: fx.Node, named: Named) -> Any:
     """The value of one node; only what it depends on is computed."""
-    needed: set[fx.Node] = set()
-    pending = [wanted]
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
+    needed = ancestors_of(wanted)
     interpreter = Interpreter(program.root, garbage_collect_values=False, graph=program.graph)
     interpreter.args_iter = iter(named.values())
     with torch.no_grad():

@@ -159,42 +159,10 @@ def encoder_layer(
 ) -> torch.Tensor:
     """`torch.nn.TransformerEncoderLayer` without its fast path."""
     if module.norm_first:
-        src = src + _attend(module.self_attn, module.norm1(src), None, src_mask, src_key_padding_mask)
-        return src + _feed_forward(module, module.norm2(src))
-    src = module.norm1(src + _attend(module.self_attn, src, None, src_mask, src_key_padding_mask))
-    return module.norm2(src + _feed_forward(module, src))  # type: ignore[no-any-return]
-
-
-def decoder_layer(
-    module: nn.TransformerDecoderLayer,
-    tgt: torch.Tensor,
-    memory: torch.Tensor,
-    tgt_mask: torch.Tensor | None = None,
-    memory_mask: torch.Tensor | None = None,
-    tgt_key_padding_mask: torch.Tensor | None = None,
-    memory_key_padding_mask: torch.Tensor | None = None,
-    tgt_is_causal: bool = False,
-    memory_is_causal: bool = False,
-) -> torch.Tensor:
-    """`torch.nn.TransformerDecoderLayer`."""
-    own, cross = (tgt_mask, tgt_key_padding_mask), (memory_mask, memory_key_padding_mask)
-    if module.norm_first:
-        tgt = tgt + _attend(module.self_attn, module.norm1(tgt), None, *own)
-        tgt = tgt + _attend(module.multihead_attn, module.norm2(tgt), memory, *cross)
-        return tgt + _feed_forward(module, module.norm3(tgt))
-    tgt = module.norm1(tgt + _attend(module.self_attn, tgt, None, *own))
-    tgt = module.norm2(tgt + _attend(module.multihead_attn, tgt, memory, *cross))
-    return module.norm3(tgt + _feed_forward(module, tgt))  # type: ignore[no-any-return]
-
-
-def _attend(attention: nn.MultiheadAttention, query: torch.Tensor, memory: torch.Tensor | None, *masks: Any) -> torch.Tensor:
-    keys = query if memory is None else memory
-    result = attention(query, keys, keys, attn_mask=masks[0], key_padding_mask=masks[1], need_weights=False)
-    return result[0]  # type: ignore[no-any-return]
-
-
-def _feed_forward(module: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, value: torch.Tensor) -> torch.Tensor:
-    return module.linear2(module.activation(module.linear1(value)))  # type: ignore[no-any-return]
+        src = src + module._sa_block(module.norm1(src), src_mask, src_key_padding_mask)
+        return src + module._ff_block(module.norm2(src))
+    src = module.norm1(src + module._sa_block(src, src_mask, src_key_padding_mask))
+    return module.norm2(src + module._ff_block(src))  # type: ignore[no-any-return]
 
 
 def encoder(
@@ -329,7 +297,6 @@ def cayley(skew: torch.Tensor) -> torch.Tensor:
 FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.MultiheadAttention: multihead_attention,
     nn.TransformerEncoderLayer: encoder_layer,
-    nn.TransformerDecoderLayer: decoder_layer,
     nn.TransformerEncoder: encoder,
     nn.TransformerDecoder: decoder,
     nn.Transformer: transformer,

@@ -225,15 +225,20 @@ def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def floating_tensors(value: Any) -> list[torch.Tensor]:
-    """The floating-point tensors in a result, in order; a result may nest tuples, lists, dicts and dataclasses."""
+def leaves_of(value: Any) -> list[Any]:
+    """The tensors, numbers and strings in a result, in order; a result may nest tuples, lists, dicts and dataclasses."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, item.name) for item in dataclasses.fields(value)]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in floating_tensors(item)]
-    return [value] if is_floating(value) else []
+        return [leaf for item in value for leaf in leaves_of(item)]
+    return [] if value is None else [value]
+
+
+def floating_tensors(value: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in a result, in order."""
+    return [leaf for leaf in leaves_of(value) if is_floating(leaf)]
 
 
 def map_result(value: Any, change: Any) -> Any:

@@ -3,7 +3,6 @@
 import builtins
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Function, Operator, Probability, Ratio, SignOf
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.functions import exponential, straight_through, thresholded_relu
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
 
 _MATRIX = call(input=MATRIX)
@@ -23,14 +21,13 @@ _MATRIX = call(input=MATRIX)
 
 def _activation(
     name: str,
-    function: Function,
     arguments: str = "input",
-    modules: Sequence[type] = (),
+    function: Function | None = None,
     sample: ExampleCall | None = _MATRIX,
     **facts: Any,
 ) -> Operator:
     options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
-    return row(name, kinds.Activation, function, arguments, modules=modules, sample=sample, **options, **facts)
+    return standard_row(name, kinds.Activation, arguments, function, sample=sample, **options, **facts)
 
 
 def _bounded(bound: Bound) -> int:
@@ -105,37 +102,21 @@ def _quotient(function: Function, slope: float = 1.0) -> Ratio:
 
 
 def _remainder(name: str, **facts: Any) -> Operator:
-    function, sample = getattr(torch, name), call(input=POSITIVE, other=0.7)
-    return _activation(name, function, "input other", spelled=name, sample=sample, **facts)
+    return _activation(name, "input other", sample=call(input=POSITIVE, other=0.7), **facts)
 
 
 def _of_torch(name: str, sign: SignOf | None = None, sample: ExampleCall = _MATRIX, also: str = "", **facts: Any) -> Operator:
     """A row for a function without options that torch offers under one name, or two, in all its forms."""
-    return _activation(name, getattr(torch, name), spelled=f"{name} {also}", sign=sign, sample=sample, **facts)
+    return _activation(name, spelled=f"{name} {also}", sign=sign, sample=sample, **facts)
 
 
 ROWS: tuple[Operator, ...] = (
     _activation(
-        "relu",
-        functional.relu,
-        modules=[nn.ReLU],
-        sign=signs.never_negative,
-        positive_part=True,
-        keeps_nonpositive=True,
-        ratio=_step,
+        "relu", function=functional.relu, sign=signs.never_negative, positive_part=True, keeps_nonpositive=True, ratio=_step
     ),
-    _activation(
-        "relu6",
-        functional.relu6,
-        modules=[nn.ReLU6],
-        sign=signs.never_negative,
-        scales=1,
-        keeps_nonpositive=True,
-        ratio=_quotient(functional.relu6, 0.0),
-    ),
+    _activation("relu6", sign=signs.never_negative, scales=1, keeps_nonpositive=True, ratio=_quotient(functional.relu6, 0.0)),
     _activation(
         "hardtanh",
-        functional.hardtanh,
         "input min_val=-1.0 max_val=1.0",
         modules=[nn.Hardtanh, nn.ReLU6],
         sign=signs.of_hardtanh,
@@ -144,7 +125,6 @@ ROWS: tuple[Operator, ...] = (
     ),
     _activation(
         "clamp",
-        torch.clamp,
         "input min=None max=None",
         spelled="clamp clip",
         sign=signs.of_clamp,
@@ -153,104 +133,60 @@ ROWS: tuple[Operator, ...] = (
         sample=call(input=MATRIX, min=-0.3, max=0.4),
     ),
     _activation(
-        "clamp_min",
-        torch.clamp_min,
-        "input min",
-        sign=signs.of_clamp,
-        decomposition=_bounded_by_data,
-        sample=call(input=MATRIX, min=-0.3),
+        "clamp_min", "input min", sign=signs.of_clamp, decomposition=_bounded_by_data, sample=call(input=MATRIX, min=-0.3)
     ),
     _activation(
-        "clamp_max",
-        torch.clamp_max,
-        "input max",
-        sign=signs.of_clamp,
-        decomposition=_bounded_by_data,
-        sample=call(input=MATRIX, max=0.3),
+        "clamp_max", "input max", sign=signs.of_clamp, decomposition=_bounded_by_data, sample=call(input=MATRIX, max=0.3)
     ),
     _activation(
         "elu",
-        functional.elu,
         "input alpha=1.0",
-        modules=[nn.ELU],
         aten="elu.default",
         inplace_aten="elu_.default",
         sign=signs.of_elu,
         ratio=_quotient(functional.elu),
         sample=call(input=MATRIX, alpha=0.7),
     ),
-    _activation(
-        "selu", functional.selu, modules=[nn.SELU], sign=signs.of_input, ratio=_quotient(functional.selu, 1.0507009873554805)
-    ),
+    _activation("selu", function=functional.selu, sign=signs.of_input, ratio=_quotient(functional.selu, 1.0507009873554805)),
     _activation(
         "celu",
-        functional.celu,
         "input alpha=1.0",
-        modules=[nn.CELU],
+        functional.celu,
         sign=signs.of_elu,
         ratio=_quotient(functional.celu),
         sample=call(input=MATRIX, alpha=0.7),
     ),
     _activation(
         "gelu",
-        functional.gelu,
         "input approximate='none'",
-        modules=[nn.GELU],
         sign=signs.of_input,
         ratio=_ratio_of_gelu,
         sample=call(input=MATRIX, approximate="tanh"),
     ),
-    _activation(
-        "sigmoid",
-        torch.sigmoid,
-        modules=[nn.Sigmoid],
-        spelled="sigmoid expit",
-        sign=signs.never_negative,
-        scales=2,
-        probability=Probability.OF_ONE_LOGIT,
-    ),
-    _activation("hardsigmoid", functional.hardsigmoid, modules=[nn.Hardsigmoid], sign=signs.never_negative, scales=2),
-    _activation(
-        "silu", functional.silu, modules=[nn.SiLU], sign=signs.of_input, ratio=lambda input, bound: torch.sigmoid(input)
-    ),
-    _activation("hardswish", functional.hardswish, modules=[nn.Hardswish], sign=signs.of_input, ratio=_ratio_of_hardswish),
-    _activation(
-        "mish",
-        functional.mish,
-        modules=[nn.Mish],
-        sign=signs.of_input,
-        ratio=lambda input, bound: torch.tanh(functional.softplus(input)),
-    ),
-    _activation("tanh", torch.tanh, modules=[nn.Tanh], sign=signs.of_input, scales=1, ratio=_quotient(torch.tanh)),
+    _activation("sigmoid", spelled="sigmoid expit", sign=signs.never_negative, scales=2, probability=Probability.OF_ONE_LOGIT),
+    _activation("hardsigmoid", sign=signs.never_negative, scales=2),
+    _activation("silu", sign=signs.of_input, ratio=lambda input, bound: torch.sigmoid(input)),
+    _activation("hardswish", sign=signs.of_input, ratio=_ratio_of_hardswish),
+    _activation("mish", sign=signs.of_input, ratio=lambda input, bound: torch.tanh(functional.softplus(input))),
+    _activation("tanh", sign=signs.of_input, scales=1, ratio=_quotient(torch.tanh)),
     _activation(
         "tanhshrink",
-        functional.tanhshrink,
-        modules=[nn.Tanhshrink],
         sign=signs.of_input,
         whole={"(Tensor input) -> Tensor": (functional.tanhshrink,)},
         ratio=_quotient(functional.tanhshrink, 0.0),
     ),
     _activation(
         "softsign",
-        functional.softsign,
-        modules=[nn.Softsign],
         sign=signs.of_input,
         whole={"(Tensor input) -> Tensor": (functional.softsign,)},
         ratio=lambda input, bound: 1 / (1 + input.abs()),
     ),
     _activation(
-        "softplus",
-        functional.softplus,
-        "input beta=1.0 threshold=20.0",
-        modules=[nn.Softplus],
-        sign=signs.of_softplus,
-        sample=call(input=MATRIX, beta=2.0, threshold=0.5),
+        "softplus", "input beta=1.0 threshold=20.0", sign=signs.of_softplus, sample=call(input=MATRIX, beta=2.0, threshold=0.5)
     ),
     _activation(
         "softshrink",
-        functional.softshrink,
         "input lambd=0.5",
-        modules=[nn.Softshrink],
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (functional.softshrink,)},
         ratio=_ratio_of_softshrink,
@@ -258,58 +194,36 @@ ROWS: tuple[Operator, ...] = (
     ),
     _activation(
         "hardshrink",
-        torch.hardshrink,
         "input lambd=0.5",
-        modules=[nn.Hardshrink],
         sign=signs.of_input,
         whole={"(Tensor input, float lambd=0.5) -> Tensor": (torch.hardshrink, functional.hardshrink, torch.Tensor.hardshrink)},
         ratio=_ratio_of_hardshrink,
         sample=call(input=MATRIX, lambd=0.2),
     ),
-    _activation(
-        "logsigmoid",
-        functional.logsigmoid,
-        modules=[nn.LogSigmoid],
-        spelled="log_sigmoid",
-        sign=signs.never_positive,
-        probability=Probability.OF_ONE_LOGIT,
-    ),
+    _activation("logsigmoid", spelled="log_sigmoid", sign=signs.never_positive, probability=Probability.OF_ONE_LOGIT),
     _activation(
         "leaky_relu",
-        functional.leaky_relu,
         "input negative_slope=0.01",
-        modules=[nn.LeakyReLU],
         sign=signs.of_leaky_relu,
         ratio=_ratio_of_leaky_relu,
         sample=call(input=MATRIX, negative_slope=0.3),
     ),
     _activation(
         "rrelu",
-        functional.rrelu,
         "input lower=0.125 upper=0.3333333333333333 training=False",
-        modules=[nn.RReLU],
+        functional.rrelu,
         aten="rrelu.default",
         inplace_aten="rrelu_.default",
         sample=call(input=MATRIX, lower=0.2, upper=0.3, training=False),
     ),
     _activation(
         "threshold",
-        functional.threshold,
         "input threshold value",
-        modules=[nn.Threshold],
+        functional.threshold,
         sign=signs.of_threshold,
         sample=call(input=MATRIX, threshold=0.1, value=0.3),
     ),
-    _activation(
-        "prelu",
-        torch.prelu,
-        "input weight",
-        modules=[nn.PReLU],
-        parameters="weight",
-        sign=signs.of_prelu,
-        broadcasts=False,
-        sample=call(input=MATRIX, weight=weight(4)),
-    ),
+    _activation("prelu", "input weight", sign=signs.of_prelu, broadcasts=False, sample=call(input=MATRIX, weight=weight(4))),
     _remainder("remainder", functions=[operator.mod], methods="__mod__"),
     _remainder("fmod"),
     _of_torch("exp", signs.never_negative, of_softmax=True),
@@ -339,8 +253,8 @@ ROWS: tuple[Operator, ...] = (
         call(input=signal(2, 4, low=-0.9, high=0.9)),
         ratio=_quotient(torch.erfinv, math.sqrt(math.pi) / 2),
     ),
-    _activation("ndtr", torch.special.ndtr, sign=signs.never_negative, scales=2),
-    _activation("log_ndtr", torch.special.log_ndtr, sign=signs.never_positive),
+    _activation("ndtr", sign=signs.never_negative, scales=2),
+    _activation("log_ndtr", sign=signs.never_positive),
     _of_torch("sin", ratio=_quotient(torch.sin)),
     _of_torch("cos"),
     _of_torch("tan", ratio=_quotient(torch.tan)),
@@ -353,12 +267,10 @@ ROWS: tuple[Operator, ...] = (
         "atanh", signs.of_input, call(input=signal(2, 4, low=-0.9, high=0.9)), also="arctanh", ratio=_quotient(torch.atanh)
     ),
     _of_torch("acosh", signs.never_negative, call(input=signal(2, 4, low=1.1, high=2.0)), also="arccosh"),
-    row(
+    standard_row(
         "atan2",
         kinds.Gate,
-        torch.atan2,
         "input other",
-        data="input other",
         spelled="atan2 arctan2",
         elementwise=True,
         mixes=mixing.no_dimension,
@@ -379,7 +291,6 @@ ROWS: tuple[Operator, ...] = (
     ),
     _activation(
         "pow",
-        torch.pow,
         "input exponent",
         functions=[operator.pow],
         inplace=[operator.ipow],
@@ -393,7 +304,6 @@ ROWS: tuple[Operator, ...] = (
     ),
     _activation(
         "exponential",
-        exponential,
         "input other",
         spelled="",
         methods="__rpow__",
@@ -404,7 +314,6 @@ ROWS: tuple[Operator, ...] = (
     ),
     _activation(
         "straight_through",
-        straight_through,
         "input value",
         controls="value",
         broadcasts=False,
@@ -413,7 +322,6 @@ ROWS: tuple[Operator, ...] = (
     ),
     _activation(
         "thresholded_relu",
-        thresholded_relu,
         "input scale shift",
         modules=[nn.ReLU],
         buffers="scale shift",

@@ -11,15 +11,13 @@ from lrpfx.ir.operator import Bound, Builder, Operator, Probability
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import (
     attention_bias,
-    exponential_shares,
     head_bias,
     masked_softmax,
     padding_bias,
-    shares_of_groups,
     total_of_groups,
     total_over,
 )
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -74,11 +72,11 @@ def _attention(build: Builder) -> fx.Node:
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "softmax",
         kinds.Softmax,
-        functional.softmax,
         "input dim=None dtype=None",
+        functional.softmax,
         modules=[nn.Softmax, nn.Softmax2d],
         reordered=[(functional.softmax, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
@@ -89,12 +87,10 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "softmin",
         kinds.Softmax,
-        functional.softmin,
         "input dim=None dtype=None",
-        modules=[nn.Softmin],
         reordered=[(functional.softmin, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
         scales=2,
@@ -106,10 +102,9 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(loses="expansion", input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "masked_softmax",
         kinds.Softmax,
-        masked_softmax,
         "input dim",
         reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
         sign=signs.never_negative,
@@ -119,10 +114,9 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(loses="expansion", input=MATRIX, dim=1),
     ),
-    row(
+    standard_row(
         "exponential_shares",
         kinds.Softmax,
-        exponential_shares,
         "input exponentials sums dim",
         controls="exponentials sums",
         scales=2,
@@ -138,13 +132,11 @@ ROWS: tuple[Operator, ...] = (
             dim=1,
         ),
     ),
-    row(
+    standard_row(
         "shares_of_groups",
         kinds.Softmax,
-        shares_of_groups,
         "input exponentials sums totals index dim",
         controls="exponentials sums totals",
-        indices="index",
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
         total=lambda values, bound: total_of_groups(values, bound["totals"], bound["index"], bound["dim"]),
@@ -160,10 +152,9 @@ ROWS: tuple[Operator, ...] = (
             dim=1,
         ),
     ),
-    row(
+    standard_row(
         "scaled_dot_product_attention",
         kinds.MatMul,
-        functional.scaled_dot_product_attention,
         "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
         data="query key value attn_mask",
         masked_by="attn_mask",
@@ -193,12 +184,10 @@ ROWS: tuple[Operator, ...] = (
         "padding_bias", spelled="", functions=[padding_bias], keeps_infinity=True, without_sample="only the compiler inserts it"
     ),
     neutral("head_bias", spelled="", functions=[head_bias], keeps_infinity=True, without_sample="only the compiler inserts it"),
-    row(
+    standard_row(
         "log_softmax",
         kinds.Activation,
-        torch.log_softmax,
         "input dim dtype=None",
-        modules=[nn.LogSoftmax],
         reordered=[(functional.log_softmax, "input dim _stacklevel dtype")],
         sign=signs.never_positive,
         probability=Probability.OF_ALL_LOGITS,

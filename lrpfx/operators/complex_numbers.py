@@ -17,7 +17,7 @@ from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import of
 from lrpfx.support.dotted_paths import resolve_path
 
@@ -79,7 +79,7 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _transform(name: str, to_complex: bool, sample: ExampleCall, **facts: Any) -> Operator:
-    return row(name, kinds.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
+    return standard_row(name, kinds.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
 
 
 def _of_torch(name: str) -> Operator:
@@ -106,49 +106,42 @@ _TO_COMPLEX, _TO_REAL = ("fft", "ifft", "rfft", "ihfft"), ("irfft", "hfft")
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "view_as_complex",
         kinds.Neutral,
-        torch.view_as_complex,
         "input",
         view=True,
         returns_complex=True,
         sample=of(lambda x: torch.view_as_complex(x).real, (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "view_as_real",
         kinds.Neutral,
-        torch.view_as_real,
         "input",
         view=True,
         returns_complex=False,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "real",
         kinds.Neutral,
-        torch.real,
         "input",
         view=True,
         returns_complex=False,
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
-    row(
-        "imag", kinds.Neutral, torch.imag, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))
-    ),
-    row(
+    standard_row("imag", kinds.Neutral, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))),
+    standard_row(
         "complex",
         kinds.Neutral,
-        torch.complex,
         "real imag",
         data="real imag",
         returns_complex=True,
         sample=of(lambda x, y: torch.view_as_real(torch.complex(x, y)), (2, 4), (2, 4)),
     ),
-    row(
+    standard_row(
         "polar",
         kinds.Product,
-        torch.polar,
         "abs angle",
         data="abs angle",
         returns_complex=True,
@@ -171,25 +164,26 @@ ROWS: tuple[Operator, ...] = (
         view=True,
         sample=of(lambda x: torch.view_as_real(torch.view_as_complex(x).resolve_conj()), (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "angle",
         kinds.Unknown,
-        torch.angle,
         "input",
         returns_complex=False,
         sample=of(lambda x: torch.angle(torch.view_as_complex(x)), (2, 2, 2)),
     ),
-    row(
+    standard_row(
         "rotated",
         kinds.Sum,
-        rotated,
         "input by",
+        rotated,
         returns_complex=False,
         adjoint=_rotated_adjoint,
         mixes=mixing.last_dimension,
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
-    row("fourier", kinds.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"),
+    standard_row(
+        "fourier", kinds.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"
+    ),
     *(_of_torch(f"{name}{dimensions}") for name in (*_TO_COMPLEX, *_TO_REAL) for dimensions in ("", "2", "n")),
     _shift("fftshift"),
     _shift("ifftshift"),

@@ -11,8 +11,8 @@ from torch.nn import functional
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
-from lrpfx.operators.functions import floor_divided, floor_divides, heaviside, histogram
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.functions import floor_divided, histogram
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import mask
 
 
@@ -103,11 +103,11 @@ ROWS: tuple[Operator, ...] = (
     _by_itself("floor", functions=[math.floor], methods="__floor__"),
     _by_itself("ceil", functions=[math.ceil], methods="__ceil__"),
     _by_itself("trunc", "fix"),
-    row(
+    standard_row(
         "floor_divide",
         kinds.Neutral,
-        floor_divided,
         "input other",
+        floor_divided,
         functions=[operator.floordiv],
         inplace=[operator.ifloordiv],
         methods="__floordiv__",
@@ -117,31 +117,29 @@ ROWS: tuple[Operator, ...] = (
         reflected="floor_divides",
         sample=mask(lambda x: x // 0.3),
     ),
-    row(
+    standard_row(
         "floor_divides",
         kinds.Neutral,
-        floor_divides,
         "input other",
         methods="__rfloordiv__",
         discrete=True,
         mixes=mixing.no_dimension,
         sample=mask(lambda x: 1.0 // (x + 3)),
     ),
-    row(
+    standard_row(
         "heaviside",
         kinds.Neutral,
-        heaviside,
         "input values",
         discrete=True,
         mixes=mixing.no_dimension,
         steps=True,
         sample=mask(lambda x: torch.heaviside(x, torch.tensor(0.5))),
     ),
-    row(
+    standard_row(
         "histc",
         kinds.Neutral,
-        histogram,
         "input bins=100 min=0 max=0",
+        histogram,
         discrete=True,
         sample=mask(lambda x: torch.histc(x, 4, -1, 1), batch=False),
     ),

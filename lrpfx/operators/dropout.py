@@ -3,25 +3,23 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Function, Operator
 from lrpfx.operators import mixing
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, signal
 
 _aten = torch.ops.aten
 
 
-def _dropout(name: str, module: type, shape: tuple[int, ...], native: Sequence[Function] = ()) -> Operator:
-    return row(
+def _dropout(name: str, shape: tuple[int, ...], native: Sequence[Function] = ()) -> Operator:
+    return standard_row(
         name,
         kinds.Dropout,
-        getattr(functional, name),
         "input p=0.5 training=True",
-        modules=[module],
+        getattr(functional, name),
         functions=native,
         view=True,
         mixes=mixing.no_dimension,
@@ -30,21 +28,15 @@ def _dropout(name: str, module: type, shape: tuple[int, ...], native: Sequence[F
 
 
 ROWS: tuple[Operator, ...] = (
-    _dropout("dropout", nn.Dropout, (), [torch.dropout, _aten.dropout.default]),
-    _dropout("dropout1d", nn.Dropout1d, (3,)),
-    _dropout("dropout2d", nn.Dropout2d, (3, 3), [torch.feature_dropout, _aten.feature_dropout.default]),
-    _dropout("dropout3d", nn.Dropout3d, (3, 3, 3)),
-    _dropout("alpha_dropout", nn.AlphaDropout, (), [torch.alpha_dropout, _aten.alpha_dropout.default]),
-    _dropout(
-        "feature_alpha_dropout",
-        nn.FeatureAlphaDropout,
-        (3, 3),
-        [torch.feature_alpha_dropout, _aten.feature_alpha_dropout.default],
-    ),
-    row(
+    _dropout("dropout", (), [torch.dropout, _aten.dropout.default]),
+    _dropout("dropout1d", (3,)),
+    _dropout("dropout2d", (3, 3), [torch.feature_dropout, _aten.feature_dropout.default]),
+    _dropout("dropout3d", (3, 3, 3)),
+    _dropout("alpha_dropout", (), [torch.alpha_dropout, _aten.alpha_dropout.default]),
+    _dropout("feature_alpha_dropout", (3, 3), [torch.feature_alpha_dropout, _aten.feature_alpha_dropout.default]),
+    standard_row(
         "stochastic_depth",
         kinds.Dropout,
-        None,
         "input p mode training=True",
         foreign="torchvision.ops.stochastic_depth.stochastic_depth",
         view=True,

@@ -1,24 +1,20 @@
 """Embeddings: lookup of vectors."""
 
-from torch import nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator
-from lrpfx.operators.functions import embedding_bag
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import Fixed, call, weight
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "embedding",
         kinds.Embedding,
-        functional.embedding,
         "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
-        parameters="weight",
+        functional.embedding,
         indices="input",
         aliases="indices=input",
-        modules=[nn.Embedding],
         order="weight input padding_idx scale_grad_by_freq sparse",
         sample=call(
             input=Fixed([[1, 2], [3, 0]]),
@@ -30,14 +26,11 @@ ROWS: tuple[Operator, ...] = (
             sparse=False,
         ),
     ),
-    row(
+    standard_row(
         "embedding_bag",
         kinds.Embedding,
-        embedding_bag,
         "input weight offsets=None max_norm=None norm_type=2.0 scale_grad_by_freq=False mode='mean' sparse=False "
         "per_sample_weights=None include_last_offset=False padding_idx=None",
-        parameters="weight",
-        modules=[nn.EmbeddingBag],
         spelled="",
         functions=[functional.embedding_bag],
         indices="input offsets",

@@ -259,19 +259,16 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
         slots.setdefault(value, index)
     args, kwargs = _with_slots((node.args, node.kwargs), slots)
     if len(set(inputs)) < len(inputs):  # x + x: one node gives two data inputs
-        if by_name:
-            numbers, names = itertools.count(), operator.data if operator is not None else ()
-            given = dict(zip(operator.arguments if operator is not None else (), args, strict=False))
-            args = [
-                Slot(next(numbers)) if name in names and isinstance(value, Slot) and value.index < len(inputs) else value
-                for name, value in given.items()
-            ]
+        numbers = itertools.count()
+
+        def numbered(leaf: Any) -> Any:
+            return Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf
+
+        if operator is not None and by_name:
+            given = zip(operator.arguments, args, strict=False)
+            args = [numbered(value) if name in operator.data else value for name, value in given]
         else:
-            numbers = itertools.count()
-            args, kwargs = map_arguments(
-                (args, kwargs),
-                lambda leaf: Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf,
-            )
+            args, kwargs = map_arguments((args, kwargs), numbered)
     assert callable(node.target)
     operation = Operation(
         node.target,

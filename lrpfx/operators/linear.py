@@ -12,17 +12,9 @@ from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, ExampleCall, Function, Matrices, Operator, WeightLayout
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import (
-    conv1d_with_bias_map,
-    conv2d_with_bias_map,
-    conv3d_with_bias_map,
     grouped_linear,
-    padded_conv1d,
-    padded_conv2d,
-    padded_conv3d,
-    selected_linear,
-    selected_linear_of_columns,
 )
-from lrpfx.operators.row import row
+from lrpfx.operators.row import function_named, standard_row
 from lrpfx.operators.samples import MATRIX, Fixed, call, signal, weight
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -156,19 +148,15 @@ def _sample(dimensions: int, transposed: bool, **further: Any) -> ExampleCall:
     )
 
 
-def _of_convolution(
-    name: str, dimensions: int, function: Function, module: type, adjoint: Adjoint, arguments: str = "", **facts: Any
-) -> Operator:
-    """A row for one form of a convolution, with further `arguments` behind the bias."""
-    return row(
+def _of_convolution(name: str, dimensions: int, adjoint: Adjoint, arguments: str = "", **facts: Any) -> Operator:
+    """A row for one form of a convolution, with further `arguments` after the bias."""
+    return standard_row(
         name,
         kinds.ConvolutionStandard,
-        function,
         f"input weight bias=None {arguments} stride=1 padding=0 dilation=1 groups=1",
-        parameters="weight bias",
-        modules=[module],
+        modules=[getattr(nn, f"Conv{dimensions}d")],
         adjoint=adjoint,
-        constant_response=_convolution_response(dimensions, transposed=False, function=function),
+        constant_response=_convolution_response(dimensions, transposed=False, function=function_named(name)),
         spatial=dimensions,
         keeps_rank=True,
         broadcasts=False,
@@ -176,12 +164,10 @@ def _of_convolution(
     )
 
 
-def _convolution(dimensions: int, function: Function, module: type) -> Operator:
+def _convolution(dimensions: int) -> Operator:
     return _of_convolution(
         f"conv{dimensions}d",
         dimensions,
-        function,
-        module,
         _convolution_adjoint(dimensions, transposed=False),
         aten=f"conv{dimensions}d.default conv{dimensions}d.padding",
         weight_layout=WeightLayout.CONVOLUTION,
@@ -191,17 +177,15 @@ def _convolution(dimensions: int, function: Function, module: type) -> Operator:
     )
 
 
-def _transposed_convolution(dimensions: int, function: Function, module: type) -> Operator:
-    return row(
-        f"conv_transpose{dimensions}d",
+def _transposed_convolution(dimensions: int) -> Operator:
+    name = f"conv_transpose{dimensions}d"
+    return standard_row(
+        name,
         kinds.ConvolutionTranspose,
-        function,
         "input weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
-        parameters="weight bias",
-        modules=[module],
         aten=f"conv_transpose{dimensions}d.{'default' if dimensions == 1 else 'input'}",
         adjoint=_convolution_adjoint(dimensions, transposed=True),
-        constant_response=_convolution_response(dimensions, transposed=True, function=function),
+        constant_response=_convolution_response(dimensions, transposed=True, function=function_named(name)),
         weight_layout=WeightLayout.TRANSPOSED_CONVOLUTION,
         spatial=dimensions,
         keeps_rank=True,
@@ -210,12 +194,10 @@ def _transposed_convolution(dimensions: int, function: Function, module: type) -
     )
 
 
-def _convolution_with_bias_map(dimensions: int, function: Function, module: type) -> Operator:
+def _convolution_with_bias_map(dimensions: int) -> Operator:
     return _of_convolution(
         f"conv{dimensions}d_with_bias_map",
         dimensions,
-        function,
-        module,
         _convolution_adjoint(dimensions, transposed=False),
         sample=call(
             loses="constants",
@@ -230,12 +212,10 @@ def _convolution_with_bias_map(dimensions: int, function: Function, module: type
     )
 
 
-def _padded_convolution(dimensions: int, function: Function, module: type) -> Operator:
+def _padded_convolution(dimensions: int) -> Operator:
     return _of_convolution(
         f"padded_conv{dimensions}d",
         dimensions,
-        function,
-        module,
         _padded_adjoint(dimensions),
         arguments="amounts=()",
         weight_layout=WeightLayout.CONVOLUTION,
@@ -244,13 +224,10 @@ def _padded_convolution(dimensions: int, function: Function, module: type) -> Op
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "linear",
         kinds.Linear,
-        functional.linear,
         "input weight bias=None",
-        parameters="weight bias",
-        modules=[nn.Linear],
         adjoint=_linear_adjoint,
         constant_response=_linear_response,
         weight_layout=WeightLayout.DENSE,
@@ -260,12 +237,10 @@ ROWS: tuple[Operator, ...] = (
         broadcasts=False,
         sample=call(loses="bias", input=MATRIX, weight=weight(3, 4), bias=weight(3)),
     ),
-    row(
+    standard_row(
         "grouped_linear",
         kinds.Linear,
-        grouped_linear,
         "input weight offsets",
-        parameters="weight",
         counts_as=nn.Linear,
         foreign="torch._ops.transformers.transformers::grouped_mm_fallback",
         reordered=[
@@ -284,40 +259,28 @@ ROWS: tuple[Operator, ...] = (
         matrices=Matrices.OF_GROUPS,
         sample=call(batch=False, input=signal(4, 3), weight=weight(3, 3, 2), offsets=Fixed([1, 1, 4])),
     ),
-    row(
+    standard_row(
         "selected_linear",
         kinds.Linear,
-        selected_linear,
         "input weight",
-        parameters="weight",
         counts_as=nn.Linear,
         adjoint=_selected_adjoint,
         mixes=mixing.last_dimension,
         matrices=Matrices.OF_ENTRIES,
         sample=call(batch=False, input=signal(2, 3, 4), weight=weight(2, 4, 5)),
     ),
-    row(
+    standard_row(
         "selected_linear_of_columns",
         kinds.Linear,
-        selected_linear_of_columns,
         "input weight",
-        parameters="weight",
         counts_as=nn.Linear,
         adjoint=_selected_adjoint_of_columns,
         mixes=mixing.second_last_dimension,
         matrices=Matrices.OF_ENTRIES,
         sample=call(batch=False, input=signal(2, 4, 3), weight=weight(2, 5, 4)),
     ),
-    _convolution(1, torch.conv1d, nn.Conv1d),
-    _convolution(2, torch.conv2d, nn.Conv2d),
-    _convolution(3, torch.conv3d, nn.Conv3d),
-    _transposed_convolution(1, torch.conv_transpose1d, nn.ConvTranspose1d),
-    _transposed_convolution(2, torch.conv_transpose2d, nn.ConvTranspose2d),
-    _transposed_convolution(3, torch.conv_transpose3d, nn.ConvTranspose3d),
-    _convolution_with_bias_map(1, conv1d_with_bias_map, nn.Conv1d),
-    _convolution_with_bias_map(2, conv2d_with_bias_map, nn.Conv2d),
-    _convolution_with_bias_map(3, conv3d_with_bias_map, nn.Conv3d),
-    _padded_convolution(1, padded_conv1d, nn.Conv1d),
-    _padded_convolution(2, padded_conv2d, nn.Conv2d),
-    _padded_convolution(3, padded_conv3d, nn.Conv3d),
+    *map(_convolution, (1, 2, 3)),
+    *map(_transposed_convolution, (1, 2, 3)),
+    *map(_convolution_with_bias_map, (1, 2, 3)),
+    *map(_padded_convolution, (1, 2, 3)),
 )

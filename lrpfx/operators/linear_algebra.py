@@ -12,7 +12,7 @@ from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import solved, solved_triangular
 from lrpfx.operators.products import sum_and_product
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import call, of, signal, weight
 
 
@@ -47,7 +47,9 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, kinds.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
+    return standard_row(
+        name, kinds.Sum, arguments, function, spelled="", reordered=[(spelled, order), (overload, order)], **facts
+    )
 
 
 def _some_sparse() -> torch.Tensor:
@@ -59,52 +61,48 @@ def _sparse_product(build: Builder) -> fx.Node:
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "sparse_mm",
         kinds.MatMul,
-        torch.sparse.mm,
         "input other",
-        data="input other",
+        torch.sparse.mm,
         aten="_sparse_mm.default",
         aliases="sparse=input dense=other mat1=input mat2=other",
         decomposition=_sparse_product,
         sample=of(lambda x: torch.sparse.mm(_some_sparse(), x), (4, 3), batch=False),
     ),
-    row(
+    standard_row(
         "sparse_addmm",
         kinds.MatMul,
-        torch.sparse.addmm,
         "input mat1 mat2 beta=1 alpha=1",
+        torch.sparse.addmm,
         data="input mat1 mat2",
         spelled="_sparse_addmm",
         aliases="mat=input",
         decomposition=sum_and_product("mat1", "mat2"),
         sample=of(lambda x: torch.sparse.addmm(x, _some_sparse(), x, beta=2.0, alpha=3.0), (4, 3), batch=False),
     ),
-    row(
+    standard_row(
         "kron",
         kinds.MatMul,
-        torch.kron,
         "input other",
-        data="input other",
         sign=signs.of_matrix_product,
         sample=call(batch=False, input=signal(2, 2), other=signal(2, 3)),
     ),
-    row(
+    standard_row(
         "cross",
         kinds.MatMul,
-        torch.linalg.cross,
         "input other dim=-1",
-        data="input other",
+        torch.linalg.cross,
         spelled="cross linalg_cross",
         decomposition=_cross,
         sample=call(input=signal(2, 3), other=signal(2, 3), dim=1),
     ),
-    row(
+    standard_row(
         "multi_dot",
         kinds.MatMul,
-        torch.linalg.multi_dot,
         "matrices",
+        torch.linalg.multi_dot,
         data="matrices",
         aten="linalg_multi_dot.default chain_matmul.default",
         aliases="tensors=matrices",
@@ -131,10 +129,9 @@ ROWS: tuple[Operator, ...] = (
         aliases="A=matrix B=input",
         sample=call(input=signal(2, 3, 2), matrix=weight(3, 3, low=0.5), upper=True),
     ),
-    row(
+    standard_row(
         "cholesky_solve",
         kinds.Sum,
-        torch.cholesky_solve,
         "input input2 upper=False",
         aliases="B=input L=input2",
         sample=call(input=signal(2, 3, 2), input2=weight(3, 3, low=0.5)),

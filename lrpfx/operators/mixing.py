@@ -21,20 +21,11 @@ def keeps_places(row: Operator) -> bool:
     return row.entries.elementwise or row.entries.mixes is no_dimension
 
 
-def first_dimension(bound: Arguments, rank: int) -> Sequence[int]:
-    return (0,)
+def _always(dimension: int) -> Mixes:
+    return lambda bound, rank: (dimension,)
 
 
-def last_dimension(bound: Arguments, rank: int) -> Sequence[int]:
-    return (-1,)
-
-
-def second_last_dimension(bound: Arguments, rank: int) -> Sequence[int]:
-    return (-2,)
-
-
-def channels(bound: Arguments, rank: int) -> Sequence[int]:
-    return (1,)
+first_dimension, channels, last_dimension, second_last_dimension = map(_always, (0, 1, -1, -2))
 
 
 def sample(bound: Arguments, rank: int) -> Sequence[int]:

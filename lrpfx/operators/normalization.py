@@ -7,7 +7,7 @@ from torch.nn import functional
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Operator, SavedScale
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
 
 # --- with the scale held constant ---------------------------------------------------------------------------------------------
@@ -65,12 +65,11 @@ def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tenso
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "batch_norm",
         kinds.BatchNorm,
-        functional.batch_norm,
         "input running_mean running_var weight=None bias=None training=False momentum=0.1 eps=1e-05",
-        parameters="weight bias",
+        functional.batch_norm,
         buffers="running_mean running_var",
         modules=[nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
         order="input weight bias running_mean running_var training momentum eps cudnn_enabled",
@@ -89,13 +88,11 @@ ROWS: tuple[Operator, ...] = (
             eps=0.1,
         ),
     ),
-    row(
+    standard_row(
         "layer_norm",
         kinds.LayerNorm,
-        functional.layer_norm,
         "input normalized_shape weight=None bias=None eps=1e-05",
-        parameters="weight bias",
-        modules=[nn.LayerNorm],
+        functional.layer_norm,
         order="input normalized_shape weight bias eps cudnn_enable",
         detached=_detached_layer_norm,
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
@@ -104,25 +101,22 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(loses="bias", input=MATRIX, normalized_shape=(4,), weight=weight(4), bias=weight(4), eps=0.1),
     ),
-    row(
+    standard_row(
         "group_norm",
         kinds.LayerNorm,
-        functional.group_norm,
         "input num_groups weight=None bias=None eps=1e-05",
-        parameters="weight bias",
-        modules=[nn.GroupNorm],
+        functional.group_norm,
         order="input num_groups weight bias eps cudnn_enabled",
         detached=_detached_group_norm,
         mixes=mixing.sample,
         channels_second=True,
         sample=call(loses="bias", input=IMAGE, num_groups=2, weight=weight(4), bias=weight(4), eps=0.1),
     ),
-    row(
+    standard_row(
         "instance_norm",
         kinds.LayerNorm,
-        functional.instance_norm,
         "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
-        parameters="weight bias",
+        functional.instance_norm,
         buffers="running_mean running_var",
         modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
         order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
@@ -141,21 +135,18 @@ ROWS: tuple[Operator, ...] = (
             eps=0.1,
         ),
     ),
-    row(
+    standard_row(
         "rms_norm",
         kinds.RMSNorm,
-        functional.rms_norm,
         "input normalized_shape weight=None eps=None",
-        parameters="weight",
-        modules=[nn.RMSNorm],
+        functional.rms_norm,
         mixes=mixing.normalized,
         keeps_dimensions=True,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
     ),
-    row(
+    standard_row(
         "normalize",
         kinds.RMSNorm,
-        functional.normalize,
         "input p=2.0 dim=1 eps=1e-12 out=None",
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
@@ -163,12 +154,10 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=call(input=MATRIX, p=3.0, dim=1, eps=0.1),
     ),
-    row(
+    standard_row(
         "local_response_norm",
         kinds.RMSNorm,
-        functional.local_response_norm,
         "input size alpha=0.0001 beta=0.75 k=1.0",
-        modules=[nn.LocalResponseNorm],
         whole={
             "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor": (
                 functional.local_response_norm,

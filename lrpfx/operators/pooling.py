@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, of, signal
 
 
@@ -51,16 +50,15 @@ def _pooled(spatial: int) -> Callable[[Channels, Bound], Channels]:
     return behind
 
 
-def _average_pool(dimensions: int, function: Function, module: type) -> Operator:
+def _average_pool(dimensions: int) -> Operator:
+    name = f"avg_pool{dimensions}d"
     divisor: dict[str, Any] = {"divisor_override": None} if dimensions > 1 else {}
-    return row(
-        f"avg_pool{dimensions}d",
+    return standard_row(
+        name,
         kinds.AvgPool,
-        function,
         "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
         + "".join(f" {name}=None" for name in divisor),
-        modules=[module],
-        spelled=f"avg_pool{dimensions}d",
+        getattr(functional, name),
         sign=signs.of_pooling,
         adds_up=True,
         spatial=dimensions,
@@ -79,14 +77,14 @@ def _average_pool(dimensions: int, function: Function, module: type) -> Operator
     )
 
 
-def _adaptive_average_pool(dimensions: int, function: Function, module: type) -> Operator:
-    return row(
-        f"adaptive_avg_pool{dimensions}d",
+def _adaptive_average_pool(dimensions: int) -> Operator:
+    name = f"adaptive_avg_pool{dimensions}d"
+    return standard_row(
+        name,
         kinds.AvgPool,
-        function,
         "input output_size",
-        modules=[module],
-        spelled=f"adaptive_avg_pool{dimensions}d _adaptive_avg_pool{dimensions}d",
+        getattr(functional, name),
+        spelled=f"{name} _{name}",
         sign=signs.of_input,
         adds_up=True,
         spatial=dimensions,
@@ -98,10 +96,12 @@ def _adaptive_average_pool(dimensions: int, function: Function, module: type) ->
 
 
 def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
-    return row(name, kinds.MaxPool, function, arguments, sign=signs.of_input, moves=True, discrete_results=(1,), **facts)
+    return standard_row(
+        name, kinds.MaxPool, arguments, function, sign=signs.of_input, moves=True, discrete_results=(1,), **facts
+    )
 
 
-def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tuple[Operator, ...]:
+def _maximum_pools(dimensions: int) -> tuple[Operator, ...]:
     """Both forms, each with and without the indices of the maxima."""
     name, adaptive = f"max_pool{dimensions}d", f"adaptive_max_pool{dimensions}d"
     function, adaptive_function = getattr(functional, name), getattr(functional, adaptive)
@@ -111,8 +111,6 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
             name,
             function,
             "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False",
-            modules=[module],
-            spelled=name,
             spatial=dimensions,
             keeps_rank=True,
             broadcasts=False,
@@ -120,7 +118,6 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
         ),
         _maximum_pool(
             f"{name}_with_indices",
-            spelled=f"{name}_with_indices",
             results="values indices",
             spatial=dimensions,
             keeps_rank=True,
@@ -131,13 +128,11 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
             adaptive,
             adaptive_function,
             "input output_size return_indices=False",
-            modules=[adaptive_module],
             spelled="",
             sample=call(input=x, output_size=3, return_indices=False),
         ),
         _maximum_pool(
             f"{adaptive}_with_indices",
-            spelled=f"{adaptive}_with_indices",
             results="values indices",
             aten=f"{adaptive}.default",
             sample=of(lambda x: adaptive_function(x, 2, return_indices=True)[0], (2, 3, *[4] * dimensions)),
@@ -146,16 +141,11 @@ def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tupl
 
 
 ROWS: tuple[Operator, ...] = (
-    _average_pool(1, functional.avg_pool1d, nn.AvgPool1d),
-    _average_pool(2, functional.avg_pool2d, nn.AvgPool2d),
-    _average_pool(3, functional.avg_pool3d, nn.AvgPool3d),
-    _adaptive_average_pool(1, functional.adaptive_avg_pool1d, nn.AdaptiveAvgPool1d),
-    _adaptive_average_pool(2, functional.adaptive_avg_pool2d, nn.AdaptiveAvgPool2d),
-    _adaptive_average_pool(3, functional.adaptive_avg_pool3d, nn.AdaptiveAvgPool3d),
-    row(
+    *map(_average_pool, (1, 2, 3)),
+    *map(_adaptive_average_pool, (1, 2, 3)),
+    standard_row(
         "mean",
         kinds.AvgPool,
-        torch.mean,
         "input dim=None keepdim=False dtype=None",
         sign=signs.of_input,
         adds_up=True,
@@ -163,7 +153,5 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
     ),
-    *_maximum_pools(1, nn.MaxPool1d, nn.AdaptiveMaxPool1d),
-    *_maximum_pools(2, nn.MaxPool2d, nn.AdaptiveMaxPool2d),
-    *_maximum_pools(3, nn.MaxPool3d, nn.AdaptiveMaxPool3d),
+    *(row for dimensions in (1, 2, 3) for row in _maximum_pools(dimensions)),
 )

@@ -5,26 +5,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.nn import functional
+from torch import fx
 
 from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
-    divided_by,
     gate,
     gated_product,
     quotient,
-    values_weighted,
     values_weighted_einsum,
     weighted_einsum,
-    weighted_product,
-    weighted_sum,
-    weighted_values,
 )
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, Signal, call, of, signal, weight
 
 # --- decompositions ---------------------------------------------------------------------------------------------------------
@@ -169,11 +163,11 @@ def _permuted_and_summed(build: Builder, value: fx.Node, labels: str, result: st
 
 
 def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
-    return row(
+    return standard_row(
         name,
         kinds.Product,
-        getattr(torch, name),
         "input tensor1 tensor2 value=1",
+        getattr(torch, name),
         data="input tensor1 tensor2",
         spelled=name,
         decomposition=_sum_and(combined),
@@ -185,16 +179,14 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
 def _of_two(name: str, kind: type[kinds.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
     """A row for an element-wise operator of two operands, which only the compiler calls."""
     sample = call(input=MATRIX, other=other)
-    return row(name, kind, function, "input other", data="input other", elementwise=True, sample=sample, **facts)
+    return standard_row(name, kind, "input other", function, elementwise=True, sample=sample, **facts)
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "mul",
         kinds.Product,
-        torch.mul,
         "input other",
-        data="input other",
         spelled="mul multiply",
         functions=[operator.mul],
         inplace=[operator.imul],
@@ -209,12 +201,10 @@ ROWS: tuple[Operator, ...] = (
         activated="gated_product",
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "div",
         kinds.Product,
-        torch.div,
         "input other rounding_mode=None",
-        data="input other",
         spelled="div divide true_divide",
         functions=[operator.truediv],
         inplace=[operator.itruediv],
@@ -229,10 +219,9 @@ ROWS: tuple[Operator, ...] = (
         discrete_with="rounding_mode",
         sample=call(input=MATRIX, other=POSITIVE, rounding_mode=None),
     ),
-    row(
+    standard_row(
         "divided_by",
         kinds.Activation,
-        divided_by,
         "input other",
         methods="__rtruediv__",
         sign=signs.of_product,
@@ -240,10 +229,9 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.no_dimension,
         sample=call(input=POSITIVE, other=2.0),
     ),
-    row(
+    standard_row(
         "neg",
         kinds.Product,
-        torch.neg,
         "input",
         spelled="neg negative",
         functions=[operator.neg],
@@ -255,19 +243,17 @@ ROWS: tuple[Operator, ...] = (
         proportional_to="input",
         sample=call(input=MATRIX),
     ),
-    row(
+    standard_row(
         "prod",
         kinds.Product,
-        torch.prod,
         "input dim=None keepdim=False dtype=None",
         multiplies_up=True,
         mixes=mixing.given(),
         sample=call(input=POSITIVE, dim=1, keepdim=True, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "cumprod",
         kinds.Product,
-        torch.cumprod,
         "input dim dtype=None",
         multiplies_up=True,
         accumulates=mixing.given(),
@@ -278,12 +264,10 @@ ROWS: tuple[Operator, ...] = (
         "gated_product", kinds.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
     _of_two("quotient", kinds.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
-    row(
+    standard_row(
         "matmul",
         kinds.MatMul,
-        torch.matmul,
         "input other",
-        data="input other",
         spelled="matmul bmm mm mv linalg_matmul",
         functions=[operator.matmul, torch.linalg.matmul],
         methods="__matmul__",
@@ -295,48 +279,40 @@ ROWS: tuple[Operator, ...] = (
         form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
-    row(
+    standard_row(
         "weighted_values",
         kinds.WeightedValues,
-        weighted_values,
         "input other",
-        data="input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
-    row(
+    standard_row(
         "values_weighted",
         kinds.WeightedValues,
-        values_weighted,
         "input other",
-        data="input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
         reversed=True,
         sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
     ),
-    row(
+    standard_row(
         "weighted_sum",
         kinds.WeightedValues,
-        weighted_sum,
         "input other dim keepdim=False",
-        data="input other",
         sign=signs.of_product,
         form=Form.SUM,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4), dim=1),
     ),
-    row(
+    standard_row(
         "weighted_product",
         kinds.WeightedValues,
-        weighted_product,
         "input other",
-        data="input other",
         sign=signs.of_product,
         elementwise=True,
         sample=call(input=signal(2, 3, 1), other=signal(2, 3, 4)),
     ),
-    row(
+    standard_row(
         "einsum",
         kinds.MatMul,
         aten="einsum.default",
@@ -347,14 +323,14 @@ ROWS: tuple[Operator, ...] = (
         form=Form.EINSUM,
         sample=of(lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
-    row(
+    standard_row(
         "weighted_einsum",
         kinds.WeightedValues,
         functions=[weighted_einsum],
         form=Form.EINSUM,
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
-    row(
+    standard_row(
         "values_weighted_einsum",
         kinds.WeightedValues,
         functions=[values_weighted_einsum],
@@ -362,115 +338,99 @@ ROWS: tuple[Operator, ...] = (
         reversed=True,
         sample=of(lambda x, y: values_weighted_einsum("bjk,bij->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
-    row(
+    standard_row(
         "tensordot",
         kinds.MatMul,
         contraction=contractions.of_tensordot,
         sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
     ),
-    row(
+    standard_row(
         "dot",
         kinds.MatMul,
         spelled="dot vdot",
         contraction=contractions.of_inner,
         sample=of(lambda x, y: torch.dot(x, y), (4,), (4,), batch=False),
     ),
-    row(
+    standard_row(
         "inner",
         kinds.MatMul,
-        torch.inner,
         "input other",
-        data="input other",
         contraction=contractions.of_inner,
         sample=call(batch=False, input=MATRIX, other=signal(3, 4)),
     ),
-    row(
+    standard_row(
         "outer",
         kinds.Product,
-        torch.outer,
         "input other",
-        data="input other",
         spelled="outer ger",
         aten="outer.default ger.default",
         decomposition=_columns_times_rows,
         sample=call(batch=False, input=signal(3), other=signal(4)),
     ),
-    row(
+    standard_row(
         "bilinear",
         kinds.MatMul,
-        functional.bilinear,
         "input1 input2 weight bias=None",
         data="input1 input2",
-        parameters="weight bias",
-        modules=[nn.Bilinear],
         aten="bilinear.default",
         decomposition=_bilinear_form,
         sample=call(loses="constants", input1=MATRIX, input2=signal(2, 3), weight=weight(5, 4, 3), bias=weight(5)),
     ),
-    row(
+    standard_row(
         "addmm",
         kinds.MatMul,
-        torch.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
         decomposition=sum_and_product("mat1", "mat2"),
         sample=call(batch=False, input=signal(2, 5), mat1=MATRIX, mat2=signal(4, 5), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "baddbmm",
         kinds.MatMul,
-        torch.baddbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
         decomposition=sum_and_product("batch1", "batch2"),
         sample=call(input=signal(2, 3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "addmv",
         kinds.MatMul,
-        torch.addmv,
         "input mat vec beta=1 alpha=1",
         data="input mat vec",
         decomposition=sum_and_product("mat", "vec"),
         sample=call(batch=False, input=signal(2), mat=MATRIX, vec=signal(4), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "addbmm",
         kinds.MatMul,
-        torch.addbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
         decomposition=_sum_of_batch_and_product,
         sample=call(batch=False, input=signal(3, 5), batch1=signal(2, 3, 4), batch2=signal(2, 4, 5), beta=2, alpha=3),
     ),
-    row(
+    standard_row(
         "vecdot",
         kinds.MatMul,
-        torch.linalg.vecdot,
         "input other dim=-1",
-        data="input other",
+        torch.linalg.vecdot,
         aten="linalg_vecdot.default",
         aliases="x=input y=other",
         decomposition=_dot_products,
         sample=call(input=IMAGE, other=signal(2, 4, 5, 6), dim=2),
     ),
-    row(
+    standard_row(
         "cosine_similarity",
         kinds.Product,
-        functional.cosine_similarity,
         "x1 x2 dim=1 eps=1e-08",
         data="x1 x2",
-        modules=[nn.CosineSimilarity],
         aten="cosine_similarity.default",
         decomposition=_cosine,
         sample=call(x1=IMAGE, x2=signal(2, 4, 5, 6), dim=2, eps=0.1),
     ),
-    row(
+    standard_row(
         "glu",
         kinds.Gate,
-        functional.glu,
         "input dim=-1",
-        modules=[nn.GLU],
         decomposition=_gated_linear_unit,
         keeps_dimensions=True,
         sample=call(input=MATRIX, dim=1),

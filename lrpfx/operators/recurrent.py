@@ -16,7 +16,7 @@ from lrpfx.errors import CaptureError, InputError
 from lrpfx.ir import kinds
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.support.opaque_operator import opaque_operator
 from lrpfx.support.torch_internals import FakeTensor, is_transformed
 
@@ -504,43 +504,43 @@ _CELL = "input hx w_ih w_hh b_ih=None b_hh=None"
 _SPLIT = "it is split into calls of `recurrent` before any rule sees it"
 
 
-def _module_row(name: str, module: type) -> Operator:
-    return row(
+def _module_row(name: str, **facts: Any) -> Operator:
+    return standard_row(
         name,
         kinds.Recurrent,
-        getattr(torch, name),
         _MODULE,
+        getattr(torch, name),
         data="input hx",
-        modules=[module],
         aten=f"{name}.input",
         decomposition=_layers(name),
         results="output hidden cell" if name == LSTM else "output hidden",
         without_sample=_SPLIT,
+        **facts,
     )
 
 
-def _cell_row(name: str, module: type) -> Operator:
+def _cell_row(name: str, **facts: Any) -> Operator:
     mode = name.removesuffix("_cell")
-    return row(
+    return standard_row(
         name,
         kinds.Recurrent,
-        getattr(torch, name),
         _CELL,
+        getattr(torch, name),
         data="input hx",
-        modules=[module],
         aten=f"{name}.default",
         decomposition=_lstm_step if mode == LSTM else _step(mode),
         results="hidden cell" if mode == LSTM else "",
         without_sample=_SPLIT,
+        **facts,
     )
 
 
 def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str) -> Operator:
-    return row(
+    return standard_row(
         name,
         kinds.Recurrent,
-        function,
         arguments,
+        function,
         data=data,
         elementwise=True,
         keeps_rank=True,
@@ -553,12 +553,12 @@ ROWS: tuple[Operator, ...] = (
     _step_row("gru_step", gru_step, "candidate gate hidden enters=False", "candidate gate hidden"),
     _step_row("gru_reset", gru_reset, "value gate", "value gate"),
     _step_row("rnn_step", rnn_step, "candidate", "candidate"),
-    row(
+    standard_row(
         "recurrent",
         kinds.Recurrent,
-        recurrent,
         "input hidden cell weight_ih weight_hh bias_ih=None bias_hh=None weight_hr=None mode='lstm' reverse=False "
         "batch_first=False result='states'",
+        recurrent,
         data="input hidden cell",
         parameters="weight_ih weight_hh bias_ih bias_hh weight_hr",
         modules=[nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell],
@@ -567,19 +567,15 @@ ROWS: tuple[Operator, ...] = (
         broadcasts=False,
         without_sample="only the compiler inserts it",
     ),
-    _module_row(LSTM, nn.LSTM),
-    _module_row(GRU, nn.GRU),
-    _module_row(TANH, nn.RNN),
-    _module_row(RELU, nn.RNN),
-    _cell_row("lstm_cell", nn.LSTMCell),
-    _cell_row("gru_cell", nn.GRUCell),
-    _cell_row("rnn_tanh_cell", nn.RNNCell),
-    _cell_row("rnn_relu_cell", nn.RNNCell),
-    row(
+    *map(_module_row, (LSTM, GRU)),
+    *(_module_row(mode, modules=[nn.RNN]) for mode in (TANH, RELU)),
+    *map(_cell_row, ("lstm_cell", "gru_cell")),
+    *(_cell_row(name, modules=[nn.RNNCell]) for name in ("rnn_tanh_cell", "rnn_relu_cell")),
+    standard_row(
         "pack_padded_sequence",
         kinds.Recurrent,
-        torch._C._VariableFunctions._pack_padded_sequence,
         "input lengths batch_first",
+        torch._C._VariableFunctions._pack_padded_sequence,
         indices="lengths",
         spelled="_pack_padded_sequence",
         decomposition=_refuse_packed,

@@ -13,12 +13,11 @@ from lrpfx.operators.functions import (
     index_averaged,
     index_chosen,
     index_reduced,
-    quantile_without,
     scatter_averaged,
     scatter_chosen,
     scatter_reduced,
 )
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, Fixed, call, of, signal
 
 _CHOICES = {"sum": "averaged", "mean": "averaged", "amax": "chosen", "amin": "chosen"}
@@ -53,34 +52,31 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
     reduced, averaged, chosen = functions
     arguments = "input source dim index reduce include_self=True"
     return (
-        row(
+        standard_row(
             name,
             kinds.Unknown,
-            reduced,
             arguments,
+            reduced,
             data="input source",
             spelled=name,
             order="input dim index source reduce include_self",
-            indices="index",
             decomposition=_by_kind,
             sample=call(**places, reduce=reduce, include_self=False),
         ),
-        row(
+        standard_row(
             f"{by}_averaged",
             kinds.Sum,
-            averaged,
             arguments,
+            averaged,
             data="input source",
-            indices="index",
             sample=call(**places, reduce="mean", include_self=False),
         ),
-        row(
+        standard_row(
             f"{by}_chosen",
             kinds.Neutral,
-            chosen,
             arguments,
+            chosen,
             data="input source",
-            indices="index",
             selects=True,
             sample=call(**places, reduce="amin", include_self=False),
         ),
@@ -90,27 +86,24 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
 ROWS: tuple[Operator, ...] = (
     *_reductions("scatter", (scatter_reduced, scatter_averaged, scatter_chosen), "amax"),
     *_reductions("index", (index_reduced, index_averaged, index_chosen), "mean"),
-    row(
+    standard_row(
         "quantile",
         kinds.Sum,
-        torch.quantile,
         "input q dim=None keepdim=False interpolation='linear'",
         mixes=mixing.given(2),
         sample=call(input=MATRIX, q=0.3, dim=1, keepdim=True),
     ),
-    row(
+    standard_row(
         "nanquantile",
         kinds.Sum,
-        torch.nanquantile,
         "input q dim=None keepdim=False interpolation='linear'",
         decomposition=_without_missing,
         mixes=mixing.given(2),
         sample=of(lambda x: torch.nanquantile(torch.where(x > 0.9, torch.nan, x), 0.3, 1, keepdim=True)),
     ),
-    row(
+    standard_row(
         "quantile_without",
         kinds.Sum,
-        quantile_without,
         "input missing q dim=None keepdim=False interpolation='linear'",
         indices="missing",
         without_sample="only the compiler inserts it",

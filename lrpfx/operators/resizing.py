@@ -2,20 +2,18 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import grid_sampled
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, of, signal
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "interpolate",
         kinds.Interpolation,
-        functional.interpolate,
         "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
         modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
         sign=signs.of_interpolation,
@@ -30,10 +28,11 @@ ROWS: tuple[Operator, ...] = (
             antialias=False,
         ),
     ),
-    row(
+    standard_row(
         "upsample",
         kinds.Interpolation,
         spelled="",
+        modules=(),
         aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
         "upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec "
         "_upsample_bicubic2d_aa.vec _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec "
@@ -41,11 +40,11 @@ ROWS: tuple[Operator, ...] = (
         keeps_dimensions=True,
         sample=of(lambda x: torch.ops.aten.upsample_nearest2d.vec(x, [6, 6], None), (2, 3, 4, 4)),
     ),
-    row(
+    standard_row(
         "grid_sample",
         kinds.Interpolation,
-        grid_sampled,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
+        grid_sampled,
         spelled="grid_sample grid_sampler",
         aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
         aliases="interpolation_mode=mode",

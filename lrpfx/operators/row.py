@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import FACETS, REQUIRED, Bound, Function, Operator, Order
+from lrpfx.operators import functions as functions_of_rows
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
 
@@ -78,6 +80,36 @@ def row(
     return with_facts(Operator(name, kind, function, parsed), **facts)
 
 
+def standard_row(
+    name: str,
+    kind: type[kinds.Kind],
+    arguments: str = "",
+    function: Function | None = None,
+    *,
+    data: str | None = None,
+    **facts: Any,
+) -> Operator:
+    """A row that has the class of torch.nn and, with arguments, the function of its name: see `function_named`.
+
+    Its data are "input", and "other" except for a function of one value; its parameters are "weight" and "bias"; its indices
+    are "condition", "index" and "mask". Other arguments: as for `row`.
+    """
+    names = _parse_arguments(arguments).keys()
+    if data is None:
+        of_one = kind is kinds.Activation or facts.get("discrete") or "other" not in names
+        data = "input" if of_one else "input other"
+    usual = {"parameters": ("weight", "bias"), "indices": ("condition", "index", "mask")}
+    for role, arguments_of_role in usual.items():
+        facts.setdefault(role, " ".join(one for one in arguments_of_role if one in names and one not in data.split()))
+    facts.setdefault("modules", _LAYERS.get(name.replace("_", ""), ()))
+    return row(name, kind, function or (function_named(name) if names else None), arguments, data=data, **facts)
+
+
+def function_named(name: str) -> Any:
+    """The function of a name in `lrpfx.operators.functions`, torch, torch.special or torch.nn.functional, or None."""
+    return next((found for room in (functions_of_rows, *_ROOMS) if (found := getattr(room, name, None))), None)
+
+
 def with_facts(operator: Operator, **facts: Any) -> Operator:
     """The row with further facts, each in its facet."""
     stated: dict[str, dict[str, Any]] = {}
@@ -89,10 +121,12 @@ def with_facts(operator: Operator, **facts: Any) -> Operator:
 
 def neutral(name: str, **facts: Any) -> Operator:
     """A row for an operator that needs no rule."""
-    return row(name, kinds.Neutral, **facts)
+    return standard_row(name, kinds.Neutral, **facts)
 
 
 _ROOMS = (torch, torch.special, functional)
+#: The classes of torch.nn, by name without regard to case.
+_LAYERS = {name.casefold(): (one,) for name, one in vars(nn).items() if isinstance(one, type)}
 #: What ATen calls the first argument of operators whose row does not name it.
 _FIRST = ("self", "input", "tensors", "condition", "y")
 

@@ -13,7 +13,7 @@ from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import call, signal, weight
 from lrpfx.support.torch_internals import is_traced
 
@@ -124,11 +124,11 @@ def _recurrence_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "linear_recurrence",
         kinds.Scan,
-        linear_recurrence,
         "input factors dim=1",
+        linear_recurrence,
         whole={"(Tensor input, Tensor factors, int dim=1) -> Tensor": (linear_recurrence,)},
         empty_result=lambda input, factors, dim=1: torch.empty_like(input),
         controls="factors",
@@ -136,11 +136,11 @@ ROWS: tuple[Operator, ...] = (
         accumulates=mixing.given(2, 1),
         sample=call(input=signal(2, 5, 3), factors=signal(2, 5, 3, low=0.2, high=0.9), dim=1),
     ),
-    row(
+    standard_row(
         "selective_scan",
         kinds.Scan,
-        selective_scan,
         "input step decay into_state out_of_state",
+        selective_scan,
         whole={
             "(Tensor input, Tensor step, Tensor decay, Tensor into_state, Tensor out_of_state) -> Tensor": (selective_scan,),
         },
@@ -155,11 +155,11 @@ ROWS: tuple[Operator, ...] = (
             out_of_state=weight(1, 4, 5),
         ),
     ),
-    row(
+    standard_row(
         "weighted_key_value",
         kinds.Scan,
-        weighted_key_value,
         "input key decay first",
+        weighted_key_value,
         whole={"(Tensor input, Tensor key, Tensor decay, Tensor first) -> Tensor": (weighted_key_value,)},
         empty_result=lambda input, key, decay, first: torch.empty_like(input),
         controls="key decay first",

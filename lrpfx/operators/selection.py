@@ -14,7 +14,7 @@ from lrpfx.ir.operator import Bound, Builder, Channels, ExampleCall, Fill, NotAf
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 
 
@@ -87,12 +87,11 @@ def _of_two(name: str, other_name: str) -> Operator:
         value, bound = operands if is_data(operands[0]) else reversed(operands)
         return build.call({"maximum": "clamp_min", "minimum": "clamp_max"}[name], value, bound)
 
-    return row(
+    return standard_row(
         name,
         kinds.Neutral,
-        getattr(torch, name),
         "input other",
-        data="input other",
+        getattr(torch, name),
         spelled=f"{name} {other_name}",
         sign=signs.of_both,
         selects=True,
@@ -111,10 +110,9 @@ _MASK = Fixed([[True, False, True, True], [False, False, True, True]])
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "pad",
         kinds.Neutral,
-        functional.pad,
         "input pad mode='constant' value=None",
         reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
         sign=signs.of_padding,
@@ -156,10 +154,9 @@ ROWS: tuple[Operator, ...] = (
         result_per_argument=True,
         sample=of(lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), (3,), (4,), batch=False),
     ),
-    row(
+    standard_row(
         "where",
         kinds.Neutral,
-        torch.where,
         "condition input other",
         data="condition input other",
         reordered=[("where", "input condition other")],
@@ -171,12 +168,10 @@ ROWS: tuple[Operator, ...] = (
         chooses=("condition", "input", "other"),
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "masked_fill",
         kinds.Neutral,
-        torch.masked_fill,
         "input mask value",
-        indices="mask",
         sign=signs.of_masked_fill,
         selects=True,
         mixes=mixing.no_dimension,
@@ -193,69 +188,65 @@ ROWS: tuple[Operator, ...] = (
         overwrites=True,
         sample=of(lambda x, y: x.diagonal_scatter(y), (4, 4), (4,), batch=False),
     ),
-    row(
+    standard_row(
         "index_put",
         kinds.Neutral,
-        overwritten_at,
         "input indices values accumulate=False",
+        overwritten_at,
         decomposition=_accumulated,
         selects=True,
         sample=call(input=MATRIX, indices=(Fixed([0, 1]), Fixed([2, 3])), values=signal(2), accumulate=False),
     ),
-    row(
+    standard_row(
         "scatter",
         kinds.Neutral,
-        scattered,
         "input dim index source",
+        scattered,
         aliases="value=source",
-        indices="index",
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 2], [1, 3]]), source=signal(2, 2)),
     ),
-    row(
+    standard_row(
         "index_copy",
         kinds.Neutral,
-        index_copied,
         "input source dim index",
+        index_copied,
         data="input source",
         order="input dim index source",
-        indices="index",
         selects=True,
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 2]), source=signal(2, 2)),
     ),
-    row(
+    standard_row(
         "index_fill",
         kinds.Neutral,
-        index_filled,
         "input value dim index",
+        index_filled,
         data="input value",
         order="input dim index value",
-        indices="index",
         selects=True,
         sample=call(loses="constants", input=MATRIX, dim=1, index=Fixed([0, 2]), value=0.5),
     ),
-    row(
+    standard_row(
         "masked_scatter",
         kinds.Neutral,
-        mask_scattered,
         "input source mask",
+        mask_scattered,
         data="input source",
         order="input mask source",
-        indices="mask",
         sample=call(batch=False, input=MATRIX, source=signal(5), mask=_MASK),
     ),
-    row(
+    standard_row(
         "copy",
         kinds.Neutral,
-        copied,
         "input source non_blocking=False",
+        copied,
         aten="copy.default",
         inplace_aten="copy_.default",
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    row("fill", kinds.Neutral, torch.fill, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
-    row("zero", kinds.Neutral, torch.zeros_like, "input", discrete=True, sample=of(lambda x: x + x.clone().zero_())),
+    standard_row("fill", kinds.Neutral, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    standard_row("zero", kinds.Neutral, "input", torch.zeros_like, discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
         spelled="max_unpool1d max_unpool2d max_unpool3d",
@@ -302,22 +293,18 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=of(lambda x, y: x.put(torch.tensor([1, 5]), y), (2, 4), (2,), batch=False, loses="replaced"),
     ),
-    row(
+    standard_row(
         "logaddexp",
         kinds.Neutral,
-        torch.logaddexp,
         "input other",
-        data="input other",
         decomposition=_logarithm_of_sum(None),
         mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "logaddexp2",
         kinds.Neutral,
-        torch.logaddexp2,
         "input other",
-        data="input other",
         decomposition=_logarithm_of_sum(2.0),
         mixes=mixing.no_dimension,
         sample=call(input=MATRIX, other=signal(2, 4)),

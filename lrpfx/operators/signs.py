@@ -4,6 +4,7 @@ Each function takes the arguments of a call by name, and returns the sign of all
 is also unknown for a row of the operator table without such a function.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -151,16 +152,9 @@ def _of_sum(bound: Bound, negated: tuple[bool, bool]) -> Sign:
     return terms[0] if len(set(terms)) == 1 else _UNKNOWN
 
 
-def of_sum(bound: Bound) -> Sign:
-    return _of_sum(bound, (False, False))
-
-
-def of_difference(bound: Bound) -> Sign:
-    return _of_sum(bound, (False, True))
-
-
-def of_reversed_difference(bound: Bound) -> Sign:
-    return _of_sum(bound, (True, False))
+of_sum = functools.partial(_of_sum, negated=(False, False))
+of_difference = functools.partial(_of_sum, negated=(False, True))
+of_reversed_difference = functools.partial(_of_sum, negated=(True, False))
 
 
 def of_product(bound: Bound) -> Sign:

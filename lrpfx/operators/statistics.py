@@ -10,7 +10,7 @@ from torch.nn import functional
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.row import row
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, call, of, signal
 from lrpfx.support.torch_internals import OpOverload
 
@@ -82,14 +82,14 @@ _LP_POOL = (
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "std",
         kinds.Statistic,
         sign=signs.never_negative,
         mixes=mixing.given(),
         sample=of(lambda x: x.std(1, correction=0, keepdim=True)),
     ),
-    row(
+    standard_row(
         "var",
         kinds.Statistic,
         sign=signs.never_negative,
@@ -97,19 +97,19 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=of(lambda x: torch.var(x, 1, unbiased=False, keepdim=True)),
     ),
-    row(
+    standard_row(
         "var_mean",
         kinds.Statistic,
         decomposition=_with_mean(squared=True),
         sample=of(lambda x: torch.cat(torch.var_mean(x, 1, keepdim=True), 1)),
     ),
-    row(
+    standard_row(
         "std_mean",
         kinds.Statistic,
         decomposition=_with_mean(squared=False),
         sample=of(lambda x: torch.cat(torch.std_mean(x, dim=1, correction=0, keepdim=True), 1)),
     ),
-    row(
+    standard_row(
         "norm",
         kinds.Statistic,
         spelled="norm linalg_norm linalg_vector_norm",
@@ -118,7 +118,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(2),
         sample=of(lambda x: x.norm(3, 1)),
     ),
-    row(
+    standard_row(
         "lp_pool",
         kinds.Statistic,
         spelled="lp_pool1d lp_pool2d lp_pool3d",
@@ -131,43 +131,36 @@ ROWS: tuple[Operator, ...] = (
         channels_second=True,
         sample=of(lambda x: functional.lp_pool2d(x, 2.0, 2), (2, 3, 4, 4)),
     ),
-    row(
+    standard_row(
         "cdist",
         kinds.Statistic,
-        torch.cdist,
         "x1 x2 p=2.0 compute_mode=None",
         data="x1 x2",
         sign=signs.never_negative,
         decomposition=_distances,
         sample=call(x1=signal(2, 3, 4), x2=signal(2, 5, 4), p=3.0),
     ),
-    row(
+    standard_row(
         "dist",
         kinds.Statistic,
-        torch.dist,
         "input other p=2",
-        data="input other",
         sign=signs.never_negative,
         decomposition=_norm_of_difference,
         sample=call(batch=False, input=MATRIX, other=signal(2, 4), p=3),
     ),
-    row(
+    standard_row(
         "hypot",
         kinds.Statistic,
-        torch.hypot,
         "input other",
-        data="input other",
         sign=signs.never_negative,
         decomposition=_norm_of_two,
         sample=call(input=MATRIX, other=signal(2, 4)),
     ),
-    row(
+    standard_row(
         "pairwise_distance",
         kinds.Statistic,
-        functional.pairwise_distance,
         "x1 x2 p=2.0 eps=1e-06 keepdim=False",
         data="x1 x2",
-        modules=[nn.PairwiseDistance],
         sign=signs.never_negative,
         decomposition=_distance,
         sample=call(loses="constants", x1=MATRIX, x2=signal(2, 4), p=3.0, eps=0.1, keepdim=True),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.nn import functional
 
 from lrpfx import layer as layers
@@ -13,8 +13,8 @@ from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
-from lrpfx.operators.functions import affine_grid, index_added, index_put_accumulated, scatter_added, slope
-from lrpfx.operators.row import row
+from lrpfx.operators.functions import index_added, scatter_added
+from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
 from lrpfx.support.hidden_scores import is_hidden
 
@@ -53,16 +53,14 @@ def _slopes(build: Builder) -> tuple[fx.Node, ...] | None:
 def _integral(name: str, function: Function, also: str = "") -> Operator:
     """A row for an integral by the trapezoidal rule, along one dimension."""
     sample = of(lambda y: function(y, dx=0.5, dim=1))
-    return row(name, kinds.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
+    return standard_row(name, kinds.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "add",
         kinds.Sum,
-        torch.add,
         "input other alpha=1",
-        data="input other",
         modules=[layers.Sum],
         functions=[operator.add],
         inplace=[operator.iadd],
@@ -78,12 +76,10 @@ ROWS: tuple[Operator, ...] = (
         keeps_infinity=True,
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
-    row(
+    standard_row(
         "sub",
         kinds.Sum,
-        torch.sub,
         "input other alpha=1",
-        data="input other",
         spelled="sub subtract",
         functions=[operator.sub],
         inplace=[operator.isub],
@@ -96,12 +92,10 @@ ROWS: tuple[Operator, ...] = (
         coefficients=lambda alpha: (1, -alpha),
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
-    row(
+    standard_row(
         "rsub",
         kinds.Sum,
-        torch.rsub,
         "input other alpha=1",
-        data="input other",
         methods="__rsub__",
         sign=signs.of_reversed_difference,
         elementwise=True,
@@ -109,10 +103,9 @@ ROWS: tuple[Operator, ...] = (
         coefficients=lambda alpha: (-alpha, 1),
         sample=call(input=MATRIX, other=signal(2, 4), alpha=2),
     ),
-    row(
+    standard_row(
         "sum",
         kinds.Sum,
-        torch.sum,
         "input dim=None keepdim=False dtype=None",
         modules=[layers.Sum],
         contraction=contractions.of_sum,
@@ -121,23 +114,21 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=call(input=IMAGE, dim=(2, 3), keepdim=True, dtype=torch.float64),
     ),
-    row(
+    standard_row(
         "cumsum",
         kinds.Sum,
-        torch.cumsum,
         "input dim dtype=None",
         sign=signs.of_input,
         adds_up=True,
         accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row("diff", kinds.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
+    standard_row("diff", kinds.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
     _integral("trapezoid", torch.trapezoid, "trapz"),
     _integral("cumulative_trapezoid", torch.cumulative_trapezoid),
-    row(
+    standard_row(
         "gradient",
         kinds.Sum,
-        torch.gradient,
         "input spacing=1 dim=None edge_order=1",
         aten="gradient.scalarint gradient.scalararray gradient.scalarrayint gradient.scalarrayarray",
         reordered=[
@@ -148,75 +139,67 @@ ROWS: tuple[Operator, ...] = (
         decomposition=_slopes,
         sample=of(lambda x: torch.gradient(x, spacing=2.0, dim=1, edge_order=2)[0]),
     ),
-    row(
+    standard_row(
         "slope",
         kinds.Sum,
-        slope,
         "input dim spacing=1 edge_order=1",
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
     ),
-    row("nansum", kinds.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
-    row("trace", kinds.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
-    row(
+    standard_row("nansum", kinds.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
+    standard_row("trace", kinds.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
+    standard_row(
         "scatter_add",
         kinds.Sum,
-        scatter_added,
         "input source dim index",
+        scatter_added,
         data="input source",
         order="input dim index source",
-        indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([[0, 0], [1, 3]]), source=signal(2, 2)),
     ),
-    row(
+    standard_row(
         "index_add",
         kinds.Sum,
-        index_added,
         "input source dim index alpha=1",
+        index_added,
         data="input source",
         order="input dim index source alpha",
-        indices="index",
         sample=call(input=MATRIX, dim=1, index=Fixed([0, 0, 2]), source=signal(2, 3), alpha=2),
     ),
-    row(
+    standard_row(
         "index_put_accumulated",
         kinds.Sum,
-        index_put_accumulated,
         "input values indices",
         data="input values",
         sample=of(lambda x, y: x.index_put((torch.tensor([0, 0]),), y, accumulate=True), (2, 4), (2, 4), batch=False),
     ),
-    row(
+    standard_row(
         "affine_grid",
         kinds.Sum,
-        affine_grid,
         "theta size align_corners=None",
         data="theta",
         functions=[functional.affine_grid],
         aten="affine_grid_generator.default",
         sample=of(lambda theta: functional.affine_grid(theta, [2, 3, 4, 4], align_corners=False), (2, 2, 3), batch=False),
     ),
-    row(
+    standard_row(
         "lerp",
         kinds.Sum,
-        torch.lerp,
         "input end weight",
         data="input end weight",
         decomposition=_interpolated,
         keeps_dimensions=True,
         sample=call(input=MATRIX, end=signal(2, 4), weight=0.3),
     ),
-    row(
+    standard_row(
         "fold",
         kinds.Sum,
-        functional.fold,
         "input output_size kernel_size dilation=1 padding=0 stride=1",
-        modules=[nn.Fold],
         sign=signs.of_input,
         adds_up=True,
         sample=call(input=signal(2, 8, 9), output_size=(4, 4), kernel_size=(2, 2), dilation=1, padding=0, stride=1),
     ),
-    row(
+    standard_row(
         "col2im",
         kinds.Sum,
         sign=signs.of_input,

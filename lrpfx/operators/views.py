@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Fill, NotAffineError, Operator, Repeats
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.functions import require_batch, require_dimensions, require_matrix
-from lrpfx.operators.row import neutral, row
+from lrpfx.operators.functions import require_batch, require_matrix
+from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import call, of, signal
 
 
@@ -98,12 +97,10 @@ _MADE_BY_THE_COMPILER = "only the compiler inserts it"
 
 
 ROWS: tuple[Operator, ...] = (
-    row(
+    standard_row(
         "flatten",
         kinds.Neutral,
-        torch.flatten,
         "input start_dim=0 end_dim=-1",
-        modules=[nn.Flatten],
         view=True,
         sign=signs.of_input,
         moves=True,
@@ -112,9 +109,7 @@ ROWS: tuple[Operator, ...] = (
         rank=_rank_of_flattened,
         sample=call(input=signal(2, 3, 4, 5), start_dim=1, end_dim=2),
     ),
-    _moving(
-        "unflatten", modules=[nn.Unflatten], always_view=True, keeps_order=True, sample=of(lambda x: x.unflatten(1, (2, 2)))
-    ),
+    _moving("unflatten", always_view=True, keeps_order=True, sample=of(lambda x: x.unflatten(1, (2, 2)))),
     _moving(
         "view",
         spelled="view view_as _unsafe_view",
@@ -253,7 +248,7 @@ ROWS: tuple[Operator, ...] = (
         repeats=Repeats.BROADCAST,
         sample=of(lambda x: x.broadcast_to((x.shape[0], 3, 4)), (2, 1, 4)),
     ),
-    _moving("unfold", modules=[nn.Unfold], spelled="unfold im2col", sample=of(lambda x: functional.unfold(x, 2), (2, 3, 4, 4))),
+    _moving("unfold", spelled="unfold im2col", sample=of(lambda x: functional.unfold(x, 2), (2, 3, 4, 4))),
     _moving(
         "clone",
         view=False,
@@ -300,25 +295,13 @@ ROWS: tuple[Operator, ...] = (
         "triu", view=False, fills=Fill.ZERO, keeps_dimensions=True, sample=of(lambda x: x.triu(1), (2, 3, 4), loses="constants")
     ),
     _moving(
-        "channel_shuffle",
-        modules=[nn.ChannelShuffle],
-        view=False,
-        channels_second=True,
-        sample=of(lambda x: functional.channel_shuffle(x, 2), (2, 4, 3, 3)),
+        "channel_shuffle", view=False, channels_second=True, sample=of(lambda x: functional.channel_shuffle(x, 2), (2, 4, 3, 3))
     ),
     _moving(
-        "pixel_shuffle",
-        modules=[nn.PixelShuffle],
-        view=False,
-        channels_second=True,
-        sample=of(lambda x: functional.pixel_shuffle(x, 2), (2, 4, 3, 3)),
+        "pixel_shuffle", view=False, channels_second=True, sample=of(lambda x: functional.pixel_shuffle(x, 2), (2, 4, 3, 3))
     ),
     _moving(
-        "pixel_unshuffle",
-        modules=[nn.PixelUnshuffle],
-        view=False,
-        channels_second=True,
-        sample=of(lambda x: functional.pixel_unshuffle(x, 2), (2, 3, 4, 4)),
+        "pixel_unshuffle", view=False, channels_second=True, sample=of(lambda x: functional.pixel_unshuffle(x, 2), (2, 3, 4, 4))
     ),
     _moving(
         "require_matrix",
@@ -328,10 +311,9 @@ ROWS: tuple[Operator, ...] = (
         rank=lambda bound: 2,
         without_sample=_MADE_BY_THE_COMPILER,
     ),
-    row(
+    standard_row(
         "require_dimensions",
         kinds.Neutral,
-        require_dimensions,
         "input dimensions",
         view=True,
         sign=signs.of_input,
@@ -340,7 +322,7 @@ ROWS: tuple[Operator, ...] = (
         without_sample=_MADE_BY_THE_COMPILER,
     ),
     _moving("require_batch", spelled="", functions=[require_batch], without_sample=_MADE_BY_THE_COMPILER),
-    row(
+    standard_row(
         "detach",
         kinds.Detach,
         mixes=mixing.no_dimension,
@@ -350,5 +332,5 @@ ROWS: tuple[Operator, ...] = (
         always_view=True,
         without_sample="it has no default rule",
     ),
-    neutral("container", spelled="", without_sample=_MADE_BY_THE_COMPILER),
+    neutral("container", spelled="", modules=(), without_sample=_MADE_BY_THE_COMPILER),
 )

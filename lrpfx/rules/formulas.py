@@ -5,6 +5,7 @@ a⁺ and a⁻ are the positive and negative parts of a, and st is a stabilizer. 
 nonlinear layer, W denotes the layer, and Wᵀ its vector-Jacobian product at x.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -12,28 +13,24 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, RuleError
-from lrpfx.ir.kinds import (
-    AvgPool,
-    Gate,
-    GatedProduct,
-    Kind,
-    LayerNorm,
-    MatMul,
-    Neutral,
-    Opaque,
-    Product,
-    RMSNorm,
-    Softmax,
-    Statistic,
-    Sum,
-    Unknown,
-    WeightedValues,
-)
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Facts
 from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
 from lrpfx.rules.hook import Hook
-from lrpfx.rules.modifiers import Bound, Clamp, ClampMod, GammaMod, NoMod, Ones, OnesMod, SquareMod, Unchanged, zero_bias
+from lrpfx.rules.modifiers import (
+    Bound,
+    Clamp,
+    ClampMod,
+    GammaMod,
+    NoMod,
+    Ones,
+    OnesMod,
+    ParamMod,
+    SquareMod,
+    Unchanged,
+    zero_bias,
+)
 from lrpfx.rules.ratios import (
     ConservingRatios,
     FirstGradient,
@@ -100,10 +97,7 @@ class Epsilon(BasicHook):
 class Norm(BasicHook):
     """Epsilon with unmodified parameters, for sums and average pooling.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
+    `stabilizer`: as `epsilon` of `Epsilon`.
     """
 
     shown = ("stabilizer",)
@@ -136,7 +130,7 @@ def is_exact(stabilizer: StabilizerFunction) -> bool:
 def _proportional_inputs(layer: Layer) -> list[bool]:
     """For each input of an element-wise product, whether the output is proportional to it if the others are constant."""
     row = layer.operation.operator
-    if row is None or not row.entries.elementwise or not issubclass(layer.kind, Product):
+    if row is None or not row.entries.elementwise or not issubclass(layer.kind, kinds.Product):
         return [False]
     names = layer.operation.names_of_inputs
     return [name in row.product.proportional_to for name in names] if len(names) == len(layer.inputs) else [False]
@@ -207,10 +201,8 @@ class AlphaBeta(BasicHook):
         The weight of positive contributions.
     beta
         The weight of negative contributions.
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    stabilizer, zero_params
+        As for `ZPlus`.
     conserve
         Where z⁻ = 0, no negative contribution can take -beta R, and the inputs receive alpha R instead of R; a depthwise kernel
         of one sign is an example. Where z⁺ = 0, they receive -beta R. With True, outputs with z⁻ = 0 use alpha = 1 and beta =
@@ -293,10 +285,8 @@ class Gamma(BasicHook):
     ----------
     gamma
         How much a contribution of the output's sign gains.
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    stabilizer, zero_params
+        As for `ZPlus`.
 
     Raises
     ------
@@ -341,19 +331,35 @@ class _OtherInputs(BasicHook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if issubclass(layer.kind, (LayerNorm, RMSNorm, Softmax, Statistic)):
+        if issubclass(layer.kind, (kinds.LayerNorm, kinds.RMSNorm, kinds.Softmax, kinds.Statistic)):
             raise RuleError(f"it is for layers linear in their input, but this one is of kind {layer.kind.__name__}")
 
 
 class _OnesAsInput(_OtherInputs):
     """Base class of rules that run a layer on ones. Ones cancel in layers that subtract, so those are rejected."""
 
+    shown = ("stabilizer", "zero_params")
+
+    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
+        self.stabilizer = Stabilizer.ensure(stabilizer)
+        self.zero_params = zero_params
+        super().__init__(
+            input_modifiers=[Ones()],
+            param_modifiers=[self._modifier()],
+            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
+            reducer=FirstGradient(),
+        )
+
+    @abstractmethod
+    def _modifier(self) -> ParamMod:
+        """The modifier of parameters."""
+
     def check(self, layer: Layer) -> None:
         super().check(layer)
         if layer.input_count is not None:
             self._check_count(layer.input_count)
         row = layer.operation.row
-        if row is not None and issubclass(row.kind, Sum) and len(row.data) == 1 and not row.entries.adds_up:
+        if row is not None and issubclass(row.kind, kinds.Sum) and len(row.data) == 1 and not row.entries.adds_up:
             raise RuleError(f"it runs the layer on ones, but {row.name} subtracts, so that the ones cancel")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -375,10 +381,8 @@ class ZBox(_OtherInputs):
         The lowest value of the input: a number or a tensor that expands to the input's shape.
     high
         The highest value, likewise.
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    stabilizer, zero_params
+        As for `ZPlus`.
 
     Raises
     ------
@@ -433,29 +437,15 @@ def _finite_bound(name: str, bound: float | torch.Tensor) -> float | torch.Tenso
 class WSquare(_OnesAsInput):
     """R' = (W²)ᵀ (R / st(W² 1 + b²)): independent of the input's values.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    Other arguments: as for `ZPlus`.
 
     References
     ----------
     .. [1] Montavon et al. 2017, eq. 12, https://doi.org/10.1016/j.patcog.2016.11.008
     """
 
-    shown = ("stabilizer", "zero_params")
-
-    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
-        self.stabilizer = Stabilizer.ensure(stabilizer)
-        self.zero_params = zero_params
-        super().__init__(
-            input_modifiers=[Ones()],
-            param_modifiers=[SquareMod(zero_params=zero_params)],
-            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
-            reducer=FirstGradient(),
-        )
+    def _modifier(self) -> ParamMod:
+        return SquareMod(zero_params=self.zero_params)
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         applies = is_affine(layer) and not self.zero_params and isinstance(self.stabilizer, Stabilizer)
@@ -465,29 +455,15 @@ class WSquare(_OnesAsInput):
 class Flat(_OnesAsInput):
     """Spreads relevance evenly over the inputs of each output, as if W were 1 and b were 0.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
-    zero_params
-        As for `Epsilon`.
+    Other arguments: as for `ZPlus`.
 
     References
     ----------
     .. [1] Lapuschkin et al. 2019, https://doi.org/10.1038/s41467-019-08987-4
     """
 
-    shown = ("stabilizer", "zero_params")
-
-    def __init__(self, stabilizer: Stabilization = 1e-6, zero_params: Names = None) -> None:
-        self.stabilizer = Stabilizer.ensure(stabilizer)
-        self.zero_params = zero_params
-        super().__init__(
-            input_modifiers=[Ones()],
-            param_modifiers=[OnesMod(zero_params=zero_bias(zero_params), require_params=False)],
-            gradient_mapper=SharedRatios(self.stabilizer, [{0: 1}]),
-            reducer=FirstGradient(),
-        )
+    def _modifier(self) -> ParamMod:
+        return OnesMod(zero_params=zero_bias(self.zero_params), require_params=False)
 
     def shortcut(self, layer: Layer, facts: Facts) -> Rule:
         row = layer.operation.operator
@@ -510,9 +486,9 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 # Code that runs in a call compares kinds by identity, not by `issubclass`: torch.compile cannot trace the metaclass of kinds.
 
 
-def _is_gated_unit(kind: type[Kind], inputs: int) -> bool:
+def _is_gated_unit(kind: type[kinds.Kind], inputs: int) -> bool:
     """Whether the operands of a layer are the two halves of its one input."""
-    return inputs == 1 and kind is Gate
+    return inputs == 1 and kind is kinds.Gate
 
 
 def _adds_up(operation: Operation) -> bool:
@@ -525,9 +501,9 @@ class _SharingRule(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if issubclass(layer.kind, (MatMul, Neutral)):
+        if issubclass(layer.kind, (kinds.MatMul, kinds.Neutral)):
             raise RuleError(f"it is for sums and element-wise products, but this layer is of kind {layer.kind.__name__}")
-        if layer.kind is Gate and layer.operation.row is None:
+        if layer.kind is kinds.Gate and layer.operation.row is None:
             raise RuleError("it is for sums and element-wise products, but a subclass of such a layer may compute anything")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -550,14 +526,7 @@ class _SharingRule(Hook):
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         """Whether the rule divides relevance among the entries of one input that a reduction combines.
 
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
+        `operation`, `inputs` and `output`: as for `check_call`.
         """
         return False
 
@@ -569,16 +538,9 @@ class Uniform(_SharingRule):
     """
 
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
-        """Whether the shares go to the entries of one input that the layer adds up or multiplies.
+        """Whether the shares go to the entries of one input that the layer adds up or multiplies: see `check_call`.
 
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
+        `operation`, `inputs` and `output`: as for `check_call`.
         """
         return len(inputs) == 1 and (_adds_up(operation) or self._multiplies_up(operation))
 
@@ -644,7 +606,7 @@ class Only(_SharingRule):
         self._check_index(operation.kind, len(inputs))
         super().check_call(operation, inputs, output)
 
-    def _check_index(self, kind: type[Kind], inputs: int) -> None:
+    def _check_index(self, kind: type[kinds.Kind], inputs: int) -> None:
         if not 0 <= self.input < (2 if _is_gated_unit(kind, inputs) else inputs):
             raise RuleError(f"it sends relevance to input {self.input}, but the layer has {inputs}")
 
@@ -670,10 +632,7 @@ class Only(_SharingRule):
 class AbsoluteRatio(_SharingRule):
     """For sums and means: R_a = |a| R / st(Σ |a|) for each term a. The magnitude of R_a never exceeds that of R.
 
-    Parameters
-    ----------
-    stabilizer
-        As `epsilon` of `Epsilon`.
+    `stabilizer`: as `epsilon` of `Epsilon`.
     """
 
     shown = ("stabilizer",)
@@ -688,7 +647,7 @@ class AbsoluteRatio(_SharingRule):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if not issubclass(layer.kind, (Sum, AvgPool, Opaque, Unknown)):
+        if not issubclass(layer.kind, (kinds.Sum, kinds.AvgPool, kinds.Opaque, kinds.Unknown)):
             raise RuleError(f"it is for sums and means, but this layer is of kind {layer.kind.__name__}")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -699,14 +658,7 @@ class AbsoluteRatio(_SharingRule):
     def divides(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> bool:
         """Whether the relevance goes to the entries of one input that the layer adds up.
 
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
+        `operation`, `inputs` and `output`: as for `check_call`.
         """
         return len(inputs) == 1 and _adds_up(operation)
 
@@ -721,7 +673,7 @@ class AbsoluteRatio(_SharingRule):
         """The magnitude of each input's contribution, or the sum of magnitudes if a layer adds up entries of one input."""
         if _adds_up(call.operation):
             return [call.run(call.inputs[0].abs())]
-        if len(call.inputs) == 1 or call.operation.kind is not Sum:
+        if len(call.inputs) == 1 or call.operation.kind is not kinds.Sum:
             return [input.abs() for input in call.inputs]
         alone = (
             [input if at == place else torch.zeros_like(input) for at, input in enumerate(call.inputs)]
@@ -765,8 +717,12 @@ class _ProductRule(EpsilonRule):
     @staticmethod
     def _check_product(operation: Operation, inputs: int) -> None:
         kind, row = operation.kind, operation.row
-        of_entries = kind is Product and row is not None and not row.entries.elementwise
-        if kind is Gate or of_entries or (inputs > 1 and kind not in (MatMul, WeightedValues, Product, GatedProduct)):
+        of_entries = kind is kinds.Product and row is not None and not row.entries.elementwise
+        if (
+            kind is kinds.Gate
+            or of_entries
+            or (inputs > 1 and kind not in (kinds.MatMul, kinds.WeightedValues, kinds.Product, kinds.GatedProduct))
+        ):
             raise RuleError(
                 f"it is for matrix products, but this layer has {inputs} input(s) and is of kind {kind.__name__}; "
                 "Uniform gives all operands equal shares, Only(0) gives all relevance to the first of several inputs"
@@ -852,9 +808,9 @@ class SoftmaxTaylor(Hook):
 
     def check(self, layer: Layer) -> None:
         super().check(layer)
-        if layer.input_count not in (None, 1) or not issubclass(layer.kind, Softmax):
-            raise RuleError("it is only for softmax")
-        if layer.operation.operator is None or layer.operation.operator.values.total is None:
+        row = layer.operation.operator
+        is_softmax = issubclass(layer.kind, kinds.Softmax) and row is not None and row.values.total is not None
+        if layer.input_count not in (None, 1) or not is_softmax:
             raise RuleError("it is only for softmax")
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -865,12 +821,7 @@ class SoftmaxTaylor(Hook):
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         """The constant term of the softmax's Taylor expansion at x absorbs the rest, since the softmax is not linear.
 
-        Parameters
-        ----------
-        call
-            The call of the softmax.
-        relevance
-            The relevance of its output.
+        `call` and `relevance`: as for `propagate`.
         """
         scores = _scores(call)
         input = torch.where(torch.isinf(scores), torch.zeros_like(scores), scores)
@@ -924,7 +875,9 @@ class NormalizationEpsilon(EpsilonRule):
     def check(self, layer: Layer) -> None:
         super().check(layer)
         operator = layer.operation.operator
-        whole = operator is None and issubclass(layer.kind, (LayerNorm, Opaque))  # a module that normalizes somewhere inside
+        whole = operator is None and issubclass(
+            layer.kind, (kinds.LayerNorm, kinds.Opaque)
+        )  # a module that normalizes somewhere inside
         if not whole and (operator is None or operator.normalization.detached is None):
             raise RuleError("it is only for layer, group and instance norm")
 
@@ -971,7 +924,7 @@ class _ElementWiseRule(Hook):
         if layer.input_count is not None:
             self._check_count(layer.input_count)
         row = layer.operation.row
-        if issubclass(layer.kind, Neutral) and not (row is not None and row.entries.elementwise):
+        if issubclass(layer.kind, kinds.Neutral) and not (row is not None and row.entries.elementwise):
             raise RuleError("it acts entry by entry, but this layer only moves values and needs no rule")
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
@@ -1001,7 +954,7 @@ class Pass(_ElementWiseRule):
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
         row = layer.operation.operator
-        if row is not None and issubclass(row.kind, RMSNorm) and row.normalization.detached is not None:
+        if row is not None and issubclass(row.kind, kinds.RMSNorm) and row.normalization.detached is not None:
             return HeldScale(divides=False)
         has_ratio = row is not None and row.values.ratio is not None and not layer.parameters and not layer.extras
         return Ratio() if has_ratio else None

@@ -59,100 +59,35 @@ class Hook(Rule):
     # --- the rule's own code
 
     def pre_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs before the module.
-
-        Parameters
-        ----------
-        module
-            The module that is called.
-        args
-            Its arguments.
-        kwargs
-            Its keyword arguments.
-
-        Returns
-        -------
-        Any
-            The (args, kwargs) to call it with, or None to keep them.
-        """
+        """Runs before the `module`. Returns the (args, kwargs) to call it with, or None to keep its `args` and `kwargs`."""
         return args, kwargs
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Runs after the module. The shorter signature (module, input, output) also works.
+        """Runs after the `module`. Returns another output, or None to keep its `output`.
 
-        A propagation rule stores the call's arguments here, as "input" and "kwargs".
-
-        Parameters
-        ----------
-        module
-            The module that was called.
-        args
-            Its arguments.
-        kwargs
-            Its keyword arguments.
-        output
-            What it returned.
-
-        Returns
-        -------
-        Any
-            Another output, or None to keep it.
+        The shorter signature (module, input, output), without `kwargs`, also works. A propagation rule stores the call's
+        arguments here, as "input" (`args`) and "kwargs".
         """
         if self.propagates:
             self.stored_tensors.update(input=args, kwargs=kwargs)
 
     def post_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Runs last in the forward pass.
+        """Runs last in the forward pass of the `module`, after `forward`. Returns the output, or None to keep it.
 
-        Parameters
-        ----------
-        module
-            The module that was called.
-        args
-            Its arguments.
-        kwargs
-            Its keyword arguments.
-        output
-            What it and `forward` returned.
-
-        Returns
-        -------
-        Any
-            The output, or None to keep it.
+        `args` and `kwargs`: as for `forward`. `output`: what it and the module returned.
         """
         return output
 
     def pre_backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> None:
-        """Runs once the gradient of the outputs is known.
+        """Runs once the gradients of the outputs of the `module` are known.
 
-        Parameters
-        ----------
-        module
-            The module that was called.
-        grad_input
-            The ordinary gradients of its inputs.
-        grad_output
-            The gradients of its outputs.
+        `grad_input` and `grad_output`: as for `backward`.
         """
 
     def backward(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-        """Gradients in place of the ordinary ones.
+        """Gradients of the inputs of the `module`, in place of `grad_input`, the ordinary ones; None keeps these.
 
-        A propagation rule returns the relevance of the inputs.
-
-        Parameters
-        ----------
-        module
-            The module that was called.
-        grad_input
-            The ordinary gradients of its inputs.
-        grad_output
-            The gradients of its outputs, a tuple.
-
-        Returns
-        -------
-        Any
-            Gradients to replace `grad_input`, or None to keep those.
+        `grad_output`: the gradients of its outputs, a tuple. A propagation rule returns the relevance of the inputs.
         """
         return self.propagate(self._call_of(module), grad_output[0]) if self.propagates else None
 
@@ -168,21 +103,10 @@ class Hook(Rule):
     # --- registration
 
     def register(self, module: nn.Module) -> RemovableHandleList:
-        """Register the rule on a module until the handles are removed.
+        """Register the rule on a `module` until the handles are removed.
 
-        The number of inputs and the shapes are checked when the module is called.
-
-        Parameters
-        ----------
-        module
-            The module.
-
-        Raises
-        ------
-        InputTypeError
-            This is not a module.
-        RuleError
-            The rule cannot fit the module, or the module has a rule already.
+        `InputTypeError` if this is not a module; `RuleError` if the rule cannot fit it, or if it has a rule already. Shapes and
+        the number of inputs are checked when the module is called.
         """
         if not isinstance(module, nn.Module):
             raise InputTypeError(
@@ -201,19 +125,7 @@ class Hook(Rule):
         self.switch.on = False
 
     def call(self, module: nn.Module, forward: Forward, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a module on which the rule is registered.
-
-        Parameters
-        ----------
-        module
-            The module.
-        forward
-            What it computes.
-        *args
-            Its arguments.
-        **kwargs
-            Its keyword arguments.
-        """
+        """Call a `module` on which the rule is registered: `forward`, with `args` and `kwargs`."""
         if self.has_code:
             return call_with_code(self, module, forward, args, kwargs)
         if issubclass(kind_of(module), Recurrent):

@@ -100,21 +100,10 @@ def expanded_bound(bound: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
 
 
 def expand(tensor: Any, shape: Sequence[int], cut_batch_dim: bool = False) -> torch.Tensor:
-    """Expand a scalar or tensor to a shape. A tensor with fewer dimensions is aligned with the leading ones.
+    """Expand a number or `tensor` to a `shape`. A tensor with fewer dimensions is aligned with the leading ones.
 
-    Parameters
-    ----------
-    tensor
-        The number or tensor.
-    shape
-        The shape of the result.
-    cut_batch_dim
-        Whether a tensor that is larger than `shape` in dimension 0 is cut to it.
-
-    Raises
-    ------
-    ShapeError
-        The shapes do not fit. It is an `InputError`.
+    With `cut_batch_dim`, a tensor that is larger than the shape in dimension 0 is cut to it. `ShapeError`, which is an
+    `InputError`, if the shapes do not fit.
     """
     value: torch.Tensor = tensor if isinstance(tensor, torch.Tensor) else torch.tensor(tensor)
     shape = tuple(shape)
@@ -172,18 +161,7 @@ class ParamMod:
 
     @staticmethod
     def ensure(modifier: "ParamMod | ParameterFunction") -> "ParamMod":
-        """A `ParamMod` around a function; a `ParamMod` is returned as it is.
-
-        Parameters
-        ----------
-        modifier
-            Either of them.
-
-        Raises
-        ------
-        InputTypeError
-            It is anything else.
-        """
+        """A `ParamMod` around a function `modifier`; a `ParamMod` is returned as it is. `InputTypeError` for anything else."""
         if isinstance(modifier, ParamMod):
             return modifier
         if callable(modifier):
@@ -191,38 +169,15 @@ class ParamMod:
         raise InputTypeError(f"a parameter modifier is a ParamMod or a callable, not {modifier!r}")
 
     def zeroes(self, name: str) -> bool:
-        """Whether a parameter is replaced with zeros.
-
-        Parameters
-        ----------
-        name
-            Of the parameter.
-        """
+        """Whether the parameter `name` is replaced with zeros."""
         return bool(self.zero_params) and name in (self.zero_params or ())
 
     def selects(self, name: str) -> bool:
-        """Whether a parameter is changed. By default, the layer's own parameters are, but not those of submodules.
-
-        Parameters
-        ----------
-        name
-            Of the parameter.
-        """
+        """Whether the parameter `name` is changed. By default, the layer's own parameters are, but not those of submodules."""
         return "." not in name if self.param_keys is None else name in self.param_keys
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that a layer has the required parameters.
-
-        Parameters
-        ----------
-        names
-            Of the layer's parameters.
-
-        Raises
-        ------
-        RuleError
-            A required parameter is not among them.
-        """
+        """Raise `RuleError` if a required parameter is not among the `names` of a layer's parameters."""
         missing = [name for name in self.param_keys or () if name not in names]
         if missing and self.require_params:
             raise RuleError(
@@ -230,15 +185,7 @@ class ParamMod:
             )
 
     def apply(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The changed parameter: zeros if it is in `zero_params`, the parameter itself if it is not selected.
-
-        Parameters
-        ----------
-        parameter
-            Its values.
-        name
-            Its name.
-        """
+        """The changed `parameter`: zeros if its `name` is in `zero_params`, the parameter itself if it is not selected."""
         if not self.selects(name):
             return parameter
         if self.zeroes(name):
@@ -249,18 +196,7 @@ class ParamMod:
         return tensor_from(self.modifier, changed, parameter, computed_with=True)
 
     def state_dicts(self, module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The original and the changed parameters of a module.
-
-        Parameters
-        ----------
-        module
-            The module.
-
-        Raises
-        ------
-        RuleError
-            A required parameter is missing.
-        """
+        """The original and the changed parameters of a `module`. `RuleError` if a required parameter is missing."""
         own = dict(module.named_parameters(recurse=False))
         keys = list(own) if self.param_keys is None else list(self.param_keys)
         self.check([key for key in keys if key in own or hasattr(module, key)])
@@ -269,13 +205,7 @@ class ParamMod:
 
     @contextmanager
     def __call__(self, module: nn.Module) -> Iterator[nn.Module]:
-        """A context in which a module computes with the changed parameters. Its Parameter objects stay the same.
-
-        Parameters
-        ----------
-        module
-            The module.
-        """
+        """A context in which a `module` computes with the changed parameters. Its Parameter objects stay the same."""
         original, modified = self.state_dicts(module)
         parameters = {key: getattr(module, key) for key in original}
         try:
@@ -287,13 +217,7 @@ class ParamMod:
                 parameter.data = original[key]
 
     def keeps(self, name: str) -> bool:
-        """Whether a parameter is known to stay unchanged.
-
-        Parameters
-        ----------
-        name
-            Of the parameter.
-        """
+        """Whether the parameter `name` is known to stay unchanged."""
         return not self.selects(name)
 
     @property
@@ -333,15 +257,7 @@ class NoMod(_NamedMod):
     label = "unchanged"
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The parameter itself.
-
-        Parameters
-        ----------
-        parameter
-            Its values.
-        name
-            Its name.
-        """
+        """The `parameter` itself, whatever its `name`."""
         return parameter
 
     def keeps(self, name: str) -> bool:
@@ -349,17 +265,7 @@ class NoMod(_NamedMod):
 
 
 class ClampMod(_NamedMod):
-    """Parameters clamped to [min, max].
-
-    Parameters
-    ----------
-    min
-        The lower bound, or None.
-    max
-        The upper bound, or None.
-    **settings
-        `param_keys`, `zero_params` and `require_params`, as for `NoMod`.
-    """
+    """Parameters clamped to [`min`, `max`], without a bound that is None. Other `settings`: as for `NoMod`."""
 
     def __init__(self, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -368,32 +274,12 @@ class ClampMod(_NamedMod):
         self.label = _label_of_range(min, max)
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The clamped parameter.
-
-        Parameters
-        ----------
-        parameter
-            Its values.
-        name
-            Its name.
-        """
+        """The clamped `parameter`, whatever its `name`."""
         return torch.clamp(parameter, min=self.min, max=self.max)
 
 
 class GammaMod(_NamedMod):
-    """Parameters plus `gamma` times their values clamped to [min, max].
-
-    Parameters
-    ----------
-    gamma
-        The factor.
-    min
-        The lower bound, or None.
-    max
-        The upper bound, or None.
-    **settings
-        `param_keys`, `zero_params` and `require_params`, as for `NoMod`.
-    """
+    """Parameters plus `gamma` times their values clamped to [`min`, `max`]. Other `settings`: as for `NoMod`."""
 
     def __init__(self, gamma: float = 0.25, min: float | None = None, max: float | None = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -403,15 +289,7 @@ class GammaMod(_NamedMod):
         self.label = f"gamma_{_label_of_range(min, max)}"
 
     def modify(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """The parameter plus its share.
-
-        Parameters
-        ----------
-        parameter
-            Its values.
-        name
-            Its name.
-        """
+        """The `parameter` plus its share, whatever its `name`."""
         return parameter + self.gamma * torch.clamp(parameter, min=self.min, max=self.max)
 
 
@@ -444,13 +322,7 @@ def _names(names: str | Sequence[str]) -> str | Sequence[str]:
 
 
 def zero_bias(zero_params: str | Sequence[str] | None = None) -> list[str]:
-    """The names of the parameters that count as zeros, with "bias" among them.
-
-    Parameters
-    ----------
-    zero_params
-        The other names.
-    """
+    """The names of the parameters that count as zeros: `zero_params`, with "bias" among them."""
     if zero_params is None:
         return ["bias"]
     names = [zero_params] if isinstance(zero_params, str) else list(_names(zero_params))

@@ -70,96 +70,37 @@ class Rule:
         return ()
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The relevance of each of the layer's inputs.
+        """The relevance of each of the layer's inputs, in its shape; None for an input without relevance.
 
-        Parameters
-        ----------
-        call
-            The call of the layer, with its inputs and parameters.
-        relevance
-            The relevance of its output.
-
-        Returns
-        -------
-        tuple[torch.Tensor | None, ...]
-            One tensor for each input, in its shape, or None for an input without relevance.
+        `call`: the call of the layer, with its inputs and parameters. `relevance`: that of its output.
         """
         return call.pull_back(relevance)
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
-        """The total relevance that `propagate` does not pass on to the inputs, by destination.
+        """The total relevance that `propagate` does not pass on to the inputs, by destination; None without an account.
 
-        Parameters
-        ----------
-        call
-            The call of the layer, with its inputs and parameters.
-        relevance
-            The relevance of its output.
-
-        Returns
-        -------
-        Absorbed | None
-            None without an account. Keys are "bias", "expansion" and "constants" for terms of the output beyond the part linear
-            in the inputs (see `LayerCall.with_remainders`), "stabilizer" for the stabilizers of denominators, "absent" for the
-            relevance of outputs without a contribution that the rule could follow, and "stopped" for relevance that the rule
-            holds back on purpose.
+        Keys are "bias", "expansion" and "constants" for terms of the output beyond the part linear in the inputs (see
+        `LayerCall.with_remainders`), "stabilizer" for the stabilizers of denominators, "absent" for the relevance of outputs
+        without a contribution that the rule could follow, and "stopped" for relevance that the rule holds back on purpose.
+        `call` and `relevance`: as for `propagate`.
         """
         return None
 
     def check(self, layer: Layer) -> None:
-        """Check that the rule fits a layer: a call in a graph, or a module before any call.
-
-        Parameters
-        ----------
-        layer
-            The layer.
-
-        Raises
-        ------
-        RuleError
-            The rule does not fit.
-        """
+        """Raise `RuleError` unless the rule fits a `layer`: a call in a graph, or a module before any call."""
 
     def check_call(self, operation: Operation, inputs: Sequence[torch.Size], output: torch.Size) -> None:
-        """Check that the rule fits a call with these shapes.
+        """Raise `RuleError` unless the rule fits a call of an `operation` with the shapes `inputs` and `output`.
 
         Runs in every forward pass, before any relevance flows, and in the compiler if it knows the shapes.
-
-        Parameters
-        ----------
-        operation
-            What the layer computes.
-        inputs
-            The shapes of its inputs.
-        output
-            The shape of its output.
-
-        Raises
-        ------
-        RuleError
-            The rule does not fit.
         """
 
     def shortcut(self, layer: Layer, facts: Facts) -> "Rule":
-        """A cheaper rule that gives the same relevance; by default this rule.
-
-        Parameters
-        ----------
-        layer
-            The layer.
-        facts
-            What is known about the call, such as signs.
-        """
+        """A cheaper rule that gives the same relevance for a `layer`, given `facts` such as signs; by default this rule."""
         return self
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
-        """The form that carries multipliers R / t instead of relevance R through a layer; None if the rule has none.
-
-        Parameters
-        ----------
-        layer
-            The layer.
-        """
+        """The form that carries multipliers R / t instead of relevance R through a `layer`; None if the rule has none."""
         return None
 
     def copy(self) -> Self:

@@ -59,15 +59,7 @@ def effective_epsilon(epsilon: float, dtype: torch.dtype) -> float:
 
 
 class Stabilizer:
-    """`stabilize` with fixed settings.
-
-    Other arguments: as for `stabilize`.
-
-    Parameters
-    ----------
-    epsilon
-        As for `stabilize`; not negative.
-    """
+    """`stabilize` with fixed settings, of which `epsilon` is not negative. Other arguments: as for `lrpfx.core.stabilize`."""
 
     def __init__(
         self, epsilon: float = 1e-6, clip: bool = False, norm_scale: bool = False, dim: int | Sequence[int] | None = None
@@ -78,26 +70,13 @@ class Stabilizer:
         self.dim = dim
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        """The stabilized values.
-
-        Parameters
-        ----------
-        input
-            The values.
-        """
+        """The stabilized values of `input`."""
         return stabilize(input, self.epsilon, self.clip, self.norm_scale, self.dim)
 
     def of_sign(self, input: torch.Tensor, positive: bool) -> torch.Tensor:
-        """Stabilize values of a known sign.
+        """Stabilize values of a known sign: >= 0 if `positive`, <= 0 otherwise. Without gradients, `input` may be overwritten.
 
         Values of the other sign are rounding errors and count as zero.
-
-        Parameters
-        ----------
-        input
-            The values, which may be overwritten unless gradients are enabled.
-        positive
-            Whether they are >= 0, rather than <= 0.
         """
         if self.clip or self.norm_scale or self.epsilon == 0:
             return self(input.clamp(min=0.0) if positive else -(-input).clamp(min=0.0))
@@ -108,18 +87,7 @@ class Stabilizer:
 
     @staticmethod
     def ensure(value: Any) -> StabilizerFunction:
-        """A stabilizer from a number or a callable.
-
-        Parameters
-        ----------
-        value
-            Its epsilon, or a callable, which is returned as it is.
-
-        Raises
-        ------
-        InputTypeError
-            It is anything else.
-        """
+        """A stabilizer with the epsilon `value`; a callable is returned as it is. `InputTypeError` for anything else."""
         if isinstance(value, Real) and not isinstance(value, bool):
             return Stabilizer(epsilon=float(value))
         if callable(value):

@@ -249,13 +249,13 @@ class ExplainModule(TreeGraphModule):
 
     def _folded_tensors(self) -> list[tuple[dict[str, Any], str]]:
         """The locations of the tensors that derived buffers are computed from: tables, and keys in them."""
-        found = []
-        for node in [] if self.compiled.fold_graph is None else self.compiled.fold_graph.find_nodes(op="get_attr"):
-            path, _, leaf = str(node.target).rpartition(".")
-            holder = self.get_submodule(path)
-            table = holder._parameters if leaf in holder._parameters else holder._buffers
-            found.append((table, leaf))
-        return found
+        read = self._read_by(self.compiled.fold_graph)
+        return [(holder._parameters if leaf in holder._parameters else holder._buffers, leaf) for holder, leaf in read]
+
+    def _read_by(self, *graphs: fx.Graph | None) -> list[tuple[nn.Module, str]]:
+        """The tensors that graphs read: modules, and names in them."""
+        paths = [str(node.target).rpartition(".") for graph in filter(None, graphs) for node in graph.find_nodes(op="get_attr")]
+        return [(self.get_submodule(path), leaf) for path, _, leaf in paths]
 
     def _current_versions(self) -> list[tuple[torch.Tensor, int | None]]:
         """Those tensors with their in-place version counters; None for inference tensors, which have no counter."""
@@ -264,14 +264,8 @@ class ExplainModule(TreeGraphModule):
 
     def _parameters_read(self) -> list[tuple[dict[str, Any], str]]:
         """The locations of the parameters that the graph and derived buffers read: tables, and keys in them."""
-        found = []
-        for graph in filter(None, (self.graph, self.compiled.fold_graph)):
-            for node in graph.find_nodes(op="get_attr"):
-                path, _, leaf = str(node.target).rpartition(".")
-                holder = self.get_submodule(path)
-                if leaf in holder._parameters:
-                    found.append((holder._parameters, leaf))
-        return found
+        read = self._read_by(self.graph, self.compiled.fold_graph)
+        return [(holder._parameters, leaf) for holder, leaf in read if leaf in holder._parameters]
 
     def _check_tables(self) -> None:
         """Raise `InputError` if another library has taken parameters out of their tables."""
@@ -334,12 +328,8 @@ class ExplainModule(TreeGraphModule):
         for guard in self.guards:
             problem = guard.problem(arguments)
             if problem is not None:
-                fixed_default = isinstance(guard, FixedValue) and guard.default
-                raise (
-                    InputTypeError(problem, topic="graph-made-for-other-inputs")
-                    if fixed_default
-                    else InputError(problem, topic="graph-made-for-other-inputs")
-                )
+                kind = InputTypeError if isinstance(guard, FixedValue) and guard.default else InputError
+                raise kind(problem, topic="graph-made-for-other-inputs")
         if self._sources and not torch.compiler.is_compiling():
             self._refold_if_changed()
         return {name: value for name, value in keywords.items() if name not in self._fixed}

@@ -425,42 +425,31 @@ def _rrelu_backward(
     return NotImplemented if training else torch.where(input > 0, gradient, gradient * ((lower + upper) / 2))
 
 
+def _for_each(pattern: str, form: Callable[..., Any], names: Sequence[Any] = (1, 2, 3)) -> dict[Any, Callable[..., Any]]:
+    """A form for each operator of a pattern of names, such as one for each number of dimensions."""
+    return {getattr(aten, pattern.format(name)).default: form for name in names}
+
+
 #: Operators that ONNX lacks -> functions that express them in other operators.
 FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: _convolution_backward,
-    aten.avg_pool2d_backward.default: _average_pool_backward,
-    aten.avg_pool3d_backward.default: _average_pool_backward,
-    aten._adaptive_avg_pool2d.default: _adaptive_average_pool,
-    aten._adaptive_avg_pool3d.default: _adaptive_average_pool,
+    **_for_each("avg_pool{}d_backward", _average_pool_backward, (2, 3)),
+    **_for_each("_adaptive_avg_pool{}d", _adaptive_average_pool, (2, 3)),
     aten._adaptive_avg_pool2d_backward.default: _adaptive_average_pool_backward(2),
     aten._adaptive_avg_pool3d_backward.default: _adaptive_average_pool_backward(3),
     aten_operator("rrelu_with_noise_functional.default"): _rrelu,  # not in torch 2.4
     aten.rrelu_with_noise.default: _rrelu_in_place,
     aten.rrelu_with_noise_backward.default: _rrelu_backward,
-    aten.replication_pad1d_backward.default: _pad_backward(_clamped),
-    aten.replication_pad2d_backward.default: _pad_backward(_clamped),
-    aten.replication_pad3d_backward.default: _pad_backward(_clamped),
-    aten.reflection_pad1d.default: _reflection_pad,
-    aten.reflection_pad2d.default: _reflection_pad,
-    aten.reflection_pad3d.default: _reflection_pad,
-    aten.reflection_pad1d_backward.default: _pad_backward(_reflected),
-    aten.reflection_pad2d_backward.default: _pad_backward(_reflected),
-    aten.reflection_pad3d_backward.default: _pad_backward(_reflected),
+    **_for_each("replication_pad{}d_backward", _pad_backward(_clamped)),
+    **_for_each("reflection_pad{}d", _reflection_pad),
+    **_for_each("reflection_pad{}d_backward", _pad_backward(_reflected)),
     aten.adaptive_max_pool2d.default: _adaptive_max_pool(aten.max_pool2d_with_indices),
     aten.adaptive_max_pool3d.default: _adaptive_max_pool(aten.max_pool3d_with_indices),
-    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
-    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
-    aten.adaptive_max_pool2d_backward.default: _max_pool_backward(2),
-    aten.adaptive_max_pool3d_backward.default: _max_pool_backward(3),
-    aten.upsample_nearest1d_backward.default: _upsample_backward(_nearest(False), False),
-    aten.upsample_nearest2d_backward.default: _upsample_backward(_nearest(False), False),
-    aten.upsample_nearest3d_backward.default: _upsample_backward(_nearest(False), False),
-    aten._upsample_nearest_exact1d_backward.default: _upsample_backward(_nearest(True), False),
-    aten._upsample_nearest_exact2d_backward.default: _upsample_backward(_nearest(True), False),
-    aten._upsample_nearest_exact3d_backward.default: _upsample_backward(_nearest(True), False),
-    aten.upsample_linear1d_backward.default: _upsample_backward(_linear, True),
-    aten.upsample_bilinear2d_backward.default: _upsample_backward(_linear, True),
-    aten.upsample_trilinear3d_backward.default: _upsample_backward(_linear, True),
+    **_for_each("{}_backward", _max_pool_backward(2), ("max_pool2d_with_indices", "adaptive_max_pool2d")),
+    **_for_each("{}_backward", _max_pool_backward(3), ("max_pool3d_with_indices", "adaptive_max_pool3d")),
+    **_for_each("upsample_nearest{}d_backward", _upsample_backward(_nearest(False), False)),
+    **_for_each("_upsample_nearest_exact{}d_backward", _upsample_backward(_nearest(True), False)),
+    **_for_each("upsample_{}_backward", _upsample_backward(_linear, True), ("linear1d", "bilinear2d", "trilinear3d")),
     aten.upsample_bicubic2d_backward.default: _upsample_backward(_cubic, True),
     aten._upsample_bilinear2d_aa.default: _upsample(_antialiased(1, _triangle)),
     aten._upsample_bicubic2d_aa.default: _upsample(_antialiased(2, _cubic_kernel)),
@@ -469,8 +458,7 @@ FORWARD_FORMS: dict[Any, Callable[..., Any]] = {
     aten.diagonal.default: _diagonal,
     aten.diagonal_backward.default: _diagonal_backward,
     aten.unfold_backward.default: _unfold_backward,
-    aten._embedding_bag.default: _embedding_bag,
-    aten._embedding_bag_forward_only.default: _embedding_bag,
+    **_for_each("_embedding_bag{}", _embedding_bag, ("", "_forward_only")),
     aten.as_strided.default: _as_strided,
     aten.as_strided_scatter.default: _as_strided_scatter,
 }

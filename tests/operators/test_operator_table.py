@@ -87,28 +87,21 @@ class CallNet(nn.Module):
 
         return {name: fill(name, value) for name, value in self.sample.arguments.items()}
 
-    def call(self, *inputs):
+    def run(self, *inputs):
         return self.spelled(self.arguments(inputs)) if self.sample.function is None else self.sample.function(*inputs)
 
 
-class OneInput(CallNet):
-    def forward(self, x):
-        return self.call(x)
+FORWARDS = [
+    lambda self, x: self.run(x),
+    lambda self, x, y: self.run(x, y),
+    lambda self, x, y, z: self.run(x, y, z),
+    lambda self, x, y, z, w: self.run(x, y, z, w),
+]
 
 
-class TwoInputs(CallNet):
-    def forward(self, x, y):
-        return self.call(x, y)
-
-
-class ThreeInputs(CallNet):
-    def forward(self, x, y, z):
-        return self.call(x, y, z)
-
-
-class FourInputs(CallNet):
-    def forward(self, x, y, z, w):
-        return self.call(x, y, z, w)
+def of_inputs(network, count):
+    """The class of networks with a forward that names so many inputs."""
+    return type(network.__name__, (network,), {"forward": FORWARDS[count - 1]})
 
 
 def inputs_of(sample):
@@ -121,7 +114,7 @@ def inputs_of(sample):
 def network_of(sample, spelled):
     """A network that makes the call by `spelled`, a function of a dict of arguments, and inputs for it."""
     inputs = inputs_of(sample)
-    return (OneInput, TwoInputs, ThreeInputs, FourInputs)[len(inputs) - 1](sample, spelled), inputs
+    return of_inputs(CallNet, len(inputs))(sample, spelled), inputs
 
 
 def sample_network(row):
@@ -278,15 +271,8 @@ class Between(nn.Module):
         self.dense = nn.Linear(self.inputs[0].shape[-1], self.inputs[0].shape[-1])
         self.eval()
 
-
-class BetweenOfOne(Between):
-    def forward(self, x):
-        return self.inner(self.dense(x)).relu()
-
-
-class BetweenOfTwo(Between):
-    def forward(self, x, y):
-        return self.inner(self.dense(x), y).relu()
+    def run(self, x, *others):
+        return self.inner(self.dense(x), *others).relu()
 
 
 @pytest.mark.parametrize(
@@ -294,7 +280,7 @@ class BetweenOfTwo(Between):
 )
 @pytest.mark.sampled(3)
 def test_where_relevance_is_claimed_to_be_zero_it_is(row):
-    between = (BetweenOfOne, BetweenOfTwo)[len(sample_network(row)[1]) - 1](row)
+    between = of_inputs(Between, len(sample_network(row)[1]))(row)
     composite = EpsilonPlus(layer_map=[(types.Linear, rules.Gamma())])
     found = [
         relevances_of(lrpfx.transform(between, composite, capture="symbolic", optimize=optimize), between.inputs)
@@ -334,24 +320,9 @@ class Together(nn.Module):
         return torch.cat([part(*inputs).reshape(inputs[0].shape[0], -1) for part in self.parts], 1)
 
 
-class TogetherOfOne(Together):
-    def forward(self, x):
-        return self.run(x)
-
-
-class TogetherOfTwo(Together):
-    def forward(self, x, y):
-        return self.run(x, y)
-
-
-class TogetherOfThree(Together):
-    def forward(self, x, y, z):
-        return self.run(x, y, z)
-
-
 def together(rows):
     inputs = sample_network(rows[0])[1]
-    return (TogetherOfOne, TogetherOfTwo, TogetherOfThree)[len(inputs) - 1](rows), inputs
+    return of_inputs(Together, len(inputs))(rows), inputs
 
 
 @pytest.mark.parametrize("rows", PARTS_OF_GROUPS, ids=lambda rows: rows[0].name)

@@ -31,13 +31,7 @@ class Removable(Protocol):
 
 
 class RemovableHandle:
-    """A weak handle: removes its instance if that is still alive.
-
-    Parameters
-    ----------
-    instance
-        What to remove.
-    """
+    """A weak handle: removes its `instance` if that is still alive."""
 
     def __init__(self, instance: Removable) -> None:
         self.instance = weakref.ref(instance)

@@ -17,6 +17,7 @@ from helpers import (
     Unary,
     assert_close,
     assert_untouched,
+    in_module_mode,
     randomize_batch_norm,
     relative_difference,
     small_net,
@@ -174,9 +175,7 @@ def test_module_called_twice_and_by_keyword(rule):
     """D1 and D4: each call by itself, whether its input comes by position or by name."""
     model, x, seed = Twice().eval(), torch.randn(2, 4), torch.randn(2, 4)
     expected = lrpfx.attribute(lrpfx.transform(model, LayerMapComposite([(Linear, rule)])), x, seed).relevance
-    with LayerMapComposite([(Linear, rule)]).context(model):
-        leaf = x.clone().requires_grad_()
-        (relevance,) = torch.autograd.grad(model(leaf), leaf, seed)
+    relevance = in_module_mode(LayerMapComposite([(Linear, rule)]), model, x, seed)
     assert_close(relevance, expected, 1e-13)
 
 
@@ -559,9 +558,7 @@ def test_code_of_ones_own_in_a_graph(name):
     rule = make_rules(lrpfx.core)[name]
     explain_model = lrpfx.transform(model, LayerMapComposite([(nn.Linear, rule)]))
     actual = lrpfx.attribute(explain_model, x, seed).relevance
-    with LayerMapComposite([(nn.Linear, rule)]).context(model):
-        leaf = x.clone().requires_grad_()
-        (relevance,) = torch.autograd.grad(model(leaf), leaf, seed)
+    relevance = in_module_mode(LayerMapComposite([(nn.Linear, rule)]), model, x, seed)
     assert_close(actual, relevance, 1e-13)
     hidden = (x @ model.linear.weight.T + model.linear.bias).detach()
     compiled = torch.compile(explain_model, backend="aot_eager", fullgraph=True)
@@ -796,9 +793,7 @@ def test_modules_that_tracing_cannot_follow():
             return self.linear(x) if x.sum() > 0 else self.linear(-x)
 
     model, x = Branching().eval(), torch.rand(2, 3)
-    with EpsilonPlus().context(model):
-        leaf = x.clone().requires_grad_()
-        (relevance,) = torch.autograd.grad(model(leaf), leaf, torch.ones(2, 3))
+    relevance = in_module_mode(EpsilonPlus(), model, x, torch.ones(2, 3))
     assert_close(relevance, registered(rules.Epsilon(), model.linear, x, torch.ones_like), 1e-13)
 
 
