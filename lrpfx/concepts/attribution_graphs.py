@@ -41,15 +41,11 @@ _GREY, _INK, _SOFT = (210, 210, 210), (20, 20, 20), (95, 95, 95)
 class AttributionGraph:
     """The concepts that carry the relevance of a target, layer by layer.
 
-    Attributes
-    ----------
-    graph
-        From `TARGET` downwards. A node (layer, channel) has the attributes `relevance`, what flows into it from the nodes
-        above, `share`, its part of the sum of magnitudes over all channels of its layer, those that are not in the graph
-        included, and `heatmap`, the relevance of the inputs that flows through it. An edge has the `relevance` that flows along
-        it and its `share` of the sum of magnitudes over all channels below.
-    layers
-        The names of the layers, the one nearest to the output first.
+    `graph`: from `TARGET` downwards. A node (layer, channel) has the attributes `relevance`, what flows into it from the nodes
+    above, `share`, its part of the sum of magnitudes over all channels of its layer, those that are not in the graph included,
+    and `heatmap`, the relevance of the inputs that flows through it. An edge has the `relevance` that flows along it and its
+    `share` of the sum of magnitudes over all channels below. `layers`: the names of the layers, the one nearest to the output
+    first.
     """
 
     graph: "nx.DiGraph[Concept]"
@@ -93,24 +89,11 @@ def attribution_graph(
     Relevance flows from layer to layer through the concepts of the graph alone, so what flows into a concept is the sum of its
     edges. It takes one forward pass for each layer and one backward pass for each concept.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    inputs
-        One sample, as a batch of one.
-    layers
-        Names as for `record=`, in any order; they are decomposed from the one nearest to the output downwards.
-    channels
-        Those to begin with in the first; by default those with the largest magnitude of relevance.
-    width
-        How many are kept of each layer, or how many of each of them, from the output downwards.
-
-    Raises
-    ------
-    InputError
-        The batch has several samples, layers do not lie on one way, or a channel is out of range. The errors of
-        `lrpfx.attribute` are raised too.
+    `inputs`: one sample, as a batch of one. `layers`: names as for `record=`, in any order; they are decomposed from the one
+    nearest to the output downwards. `channels`: those to begin with in the first; by default those with the largest magnitude
+    of relevance. `width`: how many are kept of each layer, or how many of each of them, from the output downwards.
+    Other arguments: as for `lrpfx.attribute`. Errors: `InputError`: the batch has several samples, layers do not lie on one
+    way, or a channel is out of range. The errors of `lrpfx.attribute` are raised too.
     """
     module = explainable(explain_model, "attribution_graph")
     named = named_layers(module, layers)
@@ -124,13 +107,15 @@ def attribution_graph(
         found = Computation(explain_model, inputs, question)
         if len(found.output) != 1:
             raise InputError(
-                f"an attribution graph is that of one sample, but the batch is {len(found.output)}", topic="attribution-graphs"
+                f"an attribution graph is of one sample, but the batch is {len(found.output)}", topic="attribution-graphs"
             )
         of_inputs = found.of_inputs if conditions else pytree.tree_map(lambda one: one[None], found.of_inputs)
         if place == 0:
             graph.add_node(TARGET, relevance=float(found.seeds[0].sum()), share=1.0)
         for number, parent in enumerate(parents):
-            graph.nodes[parent]["heatmap"] = _part(of_inputs, number)
+            graph.nodes[parent]["heatmap"] = pytree.tree_map(
+                lambda one, number=number: one[number][0] if isinstance(one, torch.Tensor) else one, of_inputs
+            )
         if name is None:
             break
         values = found.layers[name][:, 0] if conditions else found.layers[name]  # in place of the batch: the parents
@@ -149,10 +134,7 @@ def _downwards(graph: fx.Graph, names: Sequence[str]) -> list[str]:
     nodes = sorted(zip(resolve_names(graph, names), names, strict=True), key=lambda one: -order[one[0]])
     for (upper, above), (lower, below) in itertools.pairwise(nodes):
         if lower not in ancestors_of(upper):
-            raise InputError(
-                f"{above} does not depend on {below}: the layers of an attribution graph lie on one way",
-                topic="attribution-graphs",
-            )
+            raise InputError(f"{above} does not depend on {below}: layers must lie on one way", topic="attribution-graphs")
     return [name for _, name in nodes]
 
 
@@ -197,11 +179,6 @@ def _connect(
             graph.add_edge(parent, (name, channel), relevance=float(flow[channel]), share=float(flow[channel] / whole))
 
 
-def _part(of_inputs: Any, number: int) -> Any:
-    """The relevance of the only sample under one condition."""
-    return pytree.tree_map(lambda one: one[number][0] if isinstance(one, torch.Tensor) else one, of_inputs)
-
-
 # --- drawing -----------------------------------------------------------------------------------------------------------------
 
 
@@ -223,8 +200,7 @@ class _Drawing:
         self.side = min(_LARGEST, room - self.line)
         if self.side < _SMALLEST:
             raise InputError(
-                f"{max(map(len, self.rows))} concepts in a row do not fit into a picture {width} pixels wide",
-                topic="attribution-graphs",
+                f"{max(map(len, self.rows))} concepts do not fit side by side into {width} pixels", topic="attribution-graphs"
             )
         self.step = self.side + self.line + max(60, self.side // 2)
         colors = colors_of(cmap)
@@ -267,18 +243,15 @@ class _Drawing:
         facts = self.graph.nodes[concept]
         middle, top = self._place(concept)
         box = (middle - self.side // 2, top, middle - self.side // 2 + self.side, top + self.side)
+        draw.rectangle(box, fill="white")
         drawn = self._heatmap(facts["heatmap"])
-        if drawn is None:
-            draw.rectangle(box, fill="white")
-        else:
+        if drawn is not None:
             drawn = ImageOps.contain(drawn, (self.side, self.side), Image.Resampling.BICUBIC)
-            draw.rectangle(box, fill="white")
             image.paste(drawn, (middle - drawn.width // 2, top + (self.side - drawn.height) // 2))
         draw.rectangle(box, outline=self._color(facts["relevance"]), width=2)
-        below = (middle, box[3] + 2)
         draw.rectangle((box[0], box[3] + 1, box[2], box[3] + self.line), fill="white")
         text = "" if concept == TARGET else f"{concept[1]}: {facts['share']:.0%}"
-        draw.text(below, text, fill=_INK, font=self.font, anchor="ma")
+        draw.text((middle, box[3] + 2), text, fill=_INK, font=self.font, anchor="ma")
 
     def _heatmap(self, relevance: Any) -> Image.Image | None:
         """The heatmap of an image's relevance; None for other inputs."""

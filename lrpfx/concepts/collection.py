@@ -13,7 +13,7 @@ from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.files import as_path, checked_path, whole_file
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import is_whole, whole_number
 from lrpfx.support.runs import check_same_run
 
 QUANTITIES = ("activation", "relevance")
@@ -131,8 +131,8 @@ class Collection:
         groups = self.rankings.get((layer, by, reduction, grouping), {})
         if grouping != "all" and group not in groups:
             raise InputError(self._without_class(grouping, group), topic="collections")
-        if count is not None and (not is_whole(count) or count < 1):
-            raise InputError(f"count is a positive number of samples, not {count!r}", topic="collections")
+        if count is not None:
+            whole_number(count, "count is a number of samples", 1, "collections")
         ranking = groups[int(group)]
         place = int(channel) % kind.channels
         found = [
@@ -152,8 +152,7 @@ class Collection:
         """
         if not isinstance(layer, str) or layer not in self.facts.layers:
             raise InputError(
-                f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}",
-                topic="collections",
+                f"{layer!r} was not collected.{nearest(str(layer), self.layers)} There are {self.layers}", topic="collections"
             )
         found = self.facts.layers[layer]
         if not is_whole(channel):
@@ -239,17 +238,8 @@ _ARRAYS = ("scores", "samples", "positions")  # of a ranking
 def merge(parts: Iterable[Collection]) -> Collection:
     """The collection of the samples of all parts.
 
-    Parameters
-    ----------
-    parts
-        The collections. Their order does not matter.
-
-    Raises
-    ------
-    InputError
-        Parts have different models, layers or settings, or two have the same sample.
-    InputTypeError
-        A part is not a collection.
+    `parts`: the collections. Their order does not matter. Errors: `InputError`: parts have different models, layers or
+    settings, or two have the same sample; `InputTypeError`: a part is not a collection.
     """
     if not isinstance(parts, Iterable):
         raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}", topic="collections")

@@ -32,7 +32,7 @@ from lrpfx.samples.preparation import Preparation, on_device_of
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 
@@ -132,16 +132,6 @@ def collect(
 
 
 @dataclass(frozen=True)
-class _Shard:
-    """Collects from the samples with some numbers, in another process."""
-
-    collector: "_Collector"
-
-    def __call__(self, numbers: Sequence[int]) -> Collection:
-        return merge(self.collector.parts(numbers, None, False))
-
-
-@dataclass(frozen=True)
 class _Collector:
     """What is collected, of which dataset: arguments of `collect`."""
 
@@ -209,32 +199,29 @@ class _Collector:
         numbers = [one for one in numbers_of(self.dataset, samples) if before is None or not before.has(one)]
         size = -(-_TOGETHER // self.batch_size) * self.batch_size
         shards = [numbers[first : first + size] for first in range(0, len(numbers), size)]
-        collector = replace(self, workers=0)
-        return progress_bar(engine.mapped(_Shard(collector), shards), progress, unit="shard", total=len(shards))
+        done = engine.mapped(replace(self, workers=0).shard, shards)
+        return progress_bar(done, progress, unit="shard", total=len(shards))
+
+    def shard(self, numbers: Sequence[int]) -> Collection:
+        """The collection of the samples with some numbers, made in another process."""
+        return merge(self.parts(numbers, None, False))
 
     def check(self) -> None:
         """Raise `InputError` for settings that are wrong."""
         for name, low in {"top": 1, "top_by_class": 0, "batch_size": 1, "workers": 0}.items():
-            value = getattr(self, name)
-            if not is_whole(value) or not low <= value <= _MOST:
-                raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}", topic="collections")
+            whole_number(getattr(self, name), f"{name} is a whole number", low, "collections", _MOST)
         if isinstance(self.save_every, bool) or not isinstance(self.save_every, (int, float)) or not self.save_every >= 0:
             raise InputError(f"save_every is a number of seconds, not {self.save_every!r}", topic="collections")
         given = [self.normalized] if isinstance(self.normalized, str) else self.normalized
         wrong = given if not isinstance(given, Sequence) else [one for one in given if one not in QUANTITIES]
         if wrong or not isinstance(given, Sequence) or isinstance(self.normalized, str):
-            raise InputError(
-                f"normalize is a list of {' and '.join(map(repr, QUANTITIES))}, or of one or none, not {self.normalized!r}",
-                topic="collections",
-            )
+            raise InputError(f"normalize is a list of some of {QUANTITIES}, not {self.normalized!r}", topic="collections")
         if isinstance(self.dataset, DataLoader):
             raise InputTypeError(
-                "collect loads its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
+                "collect makes its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
             )
         if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
-            raise InputTypeError(
-                f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}", topic="collections"
-            )
+            raise InputTypeError(f"a dataset is an iterable of samples, not {type(self.dataset).__name__}", topic="collections")
         if self.workers:
             self.check_numbered("workers= need")
 
@@ -242,8 +229,7 @@ class _Collector:
         """Raise `InputTypeError` unless samples are found by their numbers. `what`: needs it."""
         if not is_indexed(self.dataset):
             raise InputTypeError(
-                f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} does not have",
-                topic="collections",
+                f"{what} a dataset with indices, which {type(self.dataset).__name__} does not have", topic="collections"
             )
 
     def _check_continued(self, found: Collection, path: Any) -> None:
@@ -281,8 +267,7 @@ class _Collector:
             value = computed.values[name]
             if len(value) != len(batch.numbers):
                 raise InputError(
-                    f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the "
-                    f"{len(batch.numbers)} samples of the batch in front",
+                    f"{name} has the shape {tuple(value.shape)}, without a dimension for {len(batch.numbers)} samples in front",
                     topic="collections",
                 )
             found = kind_of(self.module, name, tuple(value.shape), kind)
@@ -344,8 +329,7 @@ def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, 
     """Raise `InputError` for values of another form than those before, and for values that are not finite."""
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(
-            f"the values of {name} have the shape {tuple(values.shape)} for sample {batch.numbers[0]}, but {layer.channels} "
-            "channels for the samples before",
+            f"{name} has the shape {tuple(values.shape)} for sample {batch.numbers[0]}, not {layer.channels} channels",
             topic="collections",
         )
     finite = torch.isfinite(values.flatten(1)).all(1)

@@ -24,17 +24,8 @@ from lrpfx.runtime.explain_module import explainable
 def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[str]) -> dict[str, torch.Tensor]:
     """The values of nodes for an input, by name.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    names
-        Names or patterns, as for `record=` of `lrpfx.attribute`.
-
-    Raises
-    ------
-    InputError
-        A name is unknown.
+    `names`: names or patterns, as for `record=` of `lrpfx.attribute`. Other arguments: as for `lrpfx.attribute`. Errors:
+    `InputError`: a name is unknown.
     """
     module = explainable(explain_model, "values_of")
     wanted = recorded_names(module.unfused_graph, names)
@@ -86,9 +77,6 @@ def patching_effects(
     for name, multiplier in found.items():
         if before[name].shape != after[name].shape:
             shapes = f"{tuple(before[name].shape)} and {tuple(after[name].shape)}"
-            raise InputError(
-                f"{name} has the shapes {shapes} for the two inputs, which cannot take each other's place",
-                topic="attribution-graphs",
-            )
+            raise InputError(f"{name} has the shapes {shapes} for the two inputs", topic="attribution-graphs")
         effects[name] = (after[name] - before[name]) * multiplier
     return effects

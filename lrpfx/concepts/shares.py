@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,7 @@ from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.support.html import Html
 from lrpfx.support.numbers import is_whole
-from lrpfx.support.table import Table
+from lrpfx.support.table import Rows, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,28 +32,16 @@ class Share:
     share: float
 
 
-class Shares(Sequence[Share]):
+class Shares(Rows[Share]):
     """The shares of all channels, the largest magnitude first.
 
     `layer`: the name of the layer. `kind`: what the indices are, such as "channel". `rows`: the shares.
     """
 
     def __init__(self, layer: str, kind: str, rows: Sequence[Share]) -> None:
+        super().__init__(rows)
         self.layer = layer
         self.kind = kind
-        self.rows = tuple(rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Share: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Share, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Share | tuple[Share, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def indices(self) -> list[int]:
@@ -76,8 +64,8 @@ class Shares(Sequence[Share]):
         return self._table().to_html()
 
     def _table(self) -> Table:
-        columns = {self.kind: "int64", "relevance": "float64", "share": "float64"}
-        return Table(columns, [(row.index, row.relevance, f"{row.share:.1%}") for row in self.rows[:_SHOWN]])
+        rows = [(row.index, row.relevance, f"{row.share:.1%}") for row in self.rows[:_SHOWN]]
+        return Table({self.kind: "int64", "relevance": "float64", "share": "float64"}, rows)
 
 
 def relevances(
@@ -89,34 +77,22 @@ def relevances(
 ) -> Shares:
     """The relevance of each channel of a recorded layer, with its share, the largest magnitude first.
 
-    Parameters
-    ----------
-    attribution
-        That of one target and no condition. For experts, what `lrpfx.attribution.relevance_of_experts` returns.
-    layer
-        The name of the layer, or the path of a mixture.
-    of
-        `Channel`, `Feature`, `Token` or `Head`; by default what an index means in conditions, but for hidden states, whose
-        tokens or features may be meant. `Expert` for experts, whose relevance is summed over tokens.
-    sample
-        One of the batch; by default, relevance is summed over the batch.
-
-    Raises
-    ------
-    InputError
-        The layer was not recorded, or the attribution has several targets or a condition.
-    InputTypeError
-        An argument has the wrong type.
+    `attribution`: that of one target and no condition. For experts, what `lrpfx.attribution.relevance_of_experts` returns.
+    `layer`: the name of the layer, or the path of a mixture. `of`: `Channel`, `Feature`, `Token` or `Head`; by default what an
+    index means in conditions, but for hidden states, whose tokens or features may be meant. `Expert` for experts, whose
+    relevance is summed over tokens. `sample`: one of the batch; by default, relevance is summed over the batch. Errors:
+    `InputError`: the layer was not recorded, or the attribution has several targets or a condition; `InputTypeError`: an
+    argument has the wrong type.
     """
     if of is Expert:
         return _of_experts(attribution, layer, sample)
     if not isinstance(attribution, Attribution):
         raise InputTypeError(
-            f"relevances takes what lrpfx.attribute returns, not {type(attribution).__name__}", topic="attribution-graphs"
+            f"relevances takes an lrpfx.Attribution, not {type(attribution).__name__}", topic="attribution-graphs"
         )
     if attribution.targets is not None or attribution.conditions is not None:
         raise InputError(
-            "the attribution has several targets or conditions; the table is that of one target", topic="attribution-graphs"
+            "the table is of one target, and the attribution has several, or conditions", topic="attribution-graphs"
         )
     if layer not in attribution.layers:
         raise InputError(
@@ -129,17 +105,13 @@ def relevances(
         if of is None or of is Token:
             shape = tuple(values.shape)
             raise InputError(
-                f"the value of {layer} has the shape {shape}: say what is meant, of=Channel, of=Token or of=Feature",
-                topic="attribution-graphs",
+                f"the value of {layer} has the shape {shape}: say of=Channel, Token or Feature", topic="attribution-graphs"
             )
     if of not in (Channel, Feature, Token, Head):
         name = "Channel, since neurons are not summed over positions" if of is Neuron else "Channel, Feature, Token or Head"
         raise InputTypeError(f"of= is {name}", topic="attribution-graphs")
     if not -values.ndim <= of.dimension < values.ndim or of.dimension % values.ndim == 0:
-        raise InputError(
-            f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s",
-            topic="attribution-graphs",
-        )
+        raise InputError(f"{layer} has the shape {tuple(values.shape)}, without {of.__name__}s", topic="attribution-graphs")
     if sample is not None:
         if not is_whole(sample):
             raise InputTypeError(f"sample is the place of one of the batch, not {sample!r}", topic="attribution-graphs")
@@ -152,20 +124,18 @@ def relevances(
 def _of_experts(found: Any, path: str, sample: int | None) -> Shares:
     if not isinstance(found, Mapping):
         raise InputTypeError(
-            "of=Expert takes what lrpfx.attribution.relevance_of_experts returns: an attribution does not tell which expert "
-            "had which token",
+            "of=Expert takes what lrpfx.attribution.relevance_of_experts returns: attributions do not tell experts apart",
             topic="attribution-graphs",
         )
     if sample is not None:
         raise InputError(
-            "what relevance_of_experts returns has the tokens of all samples: pass it one sample alone",
-            topic="attribution-graphs",
+            "relevance of experts has the tokens of all samples: pass it one sample alone", topic="attribution-graphs"
         )
     if path not in found:
         raise InputError(f"{path!r} is not the path of a mixture.{nearest(path, found)}", topic="attribution-graphs")
     if found[path].ndim != 2:
         raise InputError(
-            f"relevance of experts has the shape (tokens, experts), not {tuple(found[path].shape)}", topic="attribution-graphs"
+            f"relevance of experts is (tokens, experts), not {tuple(found[path].shape)}", topic="attribution-graphs"
         )
     return _shares(path, Expert, found[path].detach().double().sum(0))
 

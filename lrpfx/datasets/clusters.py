@@ -100,8 +100,7 @@ class LabelAnalysis:
         number = self.best if clusters is None else clusters
         if number not in self.clusterings:
             raise InputError(
-                f"there is no clustering with {number!r} clusters, only with {', '.join(map(str, self.clusterings))}",
-                topic="statistics",
+                f"there is no clustering with {number!r} clusters, only with {[*self.clusterings]}", topic="statistics"
             )
         return self.clusterings[number]
 
@@ -182,15 +181,9 @@ class Spray:
         return sheet(rows, title=title, **settings)
 
     def _rows(self, clusters: int | None) -> list[tuple[int, int, int, int, float, str]]:
+        counts = {label: len(self[label].clustering(clusters).clusters) for label in self.analyses}
         return [
-            (
-                label,
-                len(self[label].clustering(clusters).clusters),
-                one.number,
-                one.size,
-                one.share,
-                " ".join(map(str, one.typical)),
-            )
+            (label, counts[label], one.number, one.size, one.share, " ".join(map(str, one.typical)))
             for label, one in self.table(clusters)
         ]
 

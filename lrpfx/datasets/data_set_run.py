@@ -35,7 +35,7 @@ from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.identity.descriptions import described
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
@@ -141,26 +141,19 @@ def attribute(
     if isinstance(data, (str, bytes)) and not data:
         raise InputError("the path of the data is empty")
     location = location_of(output, storage_options)
-    batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
-    block = None if block_size is None else _count("block_size", block_size)
-    if workers is not None and (not is_whole(workers) or workers < 0):
-        raise InputError(f"workers is a number of processes, not {workers!r}")
+    batch = whole_number(_batch_size_of(explainer, data) if batch_size is None else batch_size, "batch_size is a number", 1)
+    block = None if block_size is None else whole_number(block_size, "block_size is a number", 1)
+    for name, number, least in (("workers", workers, 0), ("scores", scores, 1)):
+        if number is not None:
+            whole_number(number, f"{name} is a number", least)
     chosen = engine_named(engine)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise InputError(f"dtype is {', '.join(map(repr, _DTYPES))}, not {dtype!r}")
-    if scores is not None:
-        _count("scores", scores)
     stored = _Stored(record, checked_reduction("reduce", reduce, OF_NUMBERS), dtype, scores)
     with location.sole_writer():
         run = _Run(explainer, data, location, question, stored, batch, block, workers, chosen)
         run.all_blocks(progress)
     return Attributions(location)
-
-
-def _count(name: str, value: Any) -> int:
-    if not is_whole(value) or value < 1:
-        raise InputError(f"{name} is a positive number of samples, not {value!r}")
-    return int(value)
 
 
 def _batch_size_of(explainer: Any, data: Any) -> Any:
@@ -335,9 +328,7 @@ class _Run:
         self.location.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
         counts = done_of(self.location, writer.manifest, BlockWriter(self.location, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
-            raise ArtefactError(
-                f"{self.location} does not have all blocks that were explained: run again to go on", topic="damaged-stores"
-            )
+            raise ArtefactError(f"{self.location} lacks blocks that were explained: run again to go on", topic="damaged-stores")
         if writer.manifest.samples is None:
             writer.finish(done)
 
@@ -355,7 +346,7 @@ def _preprocessing(explainer: Any) -> Preprocessing | None:
     if not isinstance(explainer, Explainer):
         if not isinstance(explainer, nn.Module):
             raise InputTypeError(
-                f"lrpfx.datasets.attribute takes an explainable module or an lrpfx.Explainer, not {type(explainer).__name__}"
+                f"lrpfx.datasets.attribute takes an explainable module or an Explainer, not {type(explainer).__name__}"
             )
         return None
     if explainer.tokenizer is not None:

@@ -96,16 +96,12 @@ def spray(
     maps = column_of_relevance(relevance, "relevance")
     wanted = chosen(samples, len(maps))
     if not isinstance(clusters, Iterable):
-        raise InputTypeError(
-            f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}", topic="statistics"
-        )
+        raise InputTypeError(f"clusters are numbers, such as [2, 3, 4], not {clusters!r}", topic="statistics")
     numbers = sorted({whole_number(one, "a number of clusters is a whole number", 2, "statistics") for one in clusters})
     if not numbers:
         raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]", topic="statistics")
     if not isinstance(embeddings, Iterable):
-        raise InputTypeError(
-            f"embeddings are some of {' and '.join(map(repr, EMBEDDINGS))}, or none: (), not {embeddings!r}", topic="statistics"
-        )
+        raise InputTypeError(f"embeddings are some of {EMBEDDINGS}, not {embeddings!r}", topic="statistics")
     drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
     if not all(one in EMBEDDINGS for one in drawn):
         raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}", topic="statistics")
@@ -117,7 +113,7 @@ def spray(
         dimensions=whole_number(dimensions, "dimensions is a number", 2, "statistics"),
         embeddings=tuple(name for name in EMBEDDINGS if name in drawn),
         typical=whole_number(typical, "typical is a number of samples", 1, "statistics"),
-        seed=_checked_seed(seed),
+        seed=whole_number(seed, "seed is a whole number", 0, "statistics", _SEEDS - 1),
     )
     for name in settings.embeddings:
         _embedding_class(name)
@@ -135,13 +131,6 @@ def spray(
         reasons = "; ".join(f"class {label}: {reason}" for label, reason in list(skipped.items())[:3])
         raise InputError(f"no class can be clustered: {reasons or 'no sample has a label'}", topic="statistics")
     return Spray(settings, analyses, skipped)
-
-
-def _checked_seed(seed: Any) -> int:
-    found = whole_number(seed, "seed is a whole number", 0, "statistics")
-    if found >= _SEEDS:
-        raise InputError(f"seed is less than 2³², not {seed!r}", topic="statistics")
-    return found
 
 
 class _NothingToClusterError(Exception):
@@ -189,8 +178,7 @@ def _reduced(maps: Column, samples: Numbers, settings: SpraySettings) -> Floats:
             found = np.empty((len(samples), *reduced.shape[1:]))
         if reduced.shape[1:] != found.shape[1:]:
             raise InputTypeError(
-                f"the relevance of sample {block.numbers[0]} has another shape than that of sample {samples[0]}: pass "
-                "size=(height, width), to which all maps are pooled",
+                f"sample {block.numbers[0]} has another shape than sample {samples[0]}: pass size=(height, width)",
                 topic="statistics",
             )
         found[block.places] = of_equal_weight(reduced) if settings.normalize else reduced

@@ -118,10 +118,7 @@ class StoredArray:
             return range(self._length)[operator.index(first)]
         found = np.arange(self._length)[first if isinstance(first, list) else np.asarray(first)]
         if found.ndim != 1:
-            raise InputTypeError(
-                f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}",
-                topic="reading-stores",
-            )
+            raise InputTypeError(f"samples are chosen as in NumPy, in one dimension, not by {first!r}", topic="reading-stores")
         return found
 
     def _values(self, chosen: Any) -> Any:
@@ -225,8 +222,7 @@ class Attributions:
     def __getitem__(self, name: str) -> StoredArray:
         if name not in self.names:
             raise InputError(
-                f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}",
-                topic="reading-stores",
+                f"there is no array {name!r}.{nearest(str(name), self.names)} Known: {self.names}", topic="reading-stores"
             )
         return StoredArray(self._location, self._manifest, self._layouts[name], self._arrays, len(self))
 
@@ -298,19 +294,8 @@ def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, An
 
     Nothing is loaded before it is indexed.
 
-    Parameters
-    ----------
-    path
-        Of the store.
-    storage_options
-        For the file system of fsspec that a path such as "s3://bucket/store" belongs to.
-
-    Raises
-    ------
-    ArtefactError
-        There is no store, or it is damaged.
-    InputError
-        Zarr is not installed.
+    `path`: of the store. `storage_options`: for the file system of fsspec that a path such as "s3://bucket/store" belongs to.
+    Errors: `ArtefactError`: there is no store, or it is damaged; `InputError`: Zarr is not installed.
     """
     zarr_package()
     location = location_of(path, storage_options)

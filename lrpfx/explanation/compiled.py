@@ -24,6 +24,7 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.samples.preparation import on_device_of
 from lrpfx.types import Linear
 
 
@@ -36,12 +37,6 @@ class Run:
     targets: list[tuple[Target, ...]]
     rules: str
     scores: Scores
-
-
-def placed_for(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """The inputs in the dtype and on the device of a model."""
-    like = next((one for one in module.parameters() if one.is_floating_point()), inputs)
-    return inputs.to(device=like.device, dtype=like.dtype)
 
 
 class Compiled(ABC):
@@ -122,7 +117,7 @@ class CompiledModel(Compiled):
     def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
         seeds = [_of_batch(column) for column in columns]
-        placed = placed_for(self.module, inputs)
+        placed = on_device_of(self.module, inputs, True)
         several = len(seeds) > 1
         chosen = {"targets": seeds} if several else {"target": seeds[0]}
         found = attribute(self.module, placed, **chosen, record=(*self.record, *record), output=self.output)
@@ -138,7 +133,7 @@ class CompiledModel(Compiled):
 
     def placed(self, inputs: Any) -> Any:
         """Images in the dtype and on the device of the model; what a tokenizer returned as it is."""
-        return placed_for(self.module, inputs) if isinstance(inputs, torch.Tensor) else inputs
+        return on_device_of(self.module, inputs, True) if isinstance(inputs, torch.Tensor) else inputs
 
     def spatial_layers(self) -> list[str]:
         last: dict[tuple[int, ...], str] = {}
@@ -152,9 +147,7 @@ class CompiledModel(Compiled):
 def check_same(output: Array, before: Array) -> None:
     """Raise `InputError` unless a model still has the output that was explained."""
     if not np.allclose(output, before, rtol=1e-2, atol=1e-3 * float(np.abs(before).max())):
-        raise InputError(
-            "the model has changed since this explanation was made; explain the photograph again", topic="changed-weights"
-        )
+        raise InputError("the model has changed since: explain the photograph again", topic="changed-weights")
 
 
 def _scores_of(module: ExplainModule, output: OutputSelector) -> Scores:
@@ -211,8 +204,7 @@ class CompiledProgram(Compiled):
         only_largest = manifest["target"] == "max"
         if only_largest and any(not isinstance(one, Largest) for column in columns for one in column):
             raise InputError(
-                "the program explains the largest output only; export it with lrpfx.lower(..., target='index')",
-                topic="explainers",
+                "the program explains the largest output; export it by lower(..., target='index')", topic="explainers"
             )
         described = next(iter(manifest["arguments"].values()))
         count, size = len(inputs), described["shape"][0] or len(inputs)
@@ -237,23 +229,18 @@ class CompiledProgram(Compiled):
         results = manifest["results"]
         if manifest["target"] not in ("index", "targets", "max") or "relevance" not in results:
             raise InputError(
-                "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one of each",
-                topic="classes-and-their-names",
+                "the program does not explain classes of images: lower(..., target='index')", topic="classes-and-their-names"
             )
         if results["relevance"]["dtype"] == "uint8":
-            raise InputError(
-                "the program returns pictures of relevance in bytes; export it without reduce='bytes'", topic="explainers"
-            )
+            raise InputError("the program returns bytes of relevance; export it without reduce='bytes'", topic="explainers")
         if manifest["reduce"] == CHANNELS:
             raise InputError(
-                'the program returns relevance of channels, not of pixels; export it without reduce="channels"',
-                topic="explainers",
+                "the program returns relevance of channels; export it without reduce='channels'", topic="explainers"
             )
         missing = [name for name in record if name not in results]
         if missing:
             raise InputError(
-                f"the program does not record {missing[0]!r}; export it with lrpfx.lower(..., record={missing!r})",
-                topic="explainers",
+                f"the program does not record {missing[0]!r}; export it by lower(..., record={missing!r})", topic="explainers"
             )
 
     def _checked(self, target: Target) -> Target:
@@ -283,9 +270,7 @@ class CompiledProgram(Compiled):
         raise InputError("an exported program has no ledger", topic="explainers")
 
     def spatial_layers(self) -> list[str]:
-        raise InputError(
-            "an exported program has the layers that it was exported with: lower(..., record=)", topic="explainers"
-        )
+        raise InputError("an exported program has only the layers of its lower(..., record=)", topic="explainers")
 
 
 def _of_batch(column: Sequence[Target]) -> Target:
@@ -332,8 +317,7 @@ def checked_output(output: Any) -> Any:
     if output.ndim != 2:
         place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(
-            f"the explained output has shape {tuple(output.shape)}, not (batch, classes); choose what has by a function that "
-            f"ends in {place}, such as output=lambda output: output{place} if the model returns one tensor",
+            f"the output is {tuple(output.shape)}, not (batch, classes): choose by output=lambda output: output{place}",
             topic="classes-and-their-names",
         )
     return output

@@ -21,7 +21,6 @@ from lrpfx.explanation.compiled import (
     CompiledProgram,
     Origin,
     keep_origin,
-    placed_for,
     scores_of_logits,
 )
 from lrpfx.explanation.default_composite import ByContent
@@ -37,8 +36,9 @@ from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.samples.preparation import on_device_of
 from lrpfx.support.identity.structure import Snapshot
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -105,12 +105,7 @@ class Explainer:
         join: bool = True,
     ) -> None:
         if not isinstance(model, (nn.Module, Runner)):
-            raise InputTypeError(
-                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(model).__name__}",
-                topic="explainers",
-            )
-        if not is_whole(batch_size) or batch_size < 1:
-            raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}", topic="explainers")
+            raise InputTypeError(f"an explainer takes a module or a runner, not {type(model).__name__}", topic="explainers")
         self.model = model
         self.composite = composite
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
@@ -123,7 +118,8 @@ class Explainer:
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
-        self.batch_size = batch_size if fixed is None else fixed
+        wanted = whole_number(batch_size, "batch_size is a number of photographs", 1, "explainers")
+        self.batch_size = wanted if fixed is None else fixed
         self.example_inputs = example_inputs
         self.progress = progress
         self.join = join
@@ -192,9 +188,7 @@ class Explainer:
         Raises `InputError`: there was no call yet, or the model is an exported program.
         """
         if not isinstance(self._compiled, CompiledModel):
-            raise InputError(
-                "there is no explainable module before the first explanation, or for an exported program", topic="explainers"
-            )
+            raise InputError("there is no explainable module before the first call, or of a program", topic="explainers")
         return self._compiled.module
 
     def spatial_layers(self) -> list[str]:
@@ -203,9 +197,7 @@ class Explainer:
         Raises `InputError`: there was no call yet.
         """
         if self._compiled is None:
-            raise InputError(
-                "the layers are not known before the first explanation, which compiles the model", topic="explainers"
-            )
+            raise InputError("layers are not known before the first call, which compiles the model", topic="explainers")
         return self._compiled.spatial_layers()
 
     # --- photographs ---------------------------------------------------------------------------------------------------------
@@ -281,7 +273,7 @@ class Explainer:
             return CompiledModel(self.model, self.categories, self.record, self.output)
         examples = inputs if self.example_inputs is None else self.example_inputs
         if isinstance(examples, torch.Tensor):
-            examples = placed_for(self.model, examples)
+            examples = on_device_of(self.model, examples, True)
         logger.info("transforming %s", type(self.model).__name__)
         composite = self.composite or self._default(inputs)
         made = transform(self.model, composite, example_inputs=examples)

@@ -34,24 +34,10 @@ class TextExplanation(Explained):
 
     It is plain data.
 
-    Attributes
-    ----------
-    name
-        The first 60 characters of the text.
-    output
-        Of all classes, or of all tokens that may come next.
-    categories
-        The names of the classes, or of the thousand tokens with the largest outputs, by their ids.
-    answers
-        For each explained class, relevance of the vectors of its tokens, (tokens, features).
-    rules
-        The composite, as text.
-    scores
-        What the numbers of the output are.
-    tokens
-        The ids that the tokenizer gave.
-    picture
-        The text in colours.
+    `name`: the first 60 characters of the text. `output`: of all classes, or of all tokens that may come next. `categories`:
+    the names of the classes, or of the thousand tokens with the largest outputs, by their ids. `answers`: for each explained
+    class, relevance of the vectors of its tokens, (tokens, features). `rules`: the composite, as text. `scores`: what the
+    numbers of the output are. `tokens`: the ids that the tokenizer gave. `picture`: the text in colours.
     """
 
     tokens: Array
@@ -197,10 +183,7 @@ class _OfText(Target):
         if output.ndim != 3:
             checked_output(output)
             if place is not None:
-                raise InputError(
-                    "a position and a token are a target for models that return tokens; this one returns classes",
-                    topic="sentences",
-                )
+                raise InputError("a position and a token are a target for models of tokens, not of classes", topic="sentences")
             return _Shown(resolved(inner, self.categories), output[0], self.categories, None)
         known, features = len(self.tokenizer), output.shape[2]
         if features < known:
@@ -226,9 +209,7 @@ class _OfText(Target):
         masked = [place for place, one in enumerate(ids) if one == mask and mask is not None]
         if len(masked) > 1:
             raise InputError(
-                f"the text has {len(masked)} masks, and one prediction is explained at a time: target=(position, token) "
-                "explains any of them",
-                topic="sentences",
+                f"the text has {len(masked)} masks: target=(position, token) explains any of them", topic="sentences"
             )
         if not masked and not self.text.is_chat and ids[last] in getattr(self.tokenizer, "all_special_ids", ()):
             end = self.tokenizer.decode([ids[last]])
@@ -246,7 +227,7 @@ class _OfText(Target):
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise InputError(
-                f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic="sentences"
+                f"{token!r} is {len(ids)} tokens, not one; at the start of a word, it has its blank", topic="sentences"
             )
         if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
             raise InputError(f"the tokenizer does not know {token!r}", topic="sentences")

@@ -56,17 +56,16 @@ class Preprocessing:
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise InputTypeError(
-                f"preprocess is a function from a photograph to a tensor, such as weights.transforms(), not "
-                f"{type(function).__name__}",
-                topic="preprocessing",
+                f"preprocess is a function, such as weights.transforms(), not {type(function).__name__}", topic="preprocessing"
             )
         if isinstance(function, type):
-            raise InputTypeError(
-                f"preprocess is a function, not the class {function.__name__}; did you mean to call it?", topic="preprocessing"
-            )
+            raise InputTypeError(f"preprocess is the class {function.__name__}, not a function: call it", topic="preprocessing")
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
-        self._range: Range | None = None
+        #: The values between those of a black and a white pixel, by channel. None before the first photograph, and if there is
+        #: no such range: both get the same values, as where each photograph is standardized by itself, or none that are finite,
+        #: or a photograph got values outside.
+        self.range: Range | None = None
         self._is_random: bool | None = None
 
     def __call__(self, photograph: Image.Image) -> torch.Tensor:
@@ -74,8 +73,7 @@ class Preprocessing:
         result = self._applied(photograph)
         if not torch.isfinite(result).all():
             raise InputError(
-                f"preprocess returned values that are not finite (NaN or infinite) for a photograph of {photograph.width}×"
-                f"{photograph.height} pixels; does it divide by a deviation or a range that is 0?",
+                f"preprocess returned values that are not finite for {photograph.width}×{photograph.height} pixels",
                 topic="values-not-finite",
             )
         return result
@@ -85,8 +83,8 @@ class Preprocessing:
         measured = self.measured(photograph.size)
         input = self(photograph)
         values = input.double().cpu().numpy()
-        if self._range is not None and not _within(values, *self._range):
-            self._range = None
+        if self.range is not None and not _within(values, *self.range):
+            self.range = None
         geometry = measured.geometry
         known = geometry is not None and not self._random() and shows(photograph, values, geometry)
         return input, geometry if known else None
@@ -99,22 +97,13 @@ class Preprocessing:
             is_first = not self._measured
             found = self._measured[size] = self._measure(*size)
             if is_first:
-                self._range = _as_range(found)
+                self.range = _as_range(found)
         return self._measured[size]
 
     @property
     def is_measured(self) -> bool:
         """Whether the preprocessing was measured for photographs of any size."""
         return bool(self._measured)
-
-    @property
-    def range(self) -> Range | None:
-        """The values between those of a black and a white pixel, by channel.
-
-        None before the first photograph, and if there is no such range: both get the same values, as where each photograph is
-        standardized by itself, or none that are finite, or a photograph got values outside.
-        """
-        return self._range
 
     def _applied(self, photograph: Image.Image) -> torch.Tensor:
         """What the function returns for a copy of a photograph, in the form of a model's input."""
@@ -124,8 +113,7 @@ class Preprocessing:
             raise
         except Exception as error:
             raise InputError(
-                f"preprocess failed on a photograph of {photograph.width}×{photograph.height} pixels "
-                f"({type(error).__name__}: {first_lines(error)}); it gets a PIL image in RGB",
+                f"preprocess failed on an RGB image of {photograph.width}×{photograph.height} pixels: {first_lines(error)}",
                 topic="preprocessing",
             ) from error
         if isinstance(result, Mapping) and "pixel_values" in result:  # of an image processor of transformers
@@ -142,19 +130,15 @@ class Preprocessing:
         if result.ndim == 4 and len(result) == 1:
             result = result[0]
         if result.ndim != 3:
-            raise InputError(
-                f"preprocess returned a tensor of shape {tuple(result.shape)}, not (channels, height, width)",
-                topic="preprocessing",
-            )
+            raise InputError(f"preprocess returned {tuple(result.shape)}, not (channels, height, width)", topic="preprocessing")
         if result.shape[2] in COLORS and result.shape[0] not in COLORS:
             raise InputError(
-                f"preprocess returned a tensor of shape {tuple(result.shape)}, with its channels last: models take (channels, "
-                "height, width), so let it end in .permute(2, 0, 1), or .transpose(2, 0, 1) for an array",
+                f"preprocess returned the shape {tuple(result.shape)}, with channels last: .permute or .transpose(2, 0, 1) it",
                 topic="preprocessing",
             )
         if not result.is_floating_point():
             raise InputTypeError(
-                f"preprocess returned a tensor of {result.dtype}, not of floating-point numbers", topic="preprocessing"
+                f"preprocess returned a tensor of {result.dtype}, not of floating point", topic="preprocessing"
             )
         return result.detach()
 
@@ -179,7 +163,12 @@ class Preprocessing:
             return np.where(strong, (found - black)[0] / np.where(strong, span, 1.0), np.nan)
 
         columns = _axis(lambda ramp: brightness(np.broadcast_to(ramp, (height, width))), width)
-        down = _axis(lambda ramp: _turned(brightness(np.broadcast_to(ramp[:, None], (height, width)))), height)
+
+        def turned(ramp: Any) -> Any:
+            found = brightness(np.broadcast_to(ramp[:, None], (height, width)))
+            return None if found is None else found.T
+
+        down = _axis(turned, height)
         return Measured(*bounds, None if columns is None or down is None else Geometry(down, columns))
 
     def _seen(self, pixels: Any) -> Any:
@@ -205,10 +194,6 @@ def _strong(span: Any) -> Any:
     largest = span.max()
     rows, columns = span.max(1) > 0.5 * largest, span.max(0) > 0.5 * largest
     return rows[:, None] & columns & (span > 0.2 * largest)
-
-
-def _turned(brightness: Any) -> Any:
-    return None if brightness is None else brightness.T
 
 
 def _as_range(measured: Measured) -> Range | None:

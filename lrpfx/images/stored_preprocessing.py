@@ -1,7 +1,7 @@
 """Preprocessing that a file can hold: how a photograph becomes the input of a program, as numbers instead of code."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,8 @@ class StoredPreprocessing:
 
     def _problem(self) -> str | None:
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if (
-                not isinstance(values, tuple)
-                or len(values) not in (1, 3)
-                or not all(type(one) in (int, float) for one in values)
-            ):
+            is_numbers = isinstance(values, tuple) and all(type(one) in (int, float) for one in values)
+            if not is_numbers or len(values) not in (1, 3):
                 return f"{name} has one number for each channel, of which there are 1 or 3, not {values!r}"
             if not all(-_LARGEST <= one <= _LARGEST for one in values):
                 return f"{name} has finite numbers of ordinary size, not {values!r}"
@@ -85,7 +82,7 @@ class StoredPreprocessing:
         height, width = self._resized(image)
         if height * width > MOST_PIXELS:
             raise InputError(
-                f"resized to {width}×{height} pixels, the photograph would have more than {MOST_PIXELS}", topic="preprocessing"
+                f"resized to {width}×{height}, the photograph would exceed {MOST_PIXELS} pixels", topic="preprocessing"
             )
         resized = image if (width, height) == image.size else image.resize((width, height), filter)
         return resized if self.size is None else _middle(resized, *self.size)
@@ -118,8 +115,7 @@ class StoredPreprocessing:
         wanted = "×".join(map(str, shape))
         if len(shape) != 3 or shape[0] != len(self.mean):
             raise InputError(
-                f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)} channels: {self}",
-                topic="preprocessing",
+                f"the input has shape {wanted}, but there are {len(self.mean)} channels: {self}", topic="preprocessing"
             )
         size = self.output_size
         if size is not None and size != shape[1:]:
@@ -131,14 +127,7 @@ class StoredPreprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """The preprocessing as the manifest of a file has it."""
-        resize = list(self.resize) if isinstance(self.resize, tuple) else self.resize
-        return {
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "size": None if self.size is None else list(self.size),
-            "resize": resize,
-            "interpolation": self.interpolation,
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         steps = []
@@ -195,7 +184,7 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
         return preprocess
     if not callable(preprocess) or isinstance(preprocess, type):
         raise InputTypeError(
-            f"preprocess is a function from a photograph to a tensor, not {type(preprocess).__name__}", topic="preprocessing"
+            f"preprocess is a function of a photograph, not {type(preprocess).__name__}", topic="preprocessing"
         )
     remedy = (
         "a file holds a resize, a crop of the middle, a mean and a deviation: pass these as lrpfx.images.stored_preprocessing."
@@ -209,8 +198,7 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
     if not all(mean <= _LEVELS[0] and largest <= _LEVELS[1] for mean, largest in differences):
         largest = max(largest for _, largest in differences)
         raise InputError(
-            f"the preprocessing cannot be stored: it does more than {found}, from which it differs by up to {largest:.0f} of "
-            f"255 levels; {remedy}",
+            f"the preprocessing cannot be stored: it differs from {found} by up to {largest:.0f} of 255 levels; {remedy}",
             topic="preprocessing",
         )
     return found
@@ -254,9 +242,7 @@ def _difference(function: Callable[..., Any], stored: StoredPreprocessing, size:
     expected = expected[0] if expected.ndim == 4 else expected
     found = stored.array(noise)
     if expected.shape != found.shape:
-        raise InputError(
-            f"it returns inputs of shape {expected.shape}, but {stored} gives {found.shape}", topic="preprocessing"
-        )
+        raise InputError(f"it returns shape {expected.shape}, but {stored} gives {found.shape}", topic="preprocessing")
     levels = np.abs((expected - found) * np.reshape(stored.std, (-1, 1, 1))) * 255
     return float(levels.mean()), float(levels.max())
 

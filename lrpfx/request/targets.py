@@ -30,22 +30,15 @@ class Target(ABC):
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         """Relevance of an output, with its shape and dtype.
 
-        Parameters
-        ----------
-        output
-            The output, of shape (batch, ...). What is computed of it is part of programs of `lrpfx.lower`, for which it must
-            not depend on values by `if` or `.item()`.
+        `output`: the output, of shape (batch, ...). What is computed of it is part of programs of `lrpfx.lower`, for which it
+        must not depend on values by `if` or `.item()`.
         """
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:  # noqa: B027  most outputs will do
         """Raise `InputError` for an output that has nothing like the target.
 
-        Parameters
-        ----------
-        output
-            The output, of shape (batch, ...).
-        chosen
-            How it is chosen among the outputs of the model, as code, for messages.
+        `output`: the output, of shape (batch, ...). `chosen`: how it is chosen among the outputs of the model, as code, for
+        messages.
         """
 
     def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
@@ -114,20 +107,18 @@ class _OfClasses(Target):
         return True
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        whole = "a tensor of the output's shape, or a function of the output"
         if output.ndim == 3:
-            raise InputError(
-                f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, "
-                "...}), a list with one of these for each sample, a tensor of the output's shape, or a function of the output; "
-                f"several targets of each sample are passed as targets=; for a class, {one_place(3, chosen)}",
-                topic="targets",
-            )
+            forms = f"(position, token), (position, {{token: weight, ...}}), a list with one of these for each sample, {whole}"
+            several = "several targets of each sample are passed as targets="
+            message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
+            raise InputError(f"the output has shape {tuple(output.shape)}: {message}", topic="targets")
         if output.ndim != 2:
-            raise InputError(
-                f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; "
-                f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: a "
-                "tensor of its shape, or a function of it",
-                topic="targets",
+            remedy = (
+                f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: {whole}"
             )
+            message = f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; {remedy}"
+            raise InputError(message, topic="targets")
 
     def of_sample(self, number: int) -> Target | None:
         return self
@@ -160,10 +151,8 @@ class Class(_OfClasses):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         super().check(output, chosen)
         if isinstance(self.index, str):
-            raise InputTypeError(
-                f"a target is an index, not the name {self.index!r}; an lrpfx.Explainer with categories= knows classes by name",
-                topic="targets",
-            )
+            message = f"a target is an index, not the name {self.index!r}; lrpfx.Explainer(categories=) knows classes by name"
+            raise InputTypeError(message, topic="targets")
         if not 0 <= self.index < output.shape[1]:
             raise InputError(f"target {self.index} is out of range: the output has {output.shape[1]} classes", topic="targets")
 
@@ -196,9 +185,7 @@ class Label(_OfClasses):
 
     def of_labels(self, labels: Sequence[int | None]) -> Target:
         if any(label is None or label < 0 for label in labels):
-            raise InputError(
-                'the sample has no label, which target="true" needs: pairs of an input and a label have one', topic="samples"
-            )
+            raise InputError('the sample has no label, which target="true" needs', topic="samples")
         return Classes(torch.tensor(labels))
 
     def __str__(self) -> str:
@@ -219,9 +206,7 @@ class Classes(_OfClasses):
         super().check(output, chosen)
         batch, classes = output.shape
         if self.indices.ndim and self.indices.shape != (batch,):
-            raise InputError(
-                f"target indices have shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets"
-            )
+            raise InputError(f"the target has shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets")
         indices = self.indices.long()  # small integers do not hold all classes, and some cannot be compared
         outside = indices[(indices < 0) | (indices >= classes)]
         if outside.numel():
@@ -304,9 +289,7 @@ class Position(Target):
 
     def __post_init__(self) -> None:
         if isinstance(self.position, bool) or not isinstance(self.position, (int, torch.Tensor)):
-            raise InputTypeError(
-                f"a position is an index or a tensor of indices, not {type(self.position).__name__}", topic="targets"
-            )
+            raise InputTypeError(f"a position is an index or a tensor, not {type(self.position).__name__}", topic="targets")
         if isinstance(self.position, torch.Tensor) and (self.position.is_floating_point() or self.position.dtype == torch.bool):
             raise InputTypeError(f"positions are integers, not a tensor of {self.position.dtype}", topic="targets")
 
@@ -317,8 +300,7 @@ class Position(Target):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if output.ndim != 3:
             raise InputError(
-                f"a position and a token are a target for outputs of shape (batch, positions, tokens), and this one is "
-                f"{tuple(output.shape)}; several targets of each sample are passed as targets=",
+                f"(position, token) is for outputs (batch, positions, tokens), not {tuple(output.shape)}; see targets=",
                 topic="targets",
             )
         batch, length, _ = output.shape
@@ -357,9 +339,8 @@ class Position(Target):
         return self.target.is_of_one_batch or (isinstance(self.position, torch.Tensor) and self.position.ndim > 0)
 
     def least_sizes(self) -> tuple[int, ...]:
-        place = int(torch.as_tensor(self.position).max())
-        first = int(torch.as_tensor(self.position).min())
-        return 1, max(place + 1, -first), *self.target.least_sizes()[1:]
+        first, last = torch.as_tensor(self.position).aminmax()
+        return 1, max(int(last) + 1, -int(first)), *self.target.least_sizes()[1:]
 
     def resolved(self, index_of: IndexOf) -> Target:
         return Position(self.position, self.target.resolved(index_of))
@@ -378,11 +359,8 @@ class ForEach(Target):
     targets: tuple[Target, ...]
 
     def __post_init__(self) -> None:
-        def is_whole(one: Target) -> bool:
-            several = isinstance(one, Classes) and one.is_of_one_batch
-            return several or isinstance(one, (ForEach, Seed, Function))
-
-        whole = list(filter(is_whole, self.targets))
+        classes = (one for one in self.targets if isinstance(one, Classes) and one.is_of_one_batch)
+        whole = [*classes, *(one for one in self.targets if isinstance(one, (ForEach, Seed, Function)))]
         if whole:
             raise InputTypeError(
                 "the target of one sample is an index, a position and a token, a dict of weights or None, not "
@@ -397,8 +375,7 @@ class ForEach(Target):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if len(self.targets) != len(output):
             raise InputError(
-                f"a list as the target has one entry for each sample, but it has {len(self.targets)} and the batch is "
-                f"{len(output)}; to explain several targets of each sample, pass them as targets=",
+                f"target= has {len(self.targets)} entries for a batch of {len(output)}; several of each: pass them as targets=",
                 topic="targets",
             )
         for number, one in enumerate(self.targets):
@@ -434,8 +411,7 @@ class Seed(Target):
         if self.values.shape != output.shape:
             several = "; several targets are passed as targets=" if self.values.shape[1:] == output.shape else ""
             raise InputError(
-                f"the target has shape {tuple(self.values.shape)}, but the output has {tuple(output.shape)}{several}",
-                topic="targets",
+                f"the target has shape {tuple(self.values.shape)}, the output {tuple(output.shape)}{several}", topic="targets"
             )
         if not torch.isfinite(self.values).all():
             raise InputError("the target has values that are not finite", topic="values-not-finite")
@@ -483,9 +459,7 @@ class Function(Target):
         found = without_arrays(self.function(output))
         if not isinstance(found, torch.Tensor) or found.shape != output.shape:
             shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-            raise InputError(
-                f"the target function returned {shape} for an output of shape {tuple(output.shape)}", topic="targets"
-            )
+            raise InputError(f"the target function returned {shape} for an output of {tuple(output.shape)}", topic="targets")
         return found
 
     def __str__(self) -> str:
@@ -505,17 +479,10 @@ TargetsLike = Sequence[TargetLike] | Array
 def as_target(value: Any) -> Target:
     """The target that a value stands for.
 
-    Parameters
-    ----------
-    value
-        A `Target`; None for the largest output; a class by index or name; a tensor or an array of class indices, or of
-        relevance if it has floating-point numbers; a dict of weights of classes; a position and a token; a list of these with
-        one for each sample; or a function from the output to its relevance.
-
-    Raises
-    ------
-    InputError
-        The value is none of them; if its type is wrong, an `InputTypeError`.
+    `value`: a `Target`; None for the largest output; a class by index or name; a tensor or an array of class indices, or of
+    relevance if it has floating-point numbers; a dict of weights of classes; a position and a token; a list of these with one
+    for each sample; or a function from the output to its relevance. Errors: `InputError`: the value is none of them; if its
+    type is wrong, an `InputTypeError`.
     """
     if isinstance(value, Target):
         return value
@@ -565,9 +532,7 @@ def listed(values: Any) -> list[Any]:
 def check_one_of(target: Any, targets: Any) -> None:
     """Raise `InputError` if both one target and several were given."""
     if targets is not None and target is not None:
-        raise InputError(
-            "target= is one target for each sample, targets= are several for each; pass one of them", topic="targets"
-        )
+        raise InputError("target= is one target for each sample and targets= are several: pass one of them", topic="targets")
 
 
 def without_arrays(target: Any) -> Any:
@@ -578,9 +543,7 @@ def without_arrays(target: Any) -> Any:
         try:
             return torch.as_tensor(target)
         except TypeError as error:
-            raise InputTypeError(
-                f"a target is an array of dtype {target.dtype}, which torch does not have", topic="targets"
-            ) from error
+            raise InputTypeError(f"torch does not have the dtype of the target, {target.dtype}", topic="targets") from error
     if isinstance(target, (tuple, list)):
         items = [without_arrays(item) for item in target]
         return tuple(items) if isinstance(target, tuple) else items

@@ -27,12 +27,11 @@ def is_indexed(dataset: Any) -> bool:
 def parts_of(item: Any) -> tuple[Any, int | None]:
     """The inputs of a sample, and its label if it has one."""
     if isinstance(item, (tuple, list)) and len(item) == 2:
-        if (
-            type(item[1]) is int and abs(item[1]) < _LABELS
-        ):  # of most data sets, for which the questions below would take longer than the rest
-            return item[0], item[1]
-        if _may_be_label(item[1]):
-            return item[0], _label_of(item[1])
+        inputs, label = item
+        if type(label) is int and abs(label) < _LABELS:  # of most data sets: what follows would take longer than the rest
+            return inputs, label
+        if _may_be_label(label):
+            return inputs, _label_of(label)
     if isinstance(item, Mapping):
         key = next((key for key in LABELS if key in item and _may_be_label(item[key])), None)
         inputs = {name: value for name, value in item.items() if name != key and not str(name).startswith("__")}
@@ -69,13 +68,10 @@ def _label_of(value: Any) -> int:
     plain = value.item() if _is_single(value) or isinstance(value, np.generic) else value
     if not is_whole(plain):
         raise InputTypeError(
-            f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples",
-            topic="samples",
+            f"a label is {plain!r}, a {type(plain).__name__}, not a class index: leave it out", topic="samples"
         )
     if abs(plain) >= _LABELS:
-        raise InputTypeError(
-            f"labels are class indices, which {plain} is too large for: leave it out of the samples", topic="samples"
-        )
+        raise InputTypeError(f"labels are class indices, and {plain} is too large: leave it out", topic="samples")
     return plain
 
 

@@ -5,6 +5,7 @@ import pickle
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -49,7 +50,7 @@ class Workers:
         if given is not None:
             generator = torch.Generator(given.device)
             generator.set_state(given.get_state())
-        beginning = _Beginning(lent, self.settings.get("worker_init_fn"))
+        beginning = partial(_begin, lent, self.settings.get("worker_init_fn"))
         settings = {**self.settings, "generator": generator, "worker_init_fn": beginning}
         count = self.count if most is None else min(self.count, most)
         loader: DataLoader[Any] = DataLoader(dataset, num_workers=count, **settings, **arguments)
@@ -57,23 +58,16 @@ class Workers:
             return iter(loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise InputError(
-                f"the data set goes to the processes that load samples, and cannot be pickled for that: {first_lines(error)}; "
-                "define its functions in a module instead of by lambda, or load in this process with workers=0",
+                f"the data set cannot be pickled for the processes that load samples: {first_lines(error)}; see workers=0",
                 topic="samples",
             ) from error
 
 
-class _Beginning:
+def _begin(dataset: Any, function: Callable[[int], Any] | None, worker: int) -> None:
     """What a process does before it loads samples."""
-
-    def __init__(self, dataset: Any, function: Callable[[int], Any] | None) -> None:
-        self.dataset = dataset
-        self.function = function
-
-    def __call__(self, worker: int) -> None:
-        object.__setattr__(get_worker_info(), "dataset", self.dataset)  # torch knows what wraps it, and lets no one change it
-        if self.function is not None:
-            self.function(worker)
+    object.__setattr__(get_worker_info(), "dataset", dataset)  # torch knows what wraps it, and lets no one change it
+    if function is not None:
+        function(worker)
 
 
 def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
@@ -85,29 +79,19 @@ def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
     if not number:
         if loader.num_workers and loader.worker_init_fn is not None:
             raise InputError(
-                "the DataLoader has a worker_init_fn=, which is not called where samples are loaded without worker processes: "
-                "leave out workers=0, or pass a dataset that needs none",
+                "the worker_init_fn= of the DataLoader is not called without worker processes: leave out workers=0",
                 topic="samples",
             )
         return Workers()
-    settings = {
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "timeout": loader.timeout,
-    }
-    if loader.prefetch_factor is not None:
-        settings["prefetch_factor"] = loader.prefetch_factor
-    return Workers(number, settings)
+    names = ("worker_init_fn", "multiprocessing_context", "generator", "timeout", "prefetch_factor")
+    return Workers(number, {name: getattr(loader, name) for name in names})
 
 
 def check_loader(loader: DataLoader[Any]) -> None:
     """Raise `InputError` for what decides which samples there are, and cannot be honoured."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise InputError(
-            f"a {type(loader).__name__} makes its batches in a way of its own, which cannot be made anew: pass its dataset, or "
-            "a DataLoader of torch",
-            topic="samples",
+            f"a {type(loader).__name__} makes batches of its own: pass its dataset, or a DataLoader of torch", topic="samples"
         )
     if loader.batch_size is None and loader.batch_sampler is not None:
         raise InputError(
@@ -154,10 +138,7 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     """The indices that a sampler gives, in their order."""
     name = type(sampler).__name__
     if isinstance(sampler, _RANDOM):
-        raise InputError(
-            f"the DataLoader takes samples in the order of a {name}, which another run would not repeat: {_A_LIST}",
-            topic="samples",
-        )
+        raise InputError(f"a {name} gives an order that another run would not repeat: {_A_LIST}", topic="samples")
     try:
         if type(sampler) is SequentialSampler:
             return range(len(sampler.data_source))
@@ -165,7 +146,7 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     except TypeError as error:
         what = sampler.data_source if type(sampler) is SequentialSampler else sampler
         raise InputTypeError(
-            f"the {type(what).__name__} of the DataLoader has no length, and so no known order: {_A_LIST}", topic="samples"
+            f"a {type(what).__name__} without length has no known order: {_A_LIST}", topic="samples"
         ) from error
     if isinstance(sampler, range):
         return sampler
@@ -175,10 +156,7 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     if found != again:
         raise InputError(f"the {name} of the DataLoader gives another order each time: {_A_LIST}", topic="samples")
     if len(found) != length:
-        raise InputError(
-            f"the {name} of the DataLoader has a length of {length}, and gives other indices than so many: {_A_LIST}",
-            topic="samples",
-        )
+        raise InputError(f"the {name} has a length of {length}, but gives another number: {_A_LIST}", topic="samples")
     if all(type(index) is int and abs(index) < 1 << 62 for index in found):
         return range(length) if found == list(range(length)) else array("q", found)
     return found

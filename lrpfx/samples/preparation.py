@@ -107,9 +107,7 @@ def _image(inputs: Any) -> Image.Image:
         found = [value for value in inputs.values() if _may_be_image(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
-            raise InputError(
-                f"a sample is one image, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
-            )
+            raise InputError(f"a sample is one image, but {len(found)} of its entries are: {list(inputs)}", topic="samples")
         inputs = found[0]
     opened = list(islice(photographs(inputs), 2))
     if len(opened) != 1:
@@ -130,8 +128,7 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         return inputs
     if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):
         raise InputTypeError(
-            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for images, pass "
-            "lrpfx.Explainer(model, preprocess=...)",
+            f"the sample is a {type(inputs).__name__}, not tensors: for images, pass lrpfx.Explainer(model, preprocess=...)",
             topic="samples",
         )
     if not isinstance(inputs, Mapping):
@@ -232,8 +229,7 @@ def _not_finite(inputs: Any, count: int) -> list[int]:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = leaf.isnan() | leaf.isposinf()
             wrong |= bad.reshape(count, -1).any(1).cpu()
-    found: list[int] = wrong.nonzero().flatten().tolist()
-    return found
+    return list(map(int, wrong.nonzero()))
 
 
 def on_device_of(module: nn.Module, inputs: Any, is_cast: bool = False) -> Any:

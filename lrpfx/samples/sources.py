@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -65,6 +65,8 @@ class IndexedSource(SampleSource):
         self.loaded_by = loaded_by
         self.kind = kind
         self.length: int = len(dataset)
+        if not self.length:
+            raise InputError("the data set is empty", topic="samples")
 
     def identity(self) -> dict[str, Any]:
         """The number of samples, the fingerprint that a folder or a dataset of Hugging Face has, and the order of a sampler."""
@@ -146,7 +148,7 @@ class _Parts(Dataset[SampleBatch]):
 
     def __init__(self, source: IndexedSource, plan: BlockPlan, blocks: Sequence[int]) -> None:
         self.source = source
-        self.plan = replace(plan, done=DoneBlocks.nothing())  # processes that load samples need not know
+        self.plan = replace(plan, done=DoneBlocks([], int))  # processes that load samples need not know
         self.blocks = blocks
         self.of_block = -(-plan.block // plan.batch_size)
 
@@ -173,9 +175,7 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
     try:
         yield from batches
     except RuntimeError as error:
-        raise InputError(
-            f"a process that loads samples ended: {first_lines(error)}; run again to go on", topic="samples"
-        ) from error
+        raise InputError(f"a process that loads samples ended: {first_lines(error)}; run again", topic="samples") from error
 
 
 class ImageFolder(Sequence[dict[str, Any]]):
@@ -242,10 +242,7 @@ class StreamSource(SampleSource):
         except LrpfxError:
             raise
         except Exception as error:
-            raise InputError(
-                f"the data set ended with an error: {first_lines(error)}; what was explained before is in the store",
-                topic="samples",
-            ) from error
+            raise InputError(f"the data set ended with an error: {first_lines(error)}", topic="samples") from error
 
     def _sample(self, number: int, item: Any) -> Sample:
         return item._replace(number=number) if self.preparation is None else self.preparation.sample(number, lambda: item)
@@ -269,9 +266,7 @@ class StreamSource(SampleSource):
         block = count = 0
         while (first := next(rest, None)) is not None:
             if not plan.size_of(block):
-                raise InputError(
-                    f"the data set has changed: it had {plan.samples} samples, and has more now", topic="changed-data"
-                )
+                raise InputError(f"the data set has changed: it had {plan.samples} samples, and has more", topic="changed-data")
             of_block = chain([first], islice(rest, plan.size_of(block) - 1))
             if block < len(done) and done[block]:
                 count += self._skip(of_block, plan, block)
@@ -302,35 +297,30 @@ class StreamSource(SampleSource):
         if count != expected:
             first = block * plan.block
             raise InputError(
-                f"the data set has changed: it has {count} samples from number {first} on, and had {expected}",
-                topic="changed-data",
+                f"the data set has changed: it has {count} samples from {first} on, not {expected}", topic="changed-data"
             )
         return count
 
 
-class _Prepared:
-    """Prepares the samples of a batch in a worker of a DataLoader."""
-
-    def __init__(self, preparation: Preparation) -> None:
-        self.preparation = preparation
-
-    def __call__(self, items: Any) -> list[Sample]:
-        return [self.preparation.sample(0, partial(_as_it_is, item)) for item in items]
+def _prepared(preparation: Preparation, items: Any) -> list[Sample]:
+    """The samples of a batch, prepared in a worker of a DataLoader."""
+    return [preparation.sample(0, partial(_as_it_is, item)) for item in items]
 
 
+@dataclass(frozen=True)
 class _Loaded(Iterable[Sample]):
     """The samples of a stream that workers load and prepare, `together` at once."""
 
-    def __init__(self, stream: IterableDataset[Any], loaded_by: Workers, together: int, preparation: Preparation) -> None:
-        self.stream = stream
-        self.loaded_by = loaded_by
-        self.together = together
-        self.preparation = preparation
+    stream: IterableDataset[Any]
+    loaded_by: Workers
+    together: int
+    preparation: Preparation
 
     def __iter__(self) -> Iterator[Sample]:
-        prepared = _Prepared(self.preparation)
-        for samples in self.loaded_by.loading(self.stream, self.stream, batch_size=self.together, collate_fn=prepared):
-            yield from samples
+        prepared = partial(_prepared, self.preparation)
+        yield from chain.from_iterable(
+            self.loaded_by.loading(self.stream, self.stream, batch_size=self.together, collate_fn=prepared)
+        )
 
 
 # --- whatever users have -----------------------------------------------------------------------------------------------------
@@ -343,19 +333,14 @@ def source_of(data: Any, preparation: Preparation, workers: int | None) -> Sampl
     if isinstance(data, (str, os.PathLike)):
         return _of_path(data, preparation, Workers(workers or 0))
     if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
-        if not len(data):
-            raise InputError("the data set is empty", topic="samples")
         return IndexedSource(data, preparation, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise InputTypeError(
-            f"data is a folder, a dataset or a DataLoader of torch, a sequence or an iterable of samples, not "
-            f"{type(data).__name__}",
-            topic="samples",
+            f"data is a folder, a DataLoader, or an iterable of samples, not {type(data).__name__}", topic="samples"
         )
     if workers:
         raise InputTypeError(
-            f"workers= need a dataset with a length and indices, which {type(data).__name__} does not have; a DataLoader of it "
-            "has workers of its own",
+            f"workers= need a dataset with indices, not {type(data).__name__}; a DataLoader has workers of its own",
             topic="samples",
         )
     return StreamSource(data, preparation, {"workers": 0})
@@ -367,10 +352,7 @@ def _of_path(path: Any, preparation: Preparation, workers: Workers) -> SampleSou
     except RuntimeError as error:
         raise InputError(f"{path}: {error}", topic="samples") from error
     if preparation.preprocess is None:
-        raise InputError(
-            "a folder of images needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
-            topic="samples",
-        )
+        raise InputError("a folder of images needs an lrpfx.Explainer with preprocess=", topic="samples")
     if place.is_dir():
         return IndexedSource(ImageFolder(place), preparation, workers, "folder")
     if not place.exists():
@@ -385,10 +367,7 @@ def _of_loader(loader: DataLoader[Any], preparation: Preparation, workers: Worke
     if own is not default_collate and own is not default_convert:
         preparation = replace(preparation, collate=own, is_of_batches=loader.batch_size is not None)
     if not isinstance(loader.dataset, IterableDataset):
-        samples = samples_of(loader)
-        if not len(samples):
-            raise InputError("the data set is empty", topic="samples")
-        return IndexedSource(samples, preparation, workers)
+        return IndexedSource(samples_of(loader), preparation, workers)
     if not workers.count:
         return StreamSource(loader.dataset, preparation, {"workers": 0})
     together = loader.batch_size or 1

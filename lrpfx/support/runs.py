@@ -35,9 +35,7 @@ def sole_writer(target: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout as error:
-            raise InputError(
-                f"another run writes to {target}: wait until it has ended, or give another path", topic="files-and-folders"
-            ) from error
+            raise InputError(f"another run writes to {target}: wait for its end", topic="files-and-folders") from error
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
@@ -60,9 +58,7 @@ def check_same_run(target: Any, ours: Mapping[str, Any], theirs: Mapping[str, An
     """Raise `InputError`, which names what differs, unless a run has the facts with which its target was begun: plain data."""
     found = differences(ours, theirs)
     if found:
-        raise InputError(
-            f"{target} was begun with other {'; '.join(found)}: give another output, or remove it", topic="changed-data"
-        )
+        raise InputError(f"{target} was begun with other {'; '.join(found)}: give another output", topic="changed-data")
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

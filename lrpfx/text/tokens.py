@@ -111,17 +111,8 @@ class Text:
 
 
 #: Scripts that put no blanks between words, as the names of their characters begin.
-_WITHOUT_BLANKS = (
-    "CJK",
-    "HIRAGANA",
-    "KATAKANA",
-    "HALFWIDTH KATAKANA",
-    "BOPOMOFO",
-    "THAI",
-    "LAO",
-    "KHMER",
-    "MYANMAR",
-    "TIBETAN",
+_WITHOUT_BLANKS = tuple(
+    ["CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"]
 )
 
 
@@ -231,9 +222,8 @@ def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Tex
 
 def is_native_encoding(tokens: Any) -> bool:
     """Whether `tokens` is an encoding of the package tokenizers."""
-    return all(hasattr(tokens, name) for name in ("ids", "tokens", "word_ids", "attention_mask")) and not callable(
-        tokens.tokens
-    )
+    has_all = all(hasattr(tokens, name) for name in ("ids", "tokens", "word_ids", "attention_mask"))
+    return has_all and not callable(tokens.tokens)
 
 
 def _sample(tokens: Any, sample: int | None) -> int | None:
@@ -260,15 +250,11 @@ def _rows(values: Any) -> int | None:
 def _row(values: Any, place: int | None, what: str) -> list[Any]:
     """One row of values as a list."""
     if isinstance(values, str):
-        raise InputTypeError(
-            "tokens are a list of tokens or ids, not one text: pass what the tokenizer returns for it", topic="text-heatmaps"
-        )
+        raise InputTypeError("tokens are a list, not a text: pass what the tokenizer returns for it", topic="text-heatmaps")
     row = values if place is None or _rows(values) is None else values[place]
     listed = row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row
     if not isinstance(listed, Iterable) or isinstance(listed, (str, Mapping)):
-        raise InputTypeError(
-            f"{what} are a list of one entry for each token, not {type(values).__name__}", topic="text-heatmaps"
-        )
+        raise InputTypeError(f"{what} are a list, one entry for each token, not {type(values).__name__}", topic="text-heatmaps")
     listed = list(listed)
     if any(isinstance(item, (list, tuple)) for item in listed):
         raise InputError(f"{what} have more than two dimensions", topic="text-heatmaps")

@@ -93,7 +93,7 @@ def test_several_classes_are_compared(folder):
     "options, message",
     [
         (("--target", "9"), "target 9 is out of range"),
-        (("--target", "cat"), "the names are not known"),
+        (("--target", "cat"), "names of classes are not known"),
         (("--set", "gamma=1"), "--set is for the settings of a --composite"),
         (("--composite", "epsilon_plas"), "Did you mean 'epsilon_plus'"),
         (("--categories", "weights.pt"), "is not a text"),
@@ -249,7 +249,7 @@ def test_a_name_of_a_class_wins_over_an_index(folder):
     (folder / "letters.txt").write_text("cat\nCat\n2\n2\nbee\n")
     assert [options.class_of(text, ["cat", "Cat", "2", "2"]) for text in ("cat", "Cat", "3")] == [0, 1, 3]
     for text in ("CAT", "2"):
-        with pytest.raises(lrpfx.InputError, match="give an index"):
+        with pytest.raises(lrpfx.InputError, match="say one of"):
             options.class_of(text, ["cat", "Cat", "2", "2"])
     for command in (("explain", "small_model:make", "images"), ("run", "model.pt2", "images", "other")):
         with pytest.raises(lrpfx.InputError, match="class -1 is out of range"):

@@ -135,7 +135,7 @@ def test_one_process_at_a_time_writes_to_a_file(explain_model, dataset, tmp_path
 
 @pytest.mark.parametrize("label", ["cat", None, 1.5, True])
 def test_labels_that_are_no_class_indices(explain_model, dataset, label):
-    with pytest.raises(lrpfx.InputError, match="labels are class indices"):
+    with pytest.raises(lrpfx.InputError, match="not a class index"):
         collect(explain_model, [(image, label) for image in dataset.tensors[0][:3]], LAYERS)
 
 
@@ -283,12 +283,12 @@ def test_features_and_heads_of_texts_of_any_length():
         ({"layers": {"head": Channel, "mean": Head}}, "without a dimension of Heads"),
         ({"top": 0}, "top is a whole number from 1"),
         ({"batch_size": 0}, "batch_size is a whole number from 1"),
-        ({"normalize": ["both"]}, "normalize is a list of 'activation' and 'relevance'"),
+        ({"normalize": ["both"]}, "normalize is a list of some of"),
         ({"target": "label"}, 'target is "predicted", "true", the index of a class or a function'),
         ({"samples": [60]}, "sample 60 is out of range"),
         ({"samples": [1, 1]}, "given twice"),
         ({"top": 10**12}, "top is a whole number from 1"),
-        ({"samples": 5}, "numbers of several samples"),
+        ({"samples": 5}, "numbers of samples"),
         ({"layers": None}, "layers are"),
         ({"save_every": "often"}, "save_every is a number of seconds"),
         ({"target": torch.zeros(60, dtype=torch.long)}, "a class, a contrast or a function"),
@@ -315,7 +315,7 @@ def test_queries_that_are_wrong(explain_model, dataset):
         (("first", 0), {"reduction": "mean"}, "reduction is 'max' or 'sum'"),
         (("first", 0), {"predicted": 1}, "collect them with top_by_class="),
         (("first", 0), {"predicted": 1, "true": 1}, "not by both"),
-        (("first", 0), {"count": 0}, "count is a positive number"),
+        (("first", 0), {"count": 0}, "count is a number of samples, 1 or more"),
         ((["first"], 0), {}, "was not collected"),
         (("first", 0), {"true": [1]}, "a class is an index"),
     ):

@@ -43,11 +43,11 @@ def test_tables(attribution):
     ("arguments", "error", "message"),
     [
         ({"layer": "cnov"}, InputError, "'cnov' was not recorded"),
-        ({"layer": "hidden"}, InputError, "of=Token or of=Feature"),
+        ({"layer": "hidden"}, InputError, "Token or Feature"),
         ({"layer": "conv", "of": Neuron}, InputTypeError, "neurons are not summed"),
         ({"layer": "conv", "of": int}, InputTypeError, "of= is Channel"),
-        ({"layer": "dense", "of": Head}, InputError, "without a dimension of Heads"),
-        ({"layer": "dense", "of": Token}, InputError, "without a dimension of Tokens"),
+        ({"layer": "dense", "of": Head}, InputError, "without Heads"),
+        ({"layer": "dense", "of": Token}, InputError, "without Tokens"),
         ({"layer": "conv", "of": Channel, "sample": 2}, InputError, "sample 2 is out of range"),
     ],
 )
@@ -62,5 +62,5 @@ def test_attributions_of_several_targets_are_refused():
     several = lrpfx.attribute(explain_model, torch.ones(1, 3), targets=[0, 1], record="0")
     with pytest.raises(InputError, match="of one target"):
         relevances(several, "0")
-    with pytest.raises(InputTypeError, match="relevances takes what"):
+    with pytest.raises(InputTypeError, match="relevances takes an"):
         relevances(several.layers, "0")

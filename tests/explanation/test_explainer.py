@@ -121,10 +121,10 @@ def test_several_classes(explainer, photographs, targets):
     [
         (4, InputError, "out of range: the output has 4 classes"),
         (-1, InputError, "out of range"),
-        ("fisch", InputError, "no class named 'fisch'. Did you mean 'fish'"),
+        ("fisch", InputError, "no class is named 'fisch'. Did you mean 'fish'"),
         (1.5, InputTypeError, "a target is an index.*, not float"),
         (True, InputTypeError, "bool"),
-        ([0, 1], InputError, "2 classes, one for each, but 1 were given.* targets="),
+        ([0, 1], InputError, "2 classes, but 1 were given.* targets="),
         ([], InputError, "0 classes"),
     ],
 )
@@ -144,7 +144,7 @@ def test_wrong_arguments(model, explainer, photographs):
         lrpfx.explain(model, photographs[0])
     with pytest.raises(InputError, match="pass preprocess="):
         lrpfx.explain(model, "photo.png")
-    with pytest.raises(InputError, match="names are not known"):
+    with pytest.raises(InputError, match="names of classes are not known"):
         lrpfx.explain(model, photographs[0], "cat", preprocess=PREPROCESS)
     with pytest.raises(InputTypeError, match="not str"):
         lrpfx.Explainer("resnet50")
@@ -494,7 +494,7 @@ def test_a_changed_model_is_compiled_again(photographs):
 
 
 def test_layers_are_not_known_before_the_first_explanation(explainer, photographs):
-    with pytest.raises(InputError, match="before the first explanation"):
+    with pytest.raises(InputError, match="before the first call"):
         explainer.spatial_layers()
     assert explainer(photographs[0]).rules.startswith("GammaByDepth(low=") and explainer.spatial_layers()
 
@@ -514,10 +514,10 @@ def test_several_outputs(photographs):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda one: one.top(-1), "positive number of classes, not -1"),
-        (lambda one: one.top(1.5), "positive number of classes"),
-        (lambda one: one.compare(0), "positive number of classes"),
-        (lambda one: one.compare(True), "positive number of classes"),
+        (lambda one: one.top(-1), "number of classes, 1 or more, not -1"),
+        (lambda one: one.top(1.5), "number of classes, 1 or more"),
+        (lambda one: one.compare(0), "number of classes, 1 or more"),
+        (lambda one: one.compare(True), "number of classes, 1 or more"),
         (lambda one: one.compare("dog"), "compare takes a list, not 'dog'"),
         (lambda one: one.compare(None), "compare takes a list"),
         (lambda one: one.layers("first"), "layers takes a list, not 'first'"),
@@ -734,5 +734,5 @@ def test_contrasts_have_names_of_classes_and_are_one_of_several_targets(explaine
     found = explainer(photographs[0], targets=[1, named])
     by_index = explainer(photographs[0], {0: 1.0, 2: -0.5})
     assert (found.answers[1].input_relevance == by_index.input_relevance).all()
-    with pytest.raises(InputError, match="no class named"):
+    with pytest.raises(InputError, match="no class is named"):
         explainer(photographs[0], {"unknown": 1.0})
