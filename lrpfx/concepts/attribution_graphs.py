@@ -98,7 +98,10 @@ def attribution_graph(
     module = explainable(explain_model, "attribution_graph")
     named = named_layers(module, layers)
     names = _downwards(module.unfused_graph, list(named))
-    widths = _widths(width, names)
+    given = list(width) if isinstance(width, Sequence) else [width] * len(names)
+    if len(given) != len(names):
+        raise InputError(f"there are {len(given)} widths for {len(names)} layers", topic="attribution-graphs")
+    widths = [whole_number(one, "width is a number of concepts", 1, "attribution-graphs") for one in given]
     graph: nx.DiGraph[Concept] = nx.DiGraph()
     conditions: list[Condition] | None = None  # one for each parent
     parents, above = [TARGET], dict[Any, Any]()
@@ -138,13 +141,6 @@ def _downwards(graph: fx.Graph, names: Sequence[str]) -> list[str]:
     return [name for _, name in nodes]
 
 
-def _widths(width: int | Sequence[int], names: Sequence[str]) -> list[int]:
-    given = list(width) if isinstance(width, Sequence) else [width] * len(names)
-    if len(given) != len(names):
-        raise InputError(f"there are {len(given)} widths for {len(names)} layers", topic="attribution-graphs")
-    return [whole_number(one, "width is a number of concepts", 1, "attribution-graphs") for one in given]
-
-
 def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name: str) -> list[int]:
     """The channels of a layer that the graph has, the largest magnitude first."""
     if channels is None:
@@ -153,10 +149,7 @@ def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name
         if not kept:
             raise InputError(f"no relevance flows through {name}", topic="attribution-graphs")
         return kept
-    if not isinstance(channels, Sequence):
-        raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
-    wrong = [one for one in channels if not is_whole(one)]
-    if wrong or not len(channels):
+    if not isinstance(channels, Sequence) or not len(channels) or not all(map(is_whole, channels)):
         raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
     outside = [one for one in channels if not -len(totals) <= one < len(totals)]
     if outside:
@@ -177,9 +170,6 @@ def _connect(
         whole = flow.abs().sum() or 1.0
         for channel in kept:
             graph.add_edge(parent, (name, channel), relevance=float(flow[channel]), share=float(flow[channel] / whole))
-
-
-# --- drawing -----------------------------------------------------------------------------------------------------------------
 
 
 class _Drawing:

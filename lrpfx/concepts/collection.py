@@ -170,8 +170,6 @@ class Collection:
             return f"the samples were not ranked by {grouping} class: {why}"
         return f"no sample has the {grouping} class {group!r}; the classes are {classes}"
 
-    # --- samples -------------------------------------------------------------------------------------------------------------
-
     def has(self, sample: int) -> bool:
         """Whether a sample was seen.
 
@@ -190,8 +188,6 @@ class Collection:
         return replace(
             self, rankings=dict(rankings), samples=_united([*self.samples, *seen]), probes=_thinned({**self.probes, **probes})
         )
-
-    # --- files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the collection to a file, whole or not at all.
@@ -284,9 +280,6 @@ def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
         else:
             found.append((first, last))
     return tuple(found)
-
-
-# --- reading -----------------------------------------------------------------------------------------------------------------
 
 
 def _read(content: bytes) -> Collection:

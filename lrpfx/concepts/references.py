@@ -1,7 +1,7 @@
 """References: the samples that show what a channel stands for, cropped to what its unit sees, and their sheets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -177,22 +177,16 @@ def gallery(
     rows = []
     for channel in channels:
         found = finder.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
-        rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
+        whole = found if cropped else [replace(one, field=(slice(0, 0),) * 3) for one in found]
+        drawn = [one.masked if masked else one.cropped for one in whole]
+        titles = [f"channel {found.channel}\n" * (not place) + f"{one.score:.3g}" for place, one in enumerate(found)]
+        rows.append(list(zip(titles, drawn, strict=True)))
     if not any(rows):
         raise InputError("there are no references to draw", topic="collections")
     empty = [str(channel) for channel, row in zip(channels, rows, strict=True) if not row]
     note = f"without any {by}: {', '.join(empty)}" if empty else None
     named = {"title": f"{layer}: largest {by} ({reduction})", "caption": note}
     return sheet([row for row in rows if row], **{**named, **settings})
-
-
-def _title(found: References, one: Reference) -> str:
-    return (f"channel {found.channel}\n" if one is found[0] else "") + f"{one.score:.3g}"
-
-
-def _drawn(one: Reference, cropped: bool, masked: bool) -> Image.Image:
-    whole = one if cropped else Reference(**{**vars(one), "field": (slice(0, 0),) * 3})
-    return whole.masked if masked else whole.cropped
 
 
 class _ReferenceFinder:

@@ -192,22 +192,15 @@ class _Run:
         self.batch_size = batch_size
         self.block_size = block_size
         self.stored = stored
-        preprocess = _preprocessing(explainer)
-        self.categories = explainer.categories if isinstance(explainer, Explainer) else None
-        if isinstance(explainer, Explainer):
-            self.source = source_of(data, Preparation((), preprocess), workers)
-            engine.check(self.source)
-            output = explainer.output if question.output is None else question.output
-            module, others = self._compiled(explainer), explainer.record
-            question = replace(question, output=output)
-        else:
-            module, others = explainer, ()
-            names = explainable(module, "lrpfx.datasets.attribute").argument_names
-            self.source = source_of(data, Preparation(names), workers)
-            engine.check(self.source)
-        self.explainer = self._sample_explainer(module, question, isinstance(explainer, Explainer), others)
-
-    # --- what is asked -------------------------------------------------------------------------------------------------------
+        preprocess, is_own = _preprocessing(explainer), isinstance(explainer, Explainer)
+        names = () if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
+        self.source = source_of(data, Preparation(names, preprocess), workers)
+        engine.check(self.source)
+        self.categories = explainer.categories if is_own else None
+        module, others = (self._compiled(explainer), explainer.record) if is_own else (explainer, ())
+        if is_own and question.output is None:
+            question = replace(question, output=explainer.output)
+        self.explainer = self._sample_explainer(module, question, is_own, others)
 
     def _compiled(self, explainer: Explainer) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
@@ -249,8 +242,6 @@ class _Run:
             "categories": None if self.categories is None else list(self.categories),
             "data": self.source.identity(),
         }
-
-    # --- the store -----------------------------------------------------------------------------------------------------------
 
     def _opened(self) -> BlockWriter:
         """The store, as a former run left it or new."""
@@ -298,8 +289,6 @@ class _Run:
             f"none of the first {len(samples)} samples can be loaded; sample {samples[0].number}: {samples[0].problem}",
             topic="samples",
         )
-
-    # --- the work ------------------------------------------------------------------------------------------------------------
 
     def all_blocks(self, progress: Progress) -> None:
         """Explain and write all blocks that are not done."""

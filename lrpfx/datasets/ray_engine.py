@@ -212,9 +212,6 @@ def _steps_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
         raise problem
 
 
-# --- actors ------------------------------------------------------------------------------------------------------------------
-
-
 def _loaded_row(block: int, batches: list[SampleBatch], problem: BaseException | None = None) -> Row:
     return {
         "block": block,

@@ -85,7 +85,10 @@ class SampleExplainer:
                 return
             middle = len(numbers) // 2
             for part in (slice(None, middle), slice(middle, None)):
-                yield from self.explained(SampleGroup(group.places[part], _taken(group.inputs, part)), samples, observe)
+                inputs = pytree.tree_map(
+                    lambda leaf, part=part: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, group.inputs
+                )
+                yield from self.explained(SampleGroup(group.places[part], inputs), samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
@@ -101,8 +104,6 @@ class SampleExplainer:
         yield ExplainedRows(
             [group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()}
         )
-
-    # --- one batch -----------------------------------------------------------------------------------------------------------
 
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """The outputs and relevance of a batch."""
@@ -172,8 +173,6 @@ class SampleExplainer:
         parts = [signal.flatten(first + 1) if signal.ndim > first + 1 else signal[..., None] for signal in found.signals]
         reached = torch.stack([part.sum(-1, dtype=torch.float64) for part in parts]).sum(0)
         return {layout.SEED: seeds if self.has_several else seeds[:, 0], layout.REACHED: reached.movedim(first, 0)}
-
-    # --- dimensions ----------------------------------------------------------------------------------------------------------
 
     def dimensions(self, values: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
         """The names of the dimensions of each array."""
@@ -280,10 +279,6 @@ def _channels_of_input(name: str, dimensions: int, embedded: bool) -> int:
     raise InputError(
         f"the channels of {name} are not known, which has {dimensions} dimensions: record a layer instead of reduce="
     )
-
-
-def _taken(inputs: Any, part: slice) -> Any:
-    return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, inputs)
 
 
 def as_copies(inputs: Any, count: int) -> Any:

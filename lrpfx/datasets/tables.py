@@ -151,8 +151,6 @@ class _Table:
     def _values(self, name: str, numbers: Numbers) -> NDArray[Any]:
         return column(self.view[name], name).values(numbers)
 
-    # --- columns of samples --------------------------------------------------------------------------------------------------
-
     def _scores(self, numbers: Numbers, places: Numbers) -> dict[str, Any]:
         """The outputs of samples. `places`: those that are explained."""
         prediction, label = self._values(layout.PREDICTION, numbers), self._values(layout.LABEL, numbers)
@@ -185,8 +183,6 @@ class _Table:
             return np.broadcast_to(np.arange(block.values.shape[1]), block.values.shape)
         return self._values(layout.TOP_CLASSES, block.numbers)
 
-    # --- columns of samples, conditions and targets --------------------------------------------------------------------------
-
     def _asked(self, count: int) -> dict[str, Any]:
         """The names of conditions and targets in each row of `count` samples."""
         pairs = list(product(self.conditions or [""], self.targets)) * count
@@ -215,8 +211,6 @@ class _Table:
             for values, some in zip(found, sums, strict=True):
                 values[places[block.places]] = some
         return found
-
-    # --- arrays of Arrow -----------------------------------------------------------------------------------------------------
 
     def _numbers(self, values: Floats) -> Any:
         return self.arrow.array(values, mask=~np.isfinite(values))

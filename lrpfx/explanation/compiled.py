@@ -116,7 +116,7 @@ class CompiledModel(Compiled):
 
     def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
-        seeds = [_of_batch(column) for column in columns]
+        seeds = [column[0] if all(one == column[0] for one in column) else ForEach(tuple(column)) for column in columns]
         placed = on_device_of(self.module, inputs, True)
         several = len(seeds) > 1
         chosen = {"targets": seeds} if several else {"target": seeds[0]}
@@ -271,11 +271,6 @@ class CompiledProgram(Compiled):
 
     def spatial_layers(self) -> list[str]:
         raise InputError("an exported program has only the layers of its lower(..., record=)", topic="explainers")
-
-
-def _of_batch(column: Sequence[Target]) -> Target:
-    """The target of a batch, from those of its samples."""
-    return column[0] if all(one == column[0] for one in column) else ForEach(tuple(column))
 
 
 def _answers(

@@ -96,8 +96,10 @@ class Preprocessing:
                 del self._measured[next(iter(self._measured))]
             is_first = not self._measured
             found = self._measured[size] = self._measure(*size)
-            if is_first:
-                self.range = _as_range(found)
+            low, high = np.array(found.low), np.array(found.high)
+            fits = low.size and np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()
+            if is_first and fits:
+                self.range = (found.low, found.high)
         return self._measured[size]
 
     @property
@@ -196,13 +198,6 @@ def _strong(span: Any) -> Any:
     return rows[:, None] & columns & (span > 0.2 * largest)
 
 
-def _as_range(measured: Measured) -> Range | None:
-    """The range of values, if black and white differ in each channel."""
-    low, high = np.array(measured.low), np.array(measured.high)
-    fits = low.size and np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()
-    return (measured.low, measured.high) if fits else None
-
-
 def _within(values: Any, low: tuple[float, ...], high: tuple[float, ...]) -> bool:
     """Whether values (channels, height, width) lie in a range, but for what interpolation adds."""
     if len(values) != len(low):
@@ -267,13 +262,7 @@ def preprocessing_of(model: Any) -> Preprocessing | None:
         data: Any = import_module("timm.data")
     except ImportError:
         return None
-    if _channels(model) not in (None, 3):  # timm states a preprocessing for colours only
+    first = dict(model.named_modules()).get(str(model.pretrained_cfg.get("first_conv")))
+    if getattr(first, "in_channels", 3) not in (None, 3):  # timm states a preprocessing for colours only
         return None
     return Preprocessing(data.create_transform(**data.resolve_data_config(model=model), is_training=False))
-
-
-def _channels(model: Any) -> int | None:
-    """The channels of the images that a model of timm takes, if its first layer is known."""
-    name = model.pretrained_cfg.get("first_conv")
-    layers = dict(model.named_modules())
-    return getattr(layers.get(name), "in_channels", None) if isinstance(name, str) else None

@@ -168,8 +168,6 @@ def _middle(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-# --- from the transforms of libraries --------------------------------------------------------------------------------------
-
 #: The largest mean difference and the largest difference of a pixel, in levels of 255, between a stored form and the function
 #: that it stands for. Libraries round at other places when they resize: those of transformers by up to 7 levels (bicubic).
 _LEVELS = (1.0, 10.0)

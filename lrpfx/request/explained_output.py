@@ -123,9 +123,6 @@ def _remedy(operation: str) -> str:
     )
 
 
-# --- the operations of a function --------------------------------------------------------------------------------------------
-
-
 class _Found(NamedTuple):
     """How a tensor depends on the outputs; if not linearly, the operation that is to blame and its line."""
 

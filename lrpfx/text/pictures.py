@@ -162,7 +162,8 @@ class TextHeatmap(PlainData):
         target = as_path(path)
         suffix = target.suffix.lower()
         if suffix == ".html":
-            content = _page(self).encode()
+            head = '<!DOCTYPE html>\n<html lang="">\n<head>\n<meta charset="utf-8">\n<title>Relevance</title>\n</head>\n'
+            content = f'{head}<body style="background:#fff;color:#000">\n{self.to_html()}\n</body>\n</html>\n'.encode()
         elif suffix == ".txt":
             content = f"{self.to_terminal(color=False, width=100)}\n".encode()
         elif suffix == ".png":
@@ -209,15 +210,10 @@ def _colors(heatmap: TextHeatmap) -> list[list[tuple[Color, Color]]]:
     for row in backgrounds:
         colors = []
         for special, color in zip(heatmap.special, row, strict=True):
-            behind = _color(white * (1 - _PALE) + color * _PALE if special else color)
-            colors.append((behind, _letters(behind)))
+            red, green, blue = map(round, (white * (1 - _PALE) + color * _PALE if special else color).tolist())
+            colors.append(((red, green, blue), _letters((red, green, blue))))
         rows.append(colors)
     return rows
-
-
-def _color(values: Any) -> Color:
-    red, green, blue = (round(float(value)) for value in values)
-    return red, green, blue
 
 
 def _letters(behind: Color) -> Color:
@@ -261,11 +257,3 @@ def _escaped(text: str) -> str:
 
 def _hexadecimal(color: Color) -> str:
     return "#" + "".join(f"{value:02x}" for value in color)
-
-
-def _page(heatmap: TextHeatmap) -> str:
-    """A whole HTML page."""
-    return (
-        '<!DOCTYPE html>\n<html lang="">\n<head>\n<meta charset="utf-8">\n<title>Relevance</title>\n</head>\n'
-        f'<body style="background:#fff;color:#000">\n{heatmap.to_html()}\n</body>\n</html>\n'
-    )

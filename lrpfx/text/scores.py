@@ -82,9 +82,6 @@ def _array(relevance: Any) -> Scores:
     return values
 
 
-# --- the result of attribute -------------------------------------------------------------------------------------------------
-
-
 def of_attribution(
     attribution: Attribution[Any], embedding: str | Sequence[str] | None, input: str | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -141,8 +141,6 @@ def _is_symbol(letter: str) -> bool:
     return letter not in "_'’" and unicodedata.category(letter)[0] in "PS"
 
 
-# --- decoding ----------------------------------------------------------------------------------------------------------------
-
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -172,8 +170,6 @@ def _byte_of_character() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
-
-# --- reading -----------------------------------------------------------------------------------------------------------------
 
 #: Special tokens as models usually write them, for tokens without a tokenizer. [UNK] and [MASK] stand for text.
 _SPECIAL = re.compile(
