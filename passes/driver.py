@@ -15,7 +15,8 @@ from torch import fx
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
-from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
+from lrpfx.runtime.compiled_graph import PassRecord
 from lrpfx.support.torch_internals import Interpreter, pytree
 
 logger = logging.getLogger(__name__)
@@ -207,8 +208,13 @@ class _Interpreter(Interpreter):
         return fresh(value) if self.copies and n.op == "get_attr" else value
 
 
-def run_pass(program: Program, step: GraphPass, verification: Verification | None = None) -> PassResult:
-    """Run `step` on `program`. Lint, record and verify a changed graph; without a verification, record that fact."""
+def run_pass(
+    program: Program, step: GraphPass, verification: Verification | None = None, verify_now: bool = True
+) -> PassResult:
+    """Run `step` on `program`. Lint, record and verify a changed graph; without a verification, record that fact.
+
+    `verify_now`: False leaves the verification to a later pass.
+    """
     missing = [need for need in step.requires if need not in program.properties]
     if missing:
         raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass ensures this")
@@ -233,17 +239,19 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
         verification.expect_outputs_of(program)
         return result
     program.unverified += [step.name] if changed else []
-    if verification is not None and program.unverified and not step.unfinished:
+    if verify_now and verification is not None and program.unverified and not step.unfinished:
         _verify(program, verification)
     return result
 
 
-def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> None:
-    """Run the passes that apply, in order."""
+def run_passes(
+    program: Program, steps: Iterable[GraphPass], verification: Verification | None = None, verify_each: bool = True
+) -> None:
+    """Run the passes that apply, in order. The graph is verified after each that changes it, or else after the last one."""
     for step in steps:
         if step.applies(program):
-            run_pass(program, step, verification)
-    if verification is not None and program.unverified:  # the last passes were to be verified with later ones
+            run_pass(program, step, verification, verify_each)
+    if verification is not None and program.unverified:
         _verify(program, verification)
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import fx
 
 from lrpfx.attribution.infinite_masks import bound_inputs
+from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import node_info
 from lrpfx.operators.table import spelling_of
 from lrpfx.runtime.explain_module import TreeGraphModule
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.types import Embedding
 
 
 class OutOfVocabulary(fx.Interpreter):

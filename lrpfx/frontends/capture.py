@@ -315,7 +315,7 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Progr
     """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
     args, names = positional(model, asked.example_inputs)
     wishes = wishes_of(asked.dynamic_shapes, dict(zip(names, args or (), strict=True)))
-    request = Request(model, args, names, _opaque_paths(model, asked.settings.composite), wishes, asked)
+    request = Request(model, args, names, opaque_paths(model, asked.settings.composite), wishes, asked)
     chosen = [one for one in FRONT_ENDS if asked.capture in (AUTO, one.name)]
     failures: list[_Failure] = []
     kept: tuple[FrontEnd, Program, Verification | None] | None = None  # a graph with unknown calls
@@ -588,7 +588,7 @@ def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]
     return unknown
 
 
-def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
+def opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
     """Paths of modules that the composite maps as a whole, except single operations of the operator table."""
     if composite is None:
         return set()

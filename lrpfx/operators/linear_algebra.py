@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import signs
@@ -47,7 +47,7 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, types.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
+    return row(name, kinds.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
 
 
 def _some_sparse() -> torch.Tensor:
@@ -61,7 +61,7 @@ def _sparse_product(build: Builder) -> fx.Node:
 ROWS: tuple[Operator, ...] = (
     row(
         "sparse_mm",
-        types.MatMul,
+        kinds.MatMul,
         torch.sparse.mm,
         "input other",
         data="input other",
@@ -72,7 +72,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "sparse_addmm",
-        types.MatMul,
+        kinds.MatMul,
         torch.sparse.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
@@ -83,7 +83,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "kron",
-        types.MatMul,
+        kinds.MatMul,
         torch.kron,
         "input other",
         data="input other",
@@ -92,7 +92,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cross",
-        types.MatMul,
+        kinds.MatMul,
         torch.linalg.cross,
         "input other dim=-1",
         data="input other",
@@ -102,7 +102,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "multi_dot",
-        types.MatMul,
+        kinds.MatMul,
         torch.linalg.multi_dot,
         "matrices",
         data="matrices",
@@ -133,7 +133,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cholesky_solve",
-        types.Sum,
+        kinds.Sum,
         torch.cholesky_solve,
         "input input2 upper=False",
         aliases="B=input L=input2",
