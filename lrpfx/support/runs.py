@@ -58,7 +58,9 @@ def check_same_run(target: Any, ours: Mapping[str, Any], theirs: Mapping[str, An
     """Raise `InputError`, which names what differs, unless a run has the facts with which its target was begun: plain data."""
     found = differences(ours, theirs)
     if found:
-        raise InputError(f"{target} was begun with other {'; '.join(found)}: give another output", topic="changed-data")
+        raise InputError(
+            f"{target} was begun with other {'; '.join(found)}: give another output, or remove it", topic="changed-data"
+        )
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
