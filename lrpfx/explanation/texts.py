@@ -240,7 +240,8 @@ def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:
     positions = _positions_of(model)
     if positions is not None and len(text.ids) > positions:
         raise InputError(
-            f"the text has {len(text.ids)} tokens, but the model has {positions} positions: truncate it", topic="sentences"
+            f"the text has {len(text.ids)} tokens, but the model has {positions} positions: cut it by truncation=True",
+            topic="sentences",
         )
 
 

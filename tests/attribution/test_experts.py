@@ -304,7 +304,7 @@ def test_rows_in_another_dimension_are_refused(batch):
     """Also where the sizes of both dimensions are equal."""
     x = torch.rand(batch, 3, 4)
     explain_model = lrpfx.transform(nn.Sequential(Shifted()).eval(), EpsilonPlus(), example_inputs=x)
-    message = "0.matmul does not tell which expert has which token"
+    message = "0.matmul does not tell its experts"
     with pytest.raises(InputError, match=re.escape(message)):
         lrpfx.attribute(explain_model, x, 1, conditions=[{"0": Expert(0)}])
     with pytest.raises(InputError, match=re.escape(message)):

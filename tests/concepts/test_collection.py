@@ -227,7 +227,7 @@ def test_datasets_of_other_kinds(explain_model, dataset):
         collect(explain_model, [pairs[0], pairs[1][0]], LAYERS)
     with pytest.raises(lrpfx.InputTypeError, match=r"pass loader\.dataset"):
         collect(explain_model, torch.utils.data.DataLoader(dataset), LAYERS)
-    with pytest.raises(lrpfx.InputError, match="no samples"):
+    with pytest.raises(lrpfx.InputError, match="is empty"):
         collect(explain_model, [], LAYERS)
 
 

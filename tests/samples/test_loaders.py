@@ -221,7 +221,7 @@ REFUSED = {
     "sampler: generator": (lambda: DataLoader(Noise(COUNT), sampler=(one for one in [1, 2])), "generator without length"),
     "sampler: empty": (lambda: DataLoader(Noise(COUNT), sampler=[]), "the data set is empty"),
     "batch_sampler": (lambda: DataLoader(Noise(COUNT), batch_sampler=[[0, 1], [2]]), "has a batch_sampler="),
-    "class": (lambda: Own(Noise(COUNT), 4), "a Own makes its batches in a way of its own"),
+    "class": (lambda: Own(Noise(COUNT), 4), "a Own makes batches of its own"),
     "collate_fn": (
         lambda: DataLoader(Noise(COUNT), num_workers=1, multiprocessing_context="spawn", collate_fn=MINE),
         "cannot be pickled for the processes that load samples: .*lambda",

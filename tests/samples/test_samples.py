@@ -73,7 +73,7 @@ def test_samples_of_several_shapes_are_batches_of_their_own():
 
 def test_a_sample_that_cannot_be_loaded_ends_the_batches():
     broken = [IMAGE, (IMAGE, "cat"), IMAGE, torch.full_like(IMAGE, torch.nan), IMAGE]
-    with pytest.raises(lrpfx.InputError, match="sample 1: not a class index"):
+    with pytest.raises(lrpfx.InputError, match="sample 1: a label is 'cat'"):
         numbers_in_batches(broken)
     with pytest.raises(lrpfx.InputError, match="sample 3: the input has values that are not finite"):
         numbers_in_batches(broken, done=[1])
