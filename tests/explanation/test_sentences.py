@@ -265,7 +265,7 @@ def test_contrasts_and_positions():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"words": [1]}, "a mapping with the keys ['words'] is not a text"),
+        ({"words": [1]}, r"a mapping with the keys \['words'\] is not a text"),
         ({"input_ids": [3], "pixel_values": torch.rand(2)}, "holds 'pixel_values', which is not text"),
         ({"input_ids": [3, 4], "attention_mask": [1]}, "different lengths: input_ids 2, attention_mask 1"),
         (torch.rand(3), "whole numbers, not torch.float32"),
