@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
-from lrpfx.errors import InputError, InputTypeError, VerificationError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.capture import (
     AUTO,
     CaptureSettings,
@@ -28,7 +28,7 @@ from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.prepare import Model, Prepared, prepare
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_passes
+from lrpfx.passes.driver import Verification, run_verified
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
@@ -51,7 +51,7 @@ class Captured:
     _program: Program
     _verification: Verification | None
     _source: Prepared
-    dynamic_shapes: DynamicShapes
+    _dynamic_shapes: DynamicShapes
     _canonizers: tuple[Any, ...]  # that have changed modules
     _versions: Mapping[str, int | None]  # of parameters and buffers, by name
 
@@ -67,34 +67,6 @@ class Captured:
     def front_end(self) -> str:
         """The front end that captured it: "symbolic" or "export"."""
         return next(record.name for record in self._program.history if record.stage == "capture")
-
-    def for_composite(self, composite: Composite) -> tuple[Program, Verification | None]:
-        """A copy of the program, and what verifies it. `InputError` for a composite that needs another graph."""
-        missing = [one for one in needed_in_graphs(composite.canonizers) if one not in self._canonizers]
-        if missing:
-            raise InputError(
-                f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
-                "to lrpfx.capture",
-                topic="canonizers-of-modules",
-            )
-        whole = opaque_paths(self.model, composite) if isinstance(self.model, nn.Module) else set()
-        if whole:
-            raise InputError(
-                f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
-                "transform the model itself, or map the layers inside",
-                topic="captured-models",
-            )
-        present = _versions(self._program.root)
-        changed = [name for name, version in self._versions.items() if present[name] != version]
-        if changed:
-            raise InputError(
-                f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
-                "model again, and change copies (copy.deepcopy)",
-                topic="changed-weights",
-            )
-        program = self._program.copied()
-        program.notes.clear()  # they were given when the model was captured
-        return program, copy.copy(self._verification)
 
 
 @undisturbed()
@@ -137,7 +109,7 @@ def capture(
 
     def finish(program: Program, verification: Verification | None) -> Captured:
         verification = verification or guessed_verification(program, source)
-        run_passes(program, passes_of(settings, Stage.CANONIZE), verification)
+        program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
         program.shared = weakref.WeakValueDictionary()
         return Captured(program, verification, source, dynamic_shapes, needed, _versions(program.root))
 
@@ -221,7 +193,7 @@ def transform(
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
         refuse_settings_of_capture(example_inputs is not None, capture, constants, dynamic_shapes)
-        program = _settled(*model.for_composite(composite), settings, model.dynamic_shapes)
+        program = _settled(*program_for(model, composite), settings, model._dynamic_shapes)
         alias_tensors(program.root, program.derived)
     else:
         source = prepare(model, needed_in_graphs(composite.canonizers))
@@ -229,7 +201,7 @@ def transform(
 
         def finish(program: Program, verification: Verification | None) -> Program:
             verification = verification or guessed_verification(program, source)
-            run_passes(program, passes_of(Settings(), Stage.CANONIZE), verification)
+            program = run_verified(program, passes_of(Settings(), Stage.CANONIZE), verification)
             return _settled(program, verification, settings, dynamic_shapes)
 
         program = captured(asked, finish)
@@ -255,20 +227,12 @@ def transform(
 def _settled(
     canonized: Program, verification: Verification | None, settings: Settings, dynamic_shapes: DynamicShapes
 ) -> Program:
-    """The final program of a composite, verified at its end. A change that is wrong is found by verifying each."""
-
-    def settled(verify_each: bool) -> Program:
-        program, outputs = canonized.copied(), copy.copy(verification)
-        run_passes(program, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], outputs, verify_each)
-        if outputs is not None:
-            program.guards += fixed_dimensions(program, outputs) if program.fixed_dimensions else []
-            hold_sizes(program, outputs, dynamic_shapes)
-        return program
-
-    try:
-        return settled(verify_each=False)
-    except VerificationError:
-        return settled(verify_each=True)
+    """The final program of a composite. The canonized one is consumed."""
+    program = run_verified(canonized, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification)
+    if verification is not None:
+        program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
+        hold_sizes(program, verification, dynamic_shapes)
+    return program
 
 
 def _versions(root: nn.Module) -> dict[str, int | None]:
@@ -284,7 +248,7 @@ def _warn(program: Program) -> None:
 
 def _normalize(settings: Settings) -> Normalize:
     """NORMALIZE, which captures run: it shows whether a graph is right and whether another front end may follow more."""
-    return lambda program, verification: run_passes(program, passes_of(settings, Stage.NORMALIZE), verification)
+    return lambda program, verification: run_verified(program, passes_of(settings, Stage.NORMALIZE), verification)
 
 
 def normal_form(
@@ -345,6 +309,35 @@ def node_names(
     else:
         raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}", topic="explainable-module")
     return [name for name, _ in named_nodes(graph)]
+
+
+def program_for(captured: Captured, composite: Composite) -> tuple[Program, Verification | None]:
+    """A copy of a captured program, and what verifies it. `InputError` for a composite that needs another graph."""
+    missing = [one for one in needed_in_graphs(composite.canonizers) if one not in captured._canonizers]
+    if missing:
+        raise InputError(
+            f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
+            "to lrpfx.capture",
+            topic="canonizers-of-modules",
+        )
+    whole = opaque_paths(captured.model, composite) if isinstance(captured.model, nn.Module) else set()
+    if whole:
+        raise InputError(
+            f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
+            "transform the model itself, or map the layers inside",
+            topic="captured-models",
+        )
+    present = _versions(captured._program.root)
+    changed = [name for name, version in captured._versions.items() if present[name] != version]
+    if changed:
+        raise InputError(
+            f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
+            "model again, and change copies (copy.deepcopy)",
+            topic="changed-weights",
+        )
+    program = captured._program.copied()
+    program.notes.clear()  # they were given when the model was captured
+    return program, copy.copy(captured._verification)
 
 
 def refuse_settings_of_capture(

@@ -78,8 +78,8 @@ DEQUANTIZED = "dequantize"  # the stage that reports replaced quantized layers
 FROZEN = "freeze_buffers"  # the stage that reports buffers whose values are constants of the graph
 
 
-#: NORMALIZE: edits a program, which it verifies if it can.
-Normalize = Callable[[Program, Verification | None], None]
+#: NORMALIZE: the program after its passes, verified if it can be.
+Normalize = Callable[[Program, Verification | None], Program]
 
 
 @dataclass(frozen=True)
@@ -523,7 +523,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    asked.normalize(program, verification)
+    program = asked.normalize(program, verification)
     if front_end == TorchExport.name and program.title != ExportedProgram.__name__:
         program.notes.clear()  # of parts of layers: if anything decomposed them, it was lrpfx
     if asked.source.dequantized.matches:

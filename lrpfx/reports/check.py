@@ -30,11 +30,11 @@ from lrpfx.frontends.prepare import Model, prepare
 from lrpfx.ir.final_probabilities import final_softmax
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_passes
+from lrpfx.passes.driver import Verification, run_verified
 from lrpfx.passes.program import GraphPass, Program
 from lrpfx.passes.stages import Settings, Stage, asked_canonizers, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.pipeline import Captured, check_arguments, normal_form, refuse_settings_of_capture, settings_of
+from lrpfx.pipeline import Captured, check_arguments, normal_form, program_for, refuse_settings_of_capture, settings_of
 from lrpfx.runtime.rule_table import NEUTRAL
 from lrpfx.support.html import bullets, element
 from lrpfx.support.table import Table
@@ -206,7 +206,7 @@ def check(
         given = bool(inputs or keywords) or example_inputs is not None
         refuse_settings_of_capture(given, capture, constants, dynamic_shapes)
         passes = [*asked_canonizers(settings), *passes_of(settings, Stage.ASSIGN)]
-        program, verification = model.for_composite(composite)
+        program, verification = program_for(model, composite)
         return _report(program.title, {model.front_end: "works"}, program, verification, settings, passes)
     if sum((bool(inputs), bool(keywords), example_inputs is not None)) > 1:
         raise InputTypeError("give example inputs by position, by name or as example_inputs=, not in two ways")
@@ -283,7 +283,7 @@ def _report(
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        run_passes(program, passes, verification)
+        program = run_verified(program, passes, verification)
         warnings += map(str, program.notes)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]
