@@ -411,7 +411,8 @@ class Seed(Target):
         if self.values.shape != output.shape:
             several = "; several targets are passed as targets=" if self.values.shape[1:] == output.shape else ""
             raise InputError(
-                f"the target has shape {tuple(self.values.shape)}, the output {tuple(output.shape)}{several}", topic="targets"
+                f"the target has shape {tuple(self.values.shape)}, but the output has {tuple(output.shape)}{several}",
+                topic="targets",
             )
         if not torch.isfinite(self.values).all():
             raise InputError("the target has values that are not finite", topic="values-not-finite")

@@ -33,11 +33,17 @@ def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None, co
     """
     name = getattr(function, "__name__", None) or repr(function)
     if not isinstance(result, torch.Tensor):
-        raise RuleError(f"{name} returned {type(result).__name__}, not a tensor", topic="own-rules")
+        raise RuleError(
+            f"{name} returned {'None' if result is None else f'a {type(result).__name__}'}, not a tensor", topic="own-rules"
+        )
     if like is not None and result.shape != like.shape:
-        raise RuleError(f"{name} returned the shape {tuple(result.shape)}, not {tuple(like.shape)}", topic="own-rules")
+        raise RuleError(
+            f"{name} returned a tensor of shape {tuple(result.shape)}, not of {tuple(like.shape)}", topic="own-rules"
+        )
     if computed_with and like is not None and result.dtype != like.dtype:
-        raise RuleError(f"{name} returned {result.dtype}, not the {like.dtype} of its layer", topic="own-rules")
+        raise RuleError(
+            f"{name} returned a tensor of {result.dtype}, not of {like.dtype}, with which its layer computes", topic="own-rules"
+        )
     return result
 
 

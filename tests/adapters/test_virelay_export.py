@@ -239,7 +239,7 @@ def test_photographs_that_are_standardized(photographs, tmp_path):
     ("asked", "message"),
     [
         ({"targets": ["true", 1]}, r"ViRelAy takes relevance of one target, but there are targets: true, 1"),
-        ({"conditions": [{"first": [1]}]}, r"the store has conditions \(first: \[1\]\)"),
+        ({"conditions": [{"first": [1]}]}, r"there are conditions: first: \[1\]"),
         ({"scores": 2}, "which are not in the store: explain without scores="),
         ({"reduce": "channels"}, "explain without reducing positions"),
         ({"target": 2}, "has that of '2': pass strategy='true_label' or"),
