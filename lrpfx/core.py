@@ -34,13 +34,7 @@ Modifier = Callable[[torch.Tensor, str], torch.Tensor]
 
 
 def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], Modifier]:
-    """A decorator for parameter modifiers: some parameters become zero, all others are modified.
-
-    Parameters
-    ----------
-    zero_params
-        Names of those that become zero.
-    """
+    """A decorator for parameter modifiers: those named in `zero_params` become zero, all others are modified."""
 
     def wrap(modifier: Modifier) -> Modifier:
         if not zero_params:
@@ -57,16 +51,7 @@ def zero_wrap(zero_params: str | Sequence[str] | None) -> Callable[[Modifier], M
 def uncompress(data: Iterable[Any], selector: Iterable[Any], compressed: Iterable[Any]) -> Iterator[Any]:
     """Undo `itertools.compress(data, selector)`: the next item of `compressed` where selected, that of `data` elsewhere.
 
-    Ends with the shortest of the three.
-
-    Parameters
-    ----------
-    data
-        All items before the compression.
-    selector
-        Whether each was selected.
-    compressed
-        Those that were.
+    `selector` says of each item of `data` whether it was selected. Ends with the shortest of the three.
     """
     replacements = iter(compressed)
     for item, selected in zip(data, selector, strict=False):
@@ -84,39 +69,15 @@ class Identity(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The inputs, as new tensors of the same memory.
-
-        Parameters
-        ----------
-        *inputs
-            Tensors.
-        """
+        """The `inputs`, as new tensors of the same memory."""
         return tuple(input.view_as(input) for input in inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: tuple[torch.Tensor, ...]) -> None:
-        """Mark the outputs whose inputs need no gradient.
-
-        Parameters
-        ----------
-        ctx
-            Of the call.
-        inputs
-            Those of `forward`.
-        output
-            That of `forward`.
-        """
+        """Mark in `ctx` the tensors of `output` whose `inputs` need no gradient."""
         ctx.mark_non_differentiable(*(out for out, wanted in zip(output, ctx.needs_input_grad, strict=True) if not wanted))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The gradients as they are.
-
-        Parameters
-        ----------
-        ctx
-            Of the call.
-        *gradients
-            Those of the outputs.
-        """
+        """The `gradients` of the outputs as they are. `ctx` is not used."""
         return gradients

@@ -79,6 +79,7 @@ def capture(
     constants: Collection[str] = (),
     dynamic_shapes: DynamicShapes = None,
     canonizers: Sequence[Any] = (),
+    share: bool = False,
 ) -> Captured:
     """Capture and canonize a model once: `transform(captured, composite)` goes on from there, in a fraction of the time.
 
@@ -86,7 +87,7 @@ def capture(
 
     Parameters
     ----------
-    model, example_inputs, capture, constants, dynamic_shapes
+    model, example_inputs, capture, constants, dynamic_shapes, share
         As for `transform`.
     canonizers
         Those that change modules, of all composites to come. Others need not be given.
@@ -105,10 +106,10 @@ def capture(
     needed = tuple(needed_in_graphs(canonizers))
     source = prepare(model, needed)
     settings = Settings(constants=constants)
-    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
     def finish(program: Program, verification: Verification | None) -> Captured:
-        verification = verification or guessed_verification(program, source)
+        verification = verification or guessed_verification(program, source, share)
         program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
         program.shared = weakref.WeakValueDictionary()
         return Captured(program, verification, source, dynamic_shapes, needed, _versions(program.root))
@@ -133,6 +134,7 @@ def transform(
     constants: Collection[str] = (),
     explain: str = "output",
     dynamic_shapes: DynamicShapes = None,
+    share: bool = False,
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
@@ -175,6 +177,10 @@ def transform(
         dimension 1 of this argument: True, `(smallest, largest)` or a torch.export.Dim opens it, None fixes it at the example's
         size, and other dimensions keep the default. False fixes all sizes. Each open size is verified against the model at
         other sizes; a call with a size outside of what is allowed is an `InputError`.
+    share
+        Whether the result uses the memory of the model's parameters and buffers, instead of copies. Then assignments in place
+        to those of either, such as a step of an optimizer or `model.load_state_dict`, reach both. Changes of dtype or device
+        are those of one alone, as is `load_state_dict` of the result. A forward that writes into them is a `CaptureError`.
 
     Raises
     ------
@@ -192,15 +198,15 @@ def transform(
     check_arguments(model, composite, unassigned, explain, "transform")
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
-        refuse_settings_of_capture(example_inputs is not None, capture, constants, dynamic_shapes)
+        refuse_settings_of_capture(example_inputs is not None or share, capture, constants, dynamic_shapes)
         program = _settled(*program_for(model, composite), settings, model._dynamic_shapes)
         alias_tensors(program.root, program.derived)
     else:
         source = prepare(model, needed_in_graphs(composite.canonizers))
-        asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+        asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
         def finish(program: Program, verification: Verification | None) -> Program:
-            verification = verification or guessed_verification(program, source)
+            verification = verification or guessed_verification(program, source, share)
             program = run_verified(program, passes_of(Settings(), Stage.CANONIZE), verification)
             return _settled(program, verification, settings, dynamic_shapes)
 
@@ -220,7 +226,7 @@ def transform(
             frozen=program.frozen,
             dtypes=program.dtypes,
         ),
-        shares=isinstance(model, Captured),
+        shares=share or isinstance(model, Captured),
     )
 
 
@@ -346,7 +352,7 @@ def refuse_settings_of_capture(
     """Raise `InputTypeError` for settings of the capture beside a captured model."""
     if has_examples or capture != AUTO or constants or dynamic_shapes is not None:
         raise InputTypeError(
-            "the model is captured already: give example_inputs, capture, constants and dynamic_shapes to lrpfx.capture",
+            "the model is captured already: give example_inputs, capture, constants, dynamic_shapes and share to lrpfx.capture",
             topic="captured-models",
         )
 

@@ -199,6 +199,15 @@ class _Interpreter(Interpreter):
     def __init__(self, program: Program, records: bool, copies: bool) -> None:
         super().__init__(program.root, graph=program.graph)
         self.records, self.copies = records, copies
+        self.copied = set[fx.Node]()
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        """The arguments of a node. What is copied is so where it is first read, to be freed where it last is."""
+        for source in n.all_input_nodes if self.copies else ():
+            if source.op == "get_attr" and source not in self.copied:
+                self.copied.add(source)
+                self.env[source] = fresh(self.env[source])
+        return super().fetch_args_kwargs_from_env(n)
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -206,7 +215,7 @@ class _Interpreter(Interpreter):
             update_info(n, shape=tuple(value.shape), dtype=value.dtype)
         if self.records and isinstance(value, (tuple, list)) and n.op == "call_module":
             update_info(n, several=True)
-        return fresh(value) if self.copies and n.op == "get_attr" else value
+        return value
 
 
 def run_pass(

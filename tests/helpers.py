@@ -35,6 +35,13 @@ def assert_close(actual, expected, tolerance=1e-9):
     assert difference <= tolerance, f"the largest difference is {difference:.1e}, allowed is {tolerance:.0e}"
 
 
+def assert_agrees(run, explain_model, inputs, *target, tolerance=1e-9):
+    """A program's module or its runner gives the output and the relevance of `lrpfx.attribute`."""
+    found, expected = run(inputs, *target), lrpfx.attribute(explain_model, inputs, *target)
+    assert_close(found["output"].double(), expected.output.double(), tolerance)
+    assert_close(found["relevance"].double(), expected.relevance.double(), tolerance)
+
+
 def box_around(matters):
     """The slices of the smallest box around the entries where a boolean tensor is true; empty ones if there are none."""
     box = []
@@ -182,6 +189,16 @@ class Binary(Unary):
 
     def forward(self, a, b):
         return self.function(a, b)
+
+
+class Layered(nn.Module):
+    """The base of networks that get their layers by name, in evaluation mode."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+        self.eval()
 
 
 class ResidualNet(nn.Module):

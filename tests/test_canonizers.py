@@ -8,6 +8,7 @@ import torch
 import zennit.composites
 import zennit.torchvision
 from helpers import (
+    Layered,
     assert_close,
     assert_untouched,
     randomize_batch_norm,
@@ -286,15 +287,11 @@ def test_undone_in_reverse_order_also_after_an_exception():
 def test_first_layer_in_module_mode_is_first_in_execution():
     """D10."""
 
-    class Backwards(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head, self.body = nn.Linear(4, 2), nn.Linear(3, 4)
-
+    class Backwards(Layered):
         def forward(self, x):
             return self.head(self.body(x).relu())
 
-    model, x = Backwards().eval(), torch.randn(2, 3)
+    model, x = Backwards(head=nn.Linear(4, 2), body=nn.Linear(3, 4)), torch.randn(2, 3)
     expected = lrpfx.attribute(lrpfx.transform(model, EpsilonPlusFlat()), x, torch.ones(2, 2)).relevance
     with EpsilonPlusFlat().context(model):
         leaf = x.clone().requires_grad_()

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import assert_close, small_net, torchvision_model
+from helpers import Layered, assert_close, small_net, torchvision_model
 from torch import nn
 
 import lrpfx
@@ -513,15 +513,11 @@ def test_what_a_composite_says_of_itself(composite, text):
 
 
 def test_all_calls_of_the_first_layer_have_the_rule_of_the_first():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-
+    class Twice(Layered):
         def forward(self, one, other):
             return self.last(torch.relu(self.first(one)) + torch.relu(self.first(other)))
 
-    model, inputs = Twice().eval(), (torch.randn(2, 3), torch.randn(2, 3))
+    model, inputs = Twice(first=nn.Linear(3, 4), last=nn.Linear(4, 2)), (torch.randn(2, 3), torch.randn(2, 3))
     explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=inputs)
     rules = [lrpfx.assignment(explain_model).rule_of(name) for name in ("first", "first_1", "last")]
     assert [rule.partition("(")[0] for rule in rules] == ["Flat", "Flat", "Epsilon"]

@@ -21,7 +21,7 @@ from lrpfx.composites import (
     GammaByDepth,
     LayerMapComposite,
 )
-from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, UnsupportedOperationError, VerificationError
+from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxWarning, UnsupportedOperationError, VerificationError
 from lrpfx.passes.program import GraphPass, PassResult
 from lrpfx.rules import Epsilon
 
@@ -231,3 +231,69 @@ def test_explainers_and_checks_take_a_captured_model(network, x):
         assert lrpfx.check(captured, make()).ok
     assert lrpfx.check(captured, LayerMapComposite([])).problems
     assert "nodes" in repr(captured)
+
+
+# --- sharing the model's own parameters ------------------------------------------------------------------------------------
+
+
+def storages(module):
+    return {one.untyped_storage().data_ptr() for one in module.state_dict().values()}
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_parameters_can_be_those_of_the_model(network, x, capture):
+    before = snapshot(network)
+    expected = relevance(lrpfx.transform(network, EpsilonPlusFlat(), x), x)
+    explain_model = lrpfx.transform(network, EpsilonPlusFlat(), x, capture=capture, share=True)
+    captured = lrpfx.capture(network, x, capture=capture, share=True)
+    for shared in (explain_model, lrpfx.transform(captured, EpsilonPlusFlat())):
+        assert storages(shared) == storages(network)
+        assert torch.equal(relevance(shared, x), expected)
+    assert_untouched(network, before)
+
+
+def test_an_exported_program_can_be_shared(network, x):
+    program = torch.export.export(network, (x,))
+    shared = lrpfx.transform(program, EpsilonPlusFlat(), share=True)
+    assert storages(shared) == {one.untyped_storage().data_ptr() for one in program.state_dict.values()}
+
+
+def test_the_model_and_what_shares_its_parameters(network, x):
+    before, other = snapshot(network), randomize_batch_norm(ResidualNet()).double().eval()
+    shared = lrpfx.transform(network, EpsilonPlusFlat(), x, share=True)
+    expected = relevance(shared, x)
+    lrpfx.transform(network, EpsilonPlusFlat(), x, share=True).load_state_dict(other.state_dict())
+    lrpfx.transform(network, EpsilonPlusFlat(), x, share=True).float()
+    assert_untouched(network, before)
+    assert torch.equal(relevance(shared, x), expected)
+    network.load_state_dict(other.state_dict())  # in place, so it reaches both
+    assert torch.equal(relevance(shared, x), relevance(lrpfx.transform(other, EpsilonPlusFlat(), x), x))
+    network.float()
+    assert shared.fc.weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.mul_(0.5),
+        lambda weight: weight.data.view(-1).zero_(),
+        lambda weight: torch.nn.init.ones_(weight),
+    ],
+)
+def test_a_forward_that_writes_into_parameters_is_refused(capture, write):
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            write(self.weight)
+            return x @ self.weight
+
+    model, x = Writes().eval(), torch.randn(2, 4)
+    before = snapshot(model)
+    with pytest.raises(CaptureError) as refused:
+        lrpfx.transform(model, EpsilonPlus(), x, capture=capture, share=True)
+    assert refused.value.topic == "overwritten-tensors"
+    assert_untouched(model, before)

@@ -10,10 +10,10 @@ import torch
 from torch import fx, nn
 
 from lrpfx.adapters.captum_targets import chosen_entries
-from lrpfx.adapters.compilations import Compilations, inside
+from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_type
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.composites import Composite
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, named_nodes, node_info
 from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import explainable
@@ -65,30 +65,15 @@ class _Compiled(GradientAttribution):
         It is the relevance that biases, stabilizers, constants and additional arguments took, so it is 0 only without them:
         `lrpfx.ledger` says which of them took how much.
 
-        Parameters
-        ----------
-        attributions
-            Relevance, a tensor or a tuple of them, with the samples in dimension 0.
-        output
-            The explained output, one number for each sample.
-
-        Returns
-        -------
-        torch.Tensor
-            The difference, shape (samples,).
-
-        Raises
-        ------
-        InputError
-            The samples of relevance are not those of the output.
+        `attributions`: relevance, a tensor or a tuple of them, with the samples in dimension 0. `output`: the explained output,
+        one number for each sample. Other samples are an `InputError`.
         """
         delta = output.flatten()
         for relevance in _as_tuple(attributions):
             if not relevance.ndim or len(relevance) != len(delta):
-                raise InputError(
+                raise invalid(
                     f"the convergence delta needs the samples in dimension 0, but relevance has the shape "
-                    f"{tuple(relevance.shape)}, and the output has {len(delta)} samples",
-                    topic="captum-and-quantus",
+                    f"{tuple(relevance.shape)}, and the output has {len(delta)} samples"
                 )
             delta = delta - relevance.reshape(len(relevance), -1).sum(1)
         return delta
@@ -160,12 +145,7 @@ class LRP(_Compiled):
 class LayerLRP(_Compiled, LayerAttribution):
     """Relevance of what layers of a model return or read, as an attribution method of Captum.
 
-    Other arguments: as for `LRP`.
-
-    Parameters
-    ----------
-    layer
-        A module of the model, or a list of them.
+    `layer`: a module of the model, or a list of them. Other arguments: as for `LRP`.
     """
 
     def __init__(self, model: nn.Module, layer: nn.Module | Sequence[nn.Module], composite: Composite | None = None) -> None:
@@ -224,21 +204,16 @@ class LayerLRP(_Compiled, LayerAttribution):
         """For each layer, its paths in the model."""
         layers = list(self.layer) if isinstance(self.layer, (list, tuple)) else [self.layer]
         if not layers:
-            raise InputError("the list of layers is empty", topic="captum-and-quantus")
+            raise invalid("the list of layers is empty")
         found = []
         for layer in layers:
             if not isinstance(layer, nn.Module):
-                raise InputTypeError(
-                    f"a layer is a module of the model, not {type(layer).__name__}", topic="captum-and-quantus"
-                )
+                raise wrong_type(f"a layer is a module of the model, not {type(layer).__name__}")
             paths = [path for path, module in inside(self.model).named_modules(remove_duplicate=False) if module is layer]
             if layer is self.model or "" in paths:
-                raise InputError("the layer is the whole model: LRP explains its inputs", topic="captum-and-quantus")
+                raise invalid("the layer is the whole model: LRP explains its inputs")
             if not paths:
-                raise InputError(
-                    f"the layer, {type(layer).__name__}, is not a module of {type(self.model).__name__}",
-                    topic="captum-and-quantus",
-                )
+                raise invalid(f"the layer, {type(layer).__name__}, is not a module of {type(self.model).__name__}")
             found.append(paths)
         return found
 
@@ -247,27 +222,19 @@ class LayerLRP(_Compiled, LayerAttribution):
         nodes = dict(named_nodes(graph))
         modules = {path for path, _ in inside(self.model).named_modules(remove_duplicate=False)}
         calls = {name: _first_call(name, nodes, modules) for name in nodes}
-        within = {
-            name: call for name, call in calls.items() if any(call == path or call.startswith(f"{path}.") for path in paths)
-        }
+        within = {name: call for name, call in calls.items() if any(_is_inside(call, path) for path in paths)}
         if not within:
             try:
                 resolve_names(graph, paths[:1])  # its error says what the layer was merged into
             except InputError as error:
-                raise InputError(
-                    f"the layer {paths[0]!r} has no value of its own in the graph: {error}", topic="captum-and-quantus"
-                ) from None
+                raise invalid(f"the layer {paths[0]!r} has no value of its own in the graph: {error}") from None
         inputs = [name for name in within if nodes[name].op == "placeholder"]
         if inputs:
-            raise InputError(
-                f"an input of the model has the name of the layer, {inputs[0]!r}: rename one of them",
-                topic="captum-and-quantus",
-            )
+            raise invalid(f"an input of the model has the name of the layer, {inputs[0]!r}: rename one of them")
         if not within or min(Counter(within.values()).values()) > 1:
-            raise InputError(
+            raise invalid(
                 f"the layer {paths[0]!r} is called more than once, or repeats each of its operations ({', '.join(within)}): "
-                "lrpfx.attribute(..., record=) takes the name of one of them",
-                topic="captum-and-quantus",
+                "lrpfx.attribute(..., record=) takes the name of one of them"
             )
         if not reads:
             inner = {nodes[name] for name in within}
@@ -277,21 +244,17 @@ class LayerLRP(_Compiled, LayerAttribution):
                 if node_info(nodes[name]).role is Role.DATA and any(user not in inner for user in nodes[name].users)
             ]
             if len(results) > 1:
-                raise InputError(
+                raise invalid(
                     f"the layer {paths[0]!r} returns several values ({', '.join(results)}): lrpfx.attribute(..., record=) "
-                    "takes their names",
-                    topic="captum-and-quantus",
+                    "takes their names"
                 )
-            (node,) = resolve_names(graph, [next(path for path in paths if _holds(path, within))])
+            (node,) = resolve_names(graph, [next(path for path in paths if any(_is_inside(name, path) for name in within))])
             return [node_info(node).name]
         values = [value for name in within for value in nodes[name].all_input_nodes]
         outside = [node_info(value).name for value in values if node_info(value).role is Role.DATA]
         names = [name for name in dict.fromkeys(outside) if name not in within]
         if not names:
-            raise InputError(
-                f"the layer {paths[0]!r} reads no value that carries relevance: explain what it returns",
-                topic="captum-and-quantus",
-            )
+            raise invalid(f"the layer {paths[0]!r} reads no value that carries relevance: explain what it returns")
         return [node_info(node).name for node in resolve_names(graph, names)]
 
 
@@ -304,11 +267,9 @@ def _arguments(inputs: Inputs, additional: Any) -> tuple[Any, ...]:
     explained = _as_tuple(inputs)
     for value in explained:
         if not isinstance(value, torch.Tensor):
-            raise InputTypeError(
-                f"inputs are a tensor or a tuple of tensors, not {type(value).__name__}", topic="captum-and-quantus"
-            )
+            raise wrong_type(f"inputs are a tensor or a tuple of tensors, not {type(value).__name__}")
     if not explained:
-        raise InputError("inputs is an empty tuple", topic="captum-and-quantus")
+        raise invalid("inputs is an empty tuple")
     return explained if additional is None else (*explained, *_as_tuple(additional))
 
 
@@ -317,14 +278,10 @@ def _carried(relevance: Any, place: int) -> torch.Tensor:
     if isinstance(relevance, torch.Tensor):
         return relevance
     if relevance is None:
-        raise InputError(
-            f"input {place} carries no relevance: no embedding reads it; pass it in additional_forward_args",
-            topic="captum-and-quantus",
-        )
-    raise InputError(
+        raise invalid(f"input {place} carries no relevance: no embedding reads it; pass it in additional_forward_args")
+    raise invalid(
         f"input {place} is read by several embeddings ({', '.join(relevance)}), which have relevance of their own: explain "
-        "these layers by LayerLRP, and pass the input in additional_forward_args if there are others",
-        topic="captum-and-quantus",
+        "these layers by LayerLRP, and pass the input in additional_forward_args if there are others"
     )
 
 
@@ -348,6 +305,6 @@ def _first_call(name: str, nodes: dict[str, fx.Node], modules: set[str]) -> str:
     return first if first in nodes and name not in modules else name
 
 
-def _holds(path: str, names: dict[str, str]) -> bool:
-    """Whether nodes are in the module of a path."""
-    return any(name == path or name.startswith(f"{path}.") for name in names)
+def _is_inside(name: str, path: str) -> bool:
+    """Whether a node is in the module of a path."""
+    return name == path or name.startswith(f"{path}.")

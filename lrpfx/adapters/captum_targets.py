@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.adapters.compilations import invalid, wrong_type
+from lrpfx.errors import InputError
 from lrpfx.request.targets import without_arrays
 from lrpfx.support.numbers import is_whole
 
@@ -18,9 +19,7 @@ def chosen_entries(output: torch.Tensor, target: Any) -> torch.Tensor:
     """
     if not output.ndim or not len(output):
         what = "no samples" if output.ndim else "one number for all samples"
-        raise InputError(
-            f"the output has {what}, but Captum's conventions need one output for each sample", topic="captum-and-quantus"
-        )
+        raise invalid(f"the output has {what}, but Captum's conventions need one output for each sample")
     places = torch.arange(output.numel()).reshape(output.shape)
     target = without_arrays(target)
     if isinstance(target, torch.Tensor):
@@ -29,19 +28,16 @@ def chosen_entries(output: torch.Tensor, target: Any) -> torch.Tensor:
         chosen = places
     elif isinstance(target, list):
         if len(target) != len(output):
-            raise InputError(
-                f"the target has {len(target)} entries, but there are {len(output)} samples", topic="captum-and-quantus"
-            )
+            raise invalid(f"the target has {len(target)} entries, but there are {len(output)} samples")
         chosen = torch.stack([places[sample][_index(one, output)] for sample, one in enumerate(target)])
     else:
         of_all: tuple[slice | int, ...] = (slice(None), *_index(target, output))
         chosen = places[of_all]
     if chosen.numel() != len(output):
         what = "without a target, it has" if target is None else f"the target {target!r} chooses"
-        raise InputError(
+        raise invalid(
             f"the output has shape {tuple(output.shape)}; {what} more than one number per sample: pass target=, an index for "
-            "each dimension behind the samples, such as output.argmax(1) for the class of the largest output",
-            topic="captum-and-quantus",
+            "each dimension behind the samples, such as output.argmax(1) for the class of the largest output"
         )
     return chosen.flatten().to(output.device)
 
@@ -49,14 +45,11 @@ def chosen_entries(output: torch.Tensor, target: Any) -> torch.Tensor:
 def _without_tensor(target: torch.Tensor) -> Any:
     """The numbers of a tensor."""
     if target.is_floating_point() or target.is_complex() or target.dtype is torch.bool:
-        raise InputTypeError(f"a tensor as the target holds ints, not {target.dtype}", topic="captum-and-quantus")
+        raise wrong_type(f"a tensor as the target holds ints, not {target.dtype}")
     if target.numel() == 1:
         return target.item()
     if target.ndim != 1:
-        raise InputError(
-            f"a tensor as the target has one int for each sample, not the shape {tuple(target.shape)}",
-            topic="captum-and-quantus",
-        )
+        raise invalid(f"a tensor as the target has one int for each sample, not the shape {tuple(target.shape)}")
     return target.tolist()
 
 
@@ -68,9 +61,7 @@ def _index(target: Any, output: torch.Tensor) -> tuple[int, ...]:
     )
     for one in index:
         if not is_whole(one):
-            raise InputTypeError(
-                f"the target of a sample is an int or a tuple of ints, not {target!r}", topic="captum-and-quantus"
-            )
+            raise wrong_type(f"the target of a sample is an int or a tuple of ints, not {target!r}")
     if len(index) >= output.ndim or any(not -size <= one < size for one, size in zip(index, output.shape[1:], strict=False)):
         raise InputError(f"the target {target!r} is out of range: the output has shape {tuple(output.shape)}", topic="targets")
     return index

@@ -1,5 +1,6 @@
 """The compiled graphs of models that change between calls."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from lrpfx.explanation.default_composite import ByContent
 from lrpfx.pipeline import transform
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.identity.structure import Structure, are_equal
+
+#: Errors about calls by Captum and Quantus.
+invalid, wrong_type = partial(InputError, topic="captum-and-quantus"), partial(InputTypeError, topic="captum-and-quantus")
 
 #: How many graphs are kept: a metric explains a model and a copy of it, and batches of different shapes.
 LIMIT = 4
@@ -31,14 +35,11 @@ class Compilations:
     def check(self, model: Any) -> None:
         """Raise `InputError` for what is not a model, or for one that has rules already and gets a composite."""
         if not isinstance(model, nn.Module):
-            raise InputTypeError(
-                f"{self.caller} takes a torch.nn.Module, not {type(model).__name__}", topic="captum-and-quantus"
-            )
+            raise wrong_type(f"{self.caller} takes a torch.nn.Module, not {type(model).__name__}")
         if self.composite is not None and isinstance(inside(model), ExplainModule):
-            raise InputError(
+            raise invalid(
                 f"{self.caller} was given a composite and a model that has its rules already: pass the model that "
-                "lrpfx.transform was called with, or leave out the composite",
-                topic="captum-and-quantus",
+                "lrpfx.transform was called with, or leave out the composite"
             )
 
     def graph_for(self, model: nn.Module, arguments: tuple[Any, ...]) -> nn.Module:

@@ -8,10 +8,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from lrpfx.adapters.compilations import Compilations
+from lrpfx.adapters.compilations import Compilations, invalid, wrong_type
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import Composite
-from lrpfx.errors import InputError, InputTypeError, first_lines
+from lrpfx.errors import first_lines
 
 __all__ = ["explain_func"]
 
@@ -28,28 +28,17 @@ def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
     the inputs, of dtype float64 for models of this dtype and float32 for others.
 
     A model is compiled at the first call. Later calls explain the model as it is then: a model that differs only in its
-    parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one.
+    parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one. The errors are those of
+    `lrpfx.transform` and `lrpfx.attribute`, and `InputError` and `InputTypeError` for other arguments.
 
-    Parameters
-    ----------
-    composite
-        The rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
-
-    Returns
-    -------
-    Callable[..., Array]
-        The function. It raises the errors of `lrpfx.transform` and `lrpfx.attribute`, and `InputError` and `InputTypeError` for
-        other arguments.
+    `composite`: the rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
     """
     compilations = Compilations("explain_func", composite)
 
     def explain(model: nn.Module, inputs: Any, targets: Any, *, device: Any = None, **others: Any) -> Array:
         compilations.check(model)
         if others:
-            raise InputTypeError(
-                f"there is no argument {next(iter(others))!r}: explain_func_kwargs may have device alone",
-                topic="captum-and-quantus",
-            )
+            raise wrong_type(f"there is no argument {next(iter(others))!r}: explain_func_kwargs may have device alone")
         images = _as_tensor(inputs, model, device)
         classes = _as_classes(targets, len(images))
         relevance = attribute(compilations.graph_for(model, (images,)), images, classes).relevance
@@ -62,18 +51,15 @@ def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
 def _as_tensor(inputs: Any, model: nn.Module, device: Any) -> torch.Tensor:
     """The inputs with the dtype of the model, where the model is."""
     if not isinstance(inputs, (np.ndarray, torch.Tensor)):
-        raise InputTypeError(f"inputs are an array, not {type(inputs).__name__}", topic="captum-and-quantus")
+        raise wrong_type(f"inputs are an array, not {type(inputs).__name__}")
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind not in "buif":
-        raise InputTypeError(f"inputs are an array of numbers, not of dtype {inputs.dtype}", topic="captum-and-quantus")
+        raise wrong_type(f"inputs are an array of numbers, not of dtype {inputs.dtype}")
     if not inputs.ndim:
-        raise InputError("inputs are an array with the samples in dimension 0, not one number", topic="captum-and-quantus")
+        raise invalid("inputs are an array with the samples in dimension 0, not one number")
     held = next((one for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()), torch.empty(0))
     place = held.device if device is None else _device(device)
     if held.numel() and place != held.device:
-        raise InputError(
-            f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})",
-            topic="captum-and-quantus",
-        )
+        raise invalid(f"the device is {device}, but the model is on {held.device}: move it by model.to({str(device)!r})")
     if isinstance(inputs, torch.Tensor):
         return inputs.detach().to(place, held.dtype)
     native = np.asarray(inputs, np.float64, order="C")  # torch takes no negative strides and foreign byte orders
@@ -85,7 +71,7 @@ def _device(device: Any) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:  # AssertionError: torch without CUDA
-        raise InputError(f"the device {device!r} cannot be used: {first_lines(error)}", topic="captum-and-quantus") from error
+        raise invalid(f"the device {device!r} cannot be used: {first_lines(error)}") from error
 
 
 def _as_classes(targets: Any, samples: int) -> torch.Tensor:
@@ -93,11 +79,9 @@ def _as_classes(targets: Any, samples: int) -> torch.Tensor:
     try:
         classes = torch.as_tensor(np.asarray(targets))
     except (TypeError, ValueError) as error:
-        raise InputTypeError(f"targets are ints, not {type(targets).__name__}", topic="captum-and-quantus") from error
+        raise wrong_type(f"targets are ints, not {type(targets).__name__}") from error
     if classes.is_floating_point() or classes.is_complex() or classes.dtype is torch.bool:
-        raise InputTypeError(f"targets are ints, not {classes.dtype}", topic="captum-and-quantus")
+        raise wrong_type(f"targets are ints, not {classes.dtype}")
     if classes.ndim and classes.shape != (samples,):
-        raise InputError(
-            f"targets have shape {tuple(classes.shape)}, but there are {samples} samples", topic="captum-and-quantus"
-        )
+        raise invalid(f"targets have shape {tuple(classes.shape)}, but there are {samples} samples")
     return classes.expand(samples)

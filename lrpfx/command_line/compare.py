@@ -7,9 +7,8 @@ import typer
 
 from lrpfx.command_line.image_files import opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
-from lrpfx.command_line.options import MODEL, ModelOptions, class_of, composite_of
+from lrpfx.command_line.options import MODEL, ModelOptions, class_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_table, stages
-from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import format_of_picture, save_picture
 from lrpfx.reports.comparison import compare as compared
@@ -45,12 +44,9 @@ def compare(
     if other is not None and len(names) == 1:
         names *= 2
     if len(names) != 2:
-        raise InputError(
-            f"--composite is given {len(names)} times: pass it twice, for the two that are compared",
-            topic="options-of-commands",
-        )
+        raise invalid(f"--composite is given {len(names)} times: pass it twice, for the two that are compared")
     if other is None and other_weights is not None:
-        raise InputError("--other-weights are those of --other, which is missing", topic="options-of-commands")
+        raise invalid("--other-weights are those of --other, which is missing")
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata)
         preprocess = given.required_preprocessing(options)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of
+from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
@@ -20,28 +20,9 @@ from lrpfx.request.targets_of_samples import PREDICTED
 _SHOWN = 10
 
 
-class Reduce(StrEnum):
-    """What is stored of relevance."""
-
-    NONE = "none"
-    SUM = "sum"
-    ABSOLUTE = "absolute"
-    CHANNELS = "channels"
-
-
-class EngineName(StrEnum):
-    """What explains."""
-
-    EMBEDDED = "embedded"
-    RAY = "ray"
-
-
-class Precision(StrEnum):
-    """The numbers that relevance is stored in."""
-
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
+Reduce = StrEnum("Reduce", ["NONE", "SUM", "ABSOLUTE", "CHANNELS"])
+EngineName = StrEnum("EngineName", ["EMBEDDED", "RAY"])
+Precision = StrEnum("Precision", ["FLOAT16", "FLOAT32", "FLOAT64"])
 
 
 def dataset(
@@ -94,7 +75,7 @@ def dataset(
         checked_table_path(table)
     recorded = dict(map(_recorded, record or []))
     if len(recorded) < len(record or []):
-        raise InputError(f"--record names a layer twice: {', '.join(record or [])}", topic="options-of-commands")
+        raise invalid(f"--record names a layer twice: {', '.join(record or [])}")
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata)
         module = given.module("dataset")

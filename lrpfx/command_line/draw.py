@@ -7,7 +7,7 @@ import typer
 
 from lrpfx import transform
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
+from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of, invalid
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.errors import InputError, os_errors
 from lrpfx.reports.drawing import RulePicture
@@ -33,7 +33,7 @@ def draw(
     Rules do not depend on weights, so a library's model has random ones unless --weights names others.
     """
     if output.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{output}: a drawing is written as {', '.join(SUFFIXES)}", topic="options-of-commands")
+        raise invalid(f"{output}: a drawing is written as {', '.join(SUFFIXES)}")
     form = output.suffix.lower().removeprefix(".")
     RulePicture().pipe(format=form)  # an error if Graphviz is missing, before the work begins
     with stages(f"loading {model}") as shown:

@@ -104,10 +104,7 @@ class _Work:
 
     def version_of(self, image: ImageFile) -> str:
         """A text that changes with the file and with the settings."""
-        try:
-            return f"{image.version}-{self.digest}"
-        except OSError:  # it cannot be read; the reason is found when it is opened
-            return ""
+        return f"{image.version}-{self.digest}"
 
     def explain(self, images: Sequence[ImageFile], shown: Stages) -> None:
         """Explain photographs. What fails for one of them is its problem, what fails for the first ones alike is an error."""
@@ -136,19 +133,17 @@ class _Work:
         pixels = 0
         for image in images:
             try:
-                photograph = opened(image.path)
+                photograph = opened(image.path).convert("RGB")
             except Exception as error:  # decoders raise errors of all kinds
                 self.results.add_problem(image, error)
                 shown.advance()
                 continue
-            photograph = photograph.convert("RGB")
-            if batch and (
-                len(batch) == self.explainer.batch_size or pixels + photograph.width * photograph.height > MOST_PIXELS
-            ):
+            size = photograph.width * photograph.height
+            if batch and (len(batch) == self.explainer.batch_size or pixels + size > MOST_PIXELS):
                 yield batch
                 batch, pixels = {}, 0
             batch[image] = photograph
-            pixels += photograph.width * photograph.height
+            pixels += size
         if batch:
             yield batch
 

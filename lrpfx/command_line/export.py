@@ -9,31 +9,15 @@ import typer
 
 from lrpfx import transform
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, SHAPE, CompositeOptions, ModelOptions, composite_of, example_of
+from lrpfx.command_line.options import MODEL, SHAPE, CompositeOptions, ModelOptions, composite_of, example_of, invalid
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
-from lrpfx.errors import InputError, first_lines
+from lrpfx.errors import first_lines
 from lrpfx.images.stored_preprocessing import stored_form
 
-
-class TargetKind(StrEnum):
-    """The kinds of target that a program can take."""
-
-    INDEX = "index"
-    TARGETS = "targets"
-    TOKEN = "token"
-    WEIGHTS = "weights"
-    MAX = "max"
-
-
-class Reduction(StrEnum):
-    """The reductions of an input's relevance."""
-
-    SUM = "sum"
-    ABSOLUTE = "absolute"
-    CHANNELS = "channels"
-    BYTES = "bytes"
+TargetKind = StrEnum("TargetKind", ["INDEX", "TARGETS", "TOKEN", "WEIGHTS", "MAX"])
+Reduction = StrEnum("Reduction", ["SUM", "ABSOLUTE", "CHANNELS", "BYTES"])
 
 
 def export(
@@ -73,9 +57,7 @@ def export(
     chosen = composite_of(rules.composite or "epsilon_plus_flat", rules.setting, preprocessing)
     example = example_of(shape, preprocessing)
     if example is None:
-        raise InputError(
-            "--shape is missing, such as 1,3,224,224: the size of the model's input is not known", topic="options-of-commands"
-        )
+        raise invalid("--shape is missing, such as 1,3,224,224: the size of the model's input is not known")
     if preprocessing is not None:
         preprocessing = preprocessing.for_inputs(tuple(example.shape[1:]))
     if input_range is not None:
@@ -85,9 +67,7 @@ def export(
             module(example)
     except (Exception, SystemExit) as error:
         wanted = ",".join(map(str, example.shape))
-        raise InputError(
-            f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}", topic="options-of-commands"
-        ) from error
+        raise invalid(f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}") from error
     with stages("tracing the model"):
         explain_model = transform(module, chosen, example_inputs=example, input_range=input_range)
         program = lower(

@@ -5,7 +5,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files, image_suffixes, readable_formats
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
-from lrpfx.pictures.pixels import of_16_bits
+from lrpfx.pictures.pixels import of_16_bits, on_white
 
 #: Errors of a file system that all other files would meet too.
 HOPELESS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
@@ -50,9 +50,11 @@ class ImageFile:
 
     @property
     def version(self) -> str:
-        """A text that changes if the file is replaced."""
-        found = self.path.stat()
-        return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
+        """A text that changes if the file is replaced; empty for a file that cannot be read, as is found when it is opened."""
+        with suppress(OSError):
+            found = self.path.stat()
+            return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}"
+        return ""
 
 
 def _as_text(path: str) -> str:
@@ -133,10 +135,7 @@ def opened(path: Path) -> Image.Image:
         upright = ImageOps.exif_transpose(file)
         if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
             return Image.fromarray((of_16_bits(np.asarray(upright)) * 255.0).astype(np.float32))
-        if upright.has_transparency_data:
-            front = upright.convert("RGBA")
-            return Image.alpha_composite(Image.new("RGBA", front.size, "white"), front).convert("RGB")
-        return upright.convert("RGB")
+        return on_white(upright)
 
 
 def opened_in_rgb(path: Path) -> Image.Image:

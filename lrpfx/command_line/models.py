@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.runtime.fingerprints import fingerprint_of_model
 from lrpfx.samples.preparation import on_device_of
 from lrpfx.support.files import hash_of_file
+
+#: Errors about the name of a model, and its weights.
+invalid, wrong_type = partial(InputError, topic="models-by-name"), partial(InputTypeError, topic="models-by-name")
 
 DEFAULT, NONE = "DEFAULT", "none"
 
@@ -54,10 +58,9 @@ class NamedModel:
     def module(self, command: str) -> nn.Module:
         """The model, if it is a module. Raises `InputError` for the program in a file, which the command cannot use."""
         if isinstance(self.model, Runner):
-            raise InputError(
+            raise invalid(
                 f"{self.name} is a program, whose rules are fixed: lrpfx inspect {self.name} shows them; lrpfx {command} "
-                "takes a model",
-                topic="models-by-name",
+                "takes a model"
             )
         return self.model
 
@@ -85,10 +88,9 @@ class NamedModel:
         found = self.preprocessing(options)
         if found is None:
             lacks = "the file holds no" if isinstance(self.model, Runner) else "there is no known"
-            raise InputError(
+            raise invalid(
                 f"{lacks} preprocessing for {self.name}, and without the right one its maps would be wrong: pass --mean and "
-                "--std (and --size, --resize, if it was trained with them), or --raw if the model takes pixels in [0, 1]",
-                topic="models-by-name",
+                "--std (and --size, --resize, if it was trained with them), or --raw if the model takes pixels in [0, 1]"
             )
         return found
 
@@ -122,25 +124,21 @@ def model_named(
     """
     kind, colon, rest = name.partition(":")
     if metadata is not None and kind != "torchvision":
-        raise InputError(
-            "--metadata is for models of torchvision; pass --mean, --std and --categories for others",
-            topic="models-by-name",
-        )
+        raise invalid("--metadata is for models of torchvision; pass --mean, --std and --categories for others")
     if colon and kind in _LIBRARIES and rest:
         found = _LIBRARIES[kind](rest, weights or (NONE if random else DEFAULT), metadata)
     elif Path(name).suffix in suffixes() and (Path(name).exists() or not colon):
         if weights is not None:
-            raise InputError(f"{name} has its weights: leave out --weights", topic="models-by-name")
+            raise invalid(f"{name} has its weights: leave out --weights")
         runner = load(name, allow_native=allow_native)
         with os_errors(InputError, Path(name), "read"):
             origin = hash_of_file(Path(name))
         return NamedModel(name, runner, preprocessing_in(runner.manifest), runner.manifest.get("categories"), origin)
     else:
         if weights in (DEFAULT, NONE) and not Path(weights).exists():
-            raise InputError(
+            raise invalid(
                 f"--weights {weights} is for models of libraries: {name} has the weights that its module gives it, or those of "
-                "a file",
-                topic="models-by-name",
+                "a file"
             )
         model = _of_module(name)
         if weights is not None:
@@ -180,23 +178,18 @@ def _of_torchvision(name: str, weights: str, metadata: str | None) -> NamedModel
     try:
         known = models.get_model_weights(name)
     except ValueError as error:
-        raise InputError(
-            f"torchvision has no model {name!r}.{nearest(name, models.list_models())}", topic="models-by-name"
-        ) from error
+        raise invalid(f"torchvision has no model {name!r}.{nearest(name, models.list_models())}") from error
     entry = _entry(known, weights)
     path = None if entry is not None or weights == NONE else Path(weights)
     if path is not None and not path.exists():
         names = ", ".join([DEFAULT, *(one.name for one in known), NONE])
-        raise InputError(
-            f"there are no weights {weights!r} for {name}: neither a file nor one of {names}", topic="models-by-name"
-        )
+        raise invalid(f"there are no weights {weights!r} for {name}: neither a file nor one of {names}")
     described = entry
     if metadata is not None:
         described = _entry(known, metadata)
         if described is None:
-            raise InputError(
-                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(one.name for one in known)}",
-                topic="models-by-name",
+            raise invalid(
+                f"{name} has no weights {metadata!r} whose metadata could hold; it has {', '.join(one.name for one in known)}"
             )
     elif weights == NONE:
         described = _entry(known, DEFAULT)
@@ -227,16 +220,15 @@ def _made_by_torchvision(models: Any, name: str, entry: Any) -> nn.Module:
         model: nn.Module = models.get_model(name, weights=entry)
     except Exception as error:
         if cached:
-            raise InputError(f"torchvision cannot make {name}: {first_lines(error)}", topic="models-by-name") from error
+            raise invalid(f"torchvision cannot make {name}: {first_lines(error)}") from error
         raise _no_download(f"{entry} from {entry.url}", error) from error
     return model
 
 
 def _no_download(what: str, error: Exception) -> InputError:
-    return InputError(
+    return invalid(
         f"the weights cannot be downloaded: {what} ({first_lines(error)}). Download the file on a machine with access, and "
-        f"pass it by --weights FILE; --weights {NONE} makes a model with random weights",
-        topic="models-by-name",
+        f"pass it by --weights FILE; --weights {NONE} makes a model with random weights"
     )
 
 
@@ -247,12 +239,11 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
     timm = _library("timm", "timm")
     architecture = name.partition(".")[0]
     if ":" not in name and not timm.is_model(architecture):
-        raise InputError(f"timm has no model {name!r}.{nearest(architecture, timm.list_models())}", topic="models-by-name")
+        raise invalid(f"timm has no model {name!r}.{nearest(architecture, timm.list_models())}")
     path = None if weights in (DEFAULT, NONE) else Path(weights)
     if path is not None and not path.exists():
-        raise InputError(
-            f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG",
-            topic="models-by-name",
+        raise invalid(
+            f"there is no file of weights {weights}; other weights of timm are named with the model: timm:{architecture}.TAG"
         )
     if weights == DEFAULT:
         known = None if ":" in name else timm.get_pretrained_cfg(name)
@@ -265,7 +256,7 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
     except Exception as error:
         if weights == DEFAULT and not isinstance(error, RuntimeError):
             raise _no_download(f"those of timm:{name}", error) from error
-        raise InputError(f"timm cannot make {name}: {first_lines(error)}", topic="models-by-name") from error
+        raise invalid(f"timm cannot make {name}: {first_lines(error)}") from error
     if path is not None:
         load_weights(model, path)
     return NamedModel(f"timm:{name}", model, categories=_categories_of_timm(model))
@@ -290,10 +281,9 @@ def _categories_of_timm(model: nn.Module) -> tuple[str, ...] | None:
 def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel:
     transformers = _library("transformers", "transformers")
     if weights not in (DEFAULT, NONE):
-        raise InputError(
+        raise invalid(
             f"a model of Hugging Face has its weights in its folder or repository: leave out --weights, or pass {NONE} for "
-            "random ones",
-            topic="models-by-name",
+            "random ones"
         )
     kind = transformers.AutoModelForImageClassification
     problem = None if Path(name).is_dir() else _problem_of_hub()
@@ -304,10 +294,9 @@ def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel
         else:
             model = kind.from_pretrained(name, **local)
     except Exception as error:
-        raise InputError(
+        raise invalid(
             f"{name} is neither a folder with an image classifier of transformers nor one that can be downloaded: "
-            f"{first_lines(problem or error)}",
-            topic="models-by-name",
+            f"{first_lines(problem or error)}"
         ) from error
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(name, **local)
@@ -348,10 +337,9 @@ def _of_module(name: str) -> nn.Module:
     """The model given as `module:callable` or `module:name`."""
     path, colon, attribute = name.partition(":")
     if not (path and colon and attribute):
-        raise InputError(
+        raise invalid(
             f"a model is given as torchvision:NAME, timm:NAME, huggingface:NAME, module:callable or a file with the suffix "
-            f"{' or '.join(suffixes())}, not {name!r}",
-            topic="models-by-name",
+            f"{' or '.join(suffixes())}, not {name!r}"
         )
     folder = os.getcwd()
     before, sys.argv[1:] = sys.argv[1:], []  # they are not meant for the model
@@ -360,29 +348,24 @@ def _of_module(name: str) -> nn.Module:
         found: Any = importlib.import_module(path)
         for part in attribute.split("."):
             if not hasattr(found, part):
-                raise InputError(
-                    f"{name} cannot be imported: {path} has no {part!r}.{nearest(part, dir(found))}", topic="models-by-name"
-                )
+                raise invalid(f"{name} cannot be imported: {path} has no {part!r}.{nearest(part, dir(found))}")
             found = getattr(found, part)
         model = found if isinstance(found, nn.Module) or not callable(found) else found()
     except InputError:
         raise
     except ModuleNotFoundError as error:
-        raise InputError(f"{name} cannot be imported: {error}", topic="models-by-name") from error
+        raise invalid(f"{name} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:  # from the user's code
-        raise InputError(
+        raise invalid(
             f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
-            "and returns the model",
-            topic="models-by-name",
+            "and returns the model"
         ) from error
     finally:
         sys.argv[1:] = before
         with suppress(ValueError):
             sys.path.remove(folder)
     if not isinstance(model, nn.Module):
-        raise InputTypeError(
-            f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module", topic="models-by-name"
-        )
+        raise wrong_type(f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
@@ -391,19 +374,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
     state = _state_in(path)
     own = model.state_dict()
     if not isinstance(state, dict):
-        raise InputError(
-            f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict", topic="models-by-name"
-        )
+        raise invalid(f"{path} holds no weights of this model: it is a {type(state).__name__}, not a state_dict")
     for keys, what in ((own.keys() - state.keys(), "lacks"), (state.keys() - own.keys(), "has, but the model lacks,")):
         if keys:
             first = ", ".join(sorted(map(str, keys))[:3])
-            raise InputError(
-                f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}", topic="models-by-name"
-            )
+            raise invalid(f"{path} holds no weights of this model: it {what} {len(keys)} of them, such as {first}")
     try:
         model.load_state_dict(state)
     except Exception as error:
-        raise InputError(f"{path} holds no weights of this model: {first_lines(error)}", topic="models-by-name") from error
+        raise invalid(f"{path} holds no weights of this model: {first_lines(error)}") from error
 
 
 def _state_in(path: Path) -> Any:
@@ -415,8 +394,7 @@ def _state_in(path: Path) -> Any:
     except InputError:
         raise
     except Exception as error:  # of many kinds; those of torch.load advise to run the code in the file
-        raise InputError(
+        raise invalid(
             f"{path} holds no weights that can be read without running code: a file of weights is written by "
-            "torch.save(model.state_dict(), path), or has the suffix .safetensors",
-            topic="models-by-name",
+            "torch.save(model.state_dict(), path), or has the suffix .safetensors"
         ) from error

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -22,19 +22,14 @@ from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.request.classes import index_of
 
+#: Errors about options.
+invalid = partial(InputError, topic="options-of-commands")
+
 #: The width and height of a photograph with which a preprocessing is measured.
 _PROBE = (320, 256)
 
 
-class Interpolation(StrEnum):
-    """How pixels between those of a photograph are computed."""
-
-    NEAREST = "nearest"
-    BOX = "box"
-    BILINEAR = "bilinear"
-    HAMMING = "hamming"
-    BICUBIC = "bicubic"
-    LANCZOS = "lanczos"
+Interpolation = StrEnum("Interpolation", ["NEAREST", "BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS"])
 
 
 def _composites(incomplete: str) -> Iterator[str]:
@@ -110,7 +105,7 @@ class CompositeOptions:
     def chosen(self, preprocess: Callable[..., Any] | None) -> Composite | None:
         """The composite that is named; None where `lrpfx explain` chooses one for the model."""
         if self.composite is None and self.setting:
-            raise InputError("--set is for the settings of a --composite", topic="options-of-commands")
+            raise invalid("--set is for the settings of a --composite")
         return None if self.composite is None else composite_of(self.composite, self.setting, preprocess)
 
     def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> Composite:
@@ -147,16 +142,12 @@ class ImageOptions:
     def preprocessing(self, known: StoredPreprocessing | None, channels: int) -> StoredPreprocessing:
         """The preprocessing: the options, and what they leave open as it is in `known`. `channels`: those of the input."""
         if self.raw and (self.mean or self.std):
-            raise InputError(
-                "--raw is for a model that takes pixels in [0, 1]: leave it out, or --mean and --std",
-                topic="options-of-commands",
-            )
+            raise invalid("--raw is for a model that takes pixels in [0, 1]: leave it out, or --mean and --std")
         mean, std = ("0", "1") if self.raw else (self.mean, self.std)
         if known is None and (mean is None or std is None):
-            raise InputError(
+            raise invalid(
                 f"{'--mean' if mean is None else '--std'} is missing: pass both of --mean and --std, or --raw if the model "
-                "takes pixels in [0, 1]",
-                topic="options-of-commands",
+                "takes pixels in [0, 1]"
             )
         size, resize = _size("--size", self.size), _size("--resize", self.resize)
         values: dict[str, Any] = {} if known is None else {name: getattr(known, name) for name in known.__dataclass_fields__}
@@ -170,7 +161,7 @@ class ImageOptions:
             values["resize"] = resize
         if self.interpolation is not None:
             if values.get("size") is None and values.get("resize") is None:
-                raise InputError("--interpolation is for a resize: pass --size or --resize too", topic="options-of-commands")
+                raise invalid("--interpolation is for a resize: pass --size or --resize too")
             values["interpolation"] = self.interpolation.value
         return StoredPreprocessing(**values)
 
@@ -193,9 +184,7 @@ class ModelOptions(ImageOptions):
 def _by_channel(option: str, text: str, channels: int) -> tuple[float, ...]:
     values = tuple(numbers(text, float))
     if len(values) not in (1, channels):
-        raise InputError(
-            f"{option} has one number, or one for each of {channels} channels, not {text}", topic="options-of-commands"
-        )
+        raise invalid(f"{option} has one number, or one for each of {channels} channels, not {text}")
     return values if len(values) == channels else values * channels
 
 
@@ -204,7 +193,7 @@ def _size(option: str, text: str | None) -> int | tuple[int, int] | None:
         return None
     sizes = numbers(text, int)
     if len(sizes) > 2:
-        raise InputError(f"{option} is one size or HEIGHT,WIDTH, not {text}", topic="options-of-commands")
+        raise invalid(f"{option} is one size or HEIGHT,WIDTH, not {text}")
     return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
@@ -213,15 +202,7 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"{text!r} is not a comma-separated list of numbers", topic="options-of-commands") from error
-
-
-def shape_of(text: str) -> list[int]:
-    """The sizes of a shape."""
-    sizes = numbers(text, int)
-    if min(sizes) < 1:
-        raise InputError(f"a shape has positive sizes, not {text}", topic="options-of-commands")
-    return sizes
+        raise invalid(f"{text!r} is not a comma-separated list of numbers") from error
 
 
 def categories_in(path: Path) -> tuple[str, ...]:
@@ -230,7 +211,7 @@ def categories_in(path: Path) -> tuple[str, ...]:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not a text in UTF-8: {error}", topic="options-of-commands") from error
+            raise invalid(f"{path} is not a text in UTF-8: {error}") from error
     names = tuple(line.strip() for line in text.strip().splitlines())
     empty = next((number for number, name in enumerate(names) if not name), None)
     if not names or empty is not None:
@@ -262,7 +243,7 @@ def classes_of(texts: Sequence[str], categories: Sequence[str] | None) -> list[i
     """The classes that an option gives, each once."""
     found = [class_of(text, categories) for text in texts]
     if len(set(found)) < len(found):
-        raise InputError(f"--target names a class twice: {', '.join(texts)}", topic="options-of-commands")
+        raise invalid(f"--target names a class twice: {', '.join(texts)}")
     return found
 
 
@@ -284,10 +265,16 @@ def _values_of(settings: Sequence[str]) -> dict[str, Any]:
     """The settings of a composite by name."""
     found: dict[str, Any] = {}
     for text in settings:
-        name, value = _setting(text)
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise invalid(f"a setting is name=value, not {text!r}")
         if name in found:
-            raise InputError(f"--set {name} is given twice", topic="options-of-commands")
-        found[name] = value
+            raise invalid(f"--set {name} is given twice")
+        try:  # a word is a text, as for gates=half
+            is_word = value.isidentifier() and value not in ("None", "True", "False")
+            found[name] = value if is_word else ast.literal_eval(value)
+        except (ValueError, SyntaxError) as error:
+            raise invalid(f"the value of {name} is a number, a list or the like, not {value!r}") from error
     return found
 
 
@@ -296,20 +283,6 @@ def range_of(preprocess: Callable[..., Any]) -> tuple[torch.Tensor, torch.Tensor
     measured = Preprocessing(preprocess).measured(_PROBE)
     low, high = (torch.tensor(bound)[None, :, None, None] for bound in (measured.low, measured.high))
     return low, high
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"a setting is name=value, not {text!r}", topic="options-of-commands")
-    if value.isidentifier() and value not in ("None", "True", "False"):  # as for gates=half
-        return name, value
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError) as error:
-        raise InputError(
-            f"the value of {name} is a number, a list or the like, not {value!r}", topic="options-of-commands"
-        ) from error
 
 
 def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
@@ -323,7 +296,9 @@ def numbers_of(preprocess: Any) -> StoredPreprocessing | None:
 def example_of(shape: str | None, preprocess: Callable[..., Any] | None) -> torch.Tensor | None:
     """An input of a shape, or else one as the preprocessing makes it; None if its size is not known."""
     if shape is not None:
-        sizes = shape_of(shape)
+        sizes = numbers(shape, int)
+        if min(sizes) < 1:
+            raise invalid(f"a shape has positive sizes, not {shape}")
     else:
         made = set() if preprocess is None else _shapes_of(preprocess)
         if len(made) != 1:
@@ -332,9 +307,7 @@ def example_of(shape: str | None, preprocess: Callable[..., Any] | None) -> torc
     try:
         return torch.rand(sizes, device="cpu")
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise InputError(
-            f"there cannot be an input of shape {shape}: {first_lines(error)}", topic="options-of-commands"
-        ) from error
+        raise invalid(f"there cannot be an input of shape {shape}: {first_lines(error)}") from error
 
 
 def _shapes_of(preprocess: Callable[..., Any]) -> set[tuple[int, ...]]:

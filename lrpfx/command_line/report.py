@@ -7,7 +7,7 @@ import typer
 
 from lrpfx.command_line.image_files import images_in, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
-from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, classes_of, composite_of
+from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, classes_of, composite_of, invalid
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
@@ -40,9 +40,9 @@ def report(
         raise InputError(f"{output}: a report is written as .html", topic="reports")
     names = composite or []
     if setting and len(names) != 1:
-        raise InputError("--set is for the settings of one --composite", topic="options-of-commands")
+        raise invalid("--set is for the settings of one --composite")
     if len(set(names)) < len(names):
-        raise InputError(f"--composite names one twice: {', '.join(names)}", topic="options-of-commands")
+        raise invalid(f"--composite names one twice: {', '.join(names)}")
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata)
         preprocess = given.required_preprocessing(options)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of
+from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of, invalid
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
 from lrpfx.deploy.lowering import FIXED
@@ -58,9 +58,7 @@ def run(
         given = model_named(str(artefact), allow_native=allow_native)
     runner = given.model
     if not isinstance(runner, Runner):
-        raise InputError(
-            f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models", topic="options-of-commands"
-        )
+        raise invalid(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
     shape = _image_shape(runner)
     found = images_in([images])
     if not images.exists():
@@ -69,12 +67,10 @@ def run(
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
     except RefusedError as error:
-        raise InputError(f"these options do not fit {artefact}: {error}", topic="options-of-commands") from error
+        raise invalid(f"these options do not fit {artefact}: {error}") from error
     _check_cmap(cmap)
     if output.exists() and images.samefile(output):
-        raise InputError(
-            "the heatmaps would be images of the next run: choose another folder for them", topic="options-of-commands"
-        )
+        raise invalid("the heatmaps would be images of the next run: choose another folder for them")
     classes = runner.manifest["results"]["output"]["shape"][1]
     names = given.names_of_classes(categories)
     if names is not None and len(names) != classes:
@@ -84,10 +80,7 @@ def run(
     chosen = [class_of(one, names, classes) for one in target or ()]
     several = number_of_targets(runner.manifest)
     if len(chosen) not in (0, several or 1):
-        raise InputError(
-            f"the program explains {several or 1} classes of each image, but --target gives {len(chosen)}",
-            topic="options-of-commands",
-        )
+        raise invalid(f"the program explains {several or 1} classes of each image, but --target gives {len(chosen)}")
     fixed = runner.manifest["arguments"][next(iter(runner.manifest["arguments"]))]["shape"][0]
     if fixed is None and preprocessing.size is None and None in shape:
         batch_size = 1  # each image has its own size
@@ -103,7 +96,7 @@ def run(
     pictures = tuple(f"{number.replace('_', '.')}.png" for number in numbers)
     place = ResultFolder(output, "run.json", "outputs.csv", columns, pictures)
     with results_in(place, settings, found, "lrpfx run", one_program=True) as results:
-        pending = [image for image in results.images if not results.has(image, _version_of(image))]
+        pending = [image for image in results.images if not results.has(image, image.version)]
         with stages("explaining", len(found)) as shown:
             shown.advance(len(found) - len(pending))
             _explain_all(runner, pending, preprocessing, results, chosen, cmap, fixed or batch_size, fixed, shown)
@@ -133,15 +126,8 @@ def _explain_all(
                 results.add_problem(image, error)
         for image, row, heatmaps in _explained(runner, batch, targets, fixed) if batch else ():
             writers = [partial(imsave, obj=heatmap, cmap=cmap, symmetric=True) for heatmap in heatmaps]
-            results.add(image, _version_of(image), row, writers)
+            results.add(image, image.version, row, writers)
         shown.advance(len(images[first : first + batch_size]))
-
-
-def _version_of(image: ImageFile) -> str:
-    try:
-        return image.version
-    except OSError:  # the reason is found when it is opened
-        return ""
 
 
 def _image_shape(runner: Runner) -> list[int | None]:
@@ -149,22 +135,15 @@ def _image_shape(runner: Runner) -> list[int | None]:
     shape = image_shape(runner.manifest)
     if shape is None or shape[0] not in (1, 3):
         shapes = [one["shape"][1:] for one in inputs_of(runner.manifest).values()]
-        raise InputError(
-            f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}",
-            topic="options-of-commands",
-        )
+        raise invalid(f"the program does not take one image with 1 or 3 channels: its inputs have the shapes {shapes}")
     if runner.manifest["target"] in ("weights", FIXED):
-        raise InputError(
-            "the program explains relevance of the output that is given, or one target; export it with --target index or max",
-            topic="options-of-commands",
+        raise invalid(
+            "the program explains relevance of the output that is given, or one target; export it with --target index or max"
         )
     if runner.manifest["reduce"] == CHANNELS:
-        raise InputError(
-            "the program returns relevance of channels, not of pixels; export it without --reduce channels",
-            topic="options-of-commands",
-        )
+        raise invalid("the program returns relevance of channels, not of pixels; export it without --reduce channels")
     if len(runner.manifest["results"]["output"]["shape"]) != 2:
-        raise InputError("the program's output is not of shape (batch, classes)", topic="options-of-commands")
+        raise invalid("the program's output is not of shape (batch, classes)")
     return shape
 
 
@@ -200,10 +179,7 @@ def _run_for(runner: Runner, arguments: dict[str, Array], targets: list[int]) ->
     """The results for classes, by default for the largest outputs of each sample, and these classes: (batch, targets)."""
     if runner.manifest["target"] == "max":
         if targets:
-            raise InputError(
-                "the program explains its largest output; export it with --target index to choose a class",
-                topic="options-of-commands",
-            )
+            raise invalid("the program explains its largest output; export it with --target index to choose a class")
         results = runner(**arguments)
         return results, results["output"].argmax(1)[:, None]
     several = number_of_targets(runner.manifest)

@@ -14,6 +14,7 @@ from lrpfx.deploy.artefact import load
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, os_errors
 from lrpfx.serve import Settings
+from lrpfx.serve.refusals import invalid
 
 #: The environment variable with the token.
 TOKEN = "LRPFX_TOKEN"
@@ -77,7 +78,7 @@ def serve(
 
 def _bytes(megabytes: float) -> int:
     if not 0 < megabytes <= 2**20:
-        raise InputError(f"megabytes are a number from 0 to {2**20}, not {megabytes}", topic="serving-programs")
+        raise invalid(f"megabytes are a number from 0 to {2**20}, not {megabytes}")
     return max(1, int(megabytes * 2**20))
 
 
@@ -95,6 +96,6 @@ def _loaded(programs: Sequence[str], allow_native: bool, signed_by: Path | None)
         if not separator:
             name, path = Path(one).stem, one
         if name in runners:
-            raise InputError(f"two programs have the name {name}: give them others, as NAME=FILE", topic="serving-programs")
+            raise invalid(f"two programs have the name {name}: give them others, as NAME=FILE")
         runners[name] = load(path, allow_native=allow_native, signed_by=signed_by)
     return runners

@@ -1,7 +1,6 @@
 """`python -m lrpfx.demo`: explain photographs; then train on digits, explain, measure, and write all to a directory."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -22,6 +21,7 @@ from lrpfx.composites import (
 from lrpfx.demo import digits
 from lrpfx.demo.photo_gallery import explain_photographs
 from lrpfx.demo.pixel_flipping import Flipping, pixel_flipping
+from lrpfx.support.table import Table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -86,16 +86,6 @@ def _sensitivity(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return gradient.abs()
 
 
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-
-    def align(row: tuple[str, ...]) -> str:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        return "  ".join([row[0].ljust(widths[0]), *numbers])
-
-    return "\n".join([align(header), align(tuple("-" * width for width in widths)), *map(align, rows)]) + "\n"
-
-
 def _relevance_against_logit(model: nn.Module, images: torch.Tensor, relevances: dict[str, torch.Tensor]) -> str:
     with torch.no_grad():
         logit = model(images).max(1).values
@@ -105,7 +95,8 @@ def _relevance_against_logit(model: nn.Module, images: torch.Tensor, relevances:
             continue  # keeps plain gradients, which do not conserve relevance
         total = relevance.sum((1, 2, 3))
         rows.append((name, f"{logit.mean():.3f}", f"{total.mean():.3f}", f"{total.mean() / logit.mean():.1%}"))
-    return _table(("means over held-out digits", "logit", "relevance sum", "share"), rows)
+    numbers = dict.fromkeys(("logit", "relevance sum", "share"), "float64")
+    return f"{Table({'means over held-out digits': 'str'} | numbers, rows)}\n"
 
 
 def _flipping_table(flippings: dict[str, Flipping]) -> str:
@@ -113,8 +104,8 @@ def _flipping_table(flippings: dict[str, Flipping]) -> str:
         (name, f"{f.most_relevant_first.mean():.3f}", f"{f.least_relevant_first.mean():.3f}", f"{f.area:.3f}")
         for name, f in sorted(flippings.items(), key=lambda item: -item[1].area)
     ]
-    header = ("pixel flipping", "most relevant first", "least relevant first", "area between")
-    return _table(header, rows)
+    numbers = dict.fromkeys(("most relevant first", "least relevant first", "area between"), "float64")
+    return f"{Table({'pixel flipping': 'str'} | numbers, rows)}\n"
 
 
 def _write_heatmaps(path: Path, held_out: digits.Digits, relevances: dict[str, torch.Tensor]) -> None:

@@ -74,7 +74,7 @@ def save(
 ) -> Path:
     """Write a lowered program to a file, which appears whole or not at all, and only after it has passed its self-test.
 
-    An overwritten file keeps its mode, and a link to it stays a link.
+    An overwritten file keeps its mode, and a link to it stays a link. Returns the path.
 
     Parameters
     ----------
@@ -88,11 +88,6 @@ def save(
         or a `StoredPreprocessing`. Their resize, crop, mean and deviation are stored.
     categories
         The names of the classes, for the same.
-
-    Returns
-    -------
-    Path
-        The path of the file.
 
     Raises
     ------
@@ -119,31 +114,10 @@ def package(
     """Compile a lowered program with AOTInductor to native code for machines like this one, or for ExecuTorch with XNNPACK.
 
     AOTInductor also chooses the layout of weights for these machines, which can double their space in the file. It needs a C++
-    compiler and may take minutes. XNNPACK needs all weights stored, which can triple their space. The file appears whole or not
-    at all, and only after it has passed its self-test.
+    compiler and may take minutes. XNNPACK needs all weights stored, which can triple their space.
 
-    Other arguments: as for `save`.
-
-    Parameters
-    ----------
-    program
-        What `lrpfx.lower` returned.
-    path
-        Ends in `.pt2` for native code, and in `.pte` for ExecuTorch with XNNPACK.
-
-    Returns
-    -------
-    Path
-        The path of the file.
-
-    Raises
-    ------
-    InputError
-        As for `save`.
-    ArtefactError
-        As for `save`.
-    LoweringError
-        ExecuTorch cannot express the program.
+    `path`: it ends in `.pt2` for native code, and in `.pte` for ExecuTorch with XNNPACK. Other arguments: as for `save`, and so
+    are the errors and what is returned.
     """
     given, target, backend = _written_by(path, compiled=True)
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
@@ -167,14 +141,8 @@ def write_with(
 def legalized(program: ExportedProgram, backend: Backend) -> tuple[ExportedProgram, list[PassRecord]]:
     """The program in operators that a backend supports, and the stages that made it."""
     title = checked_facts(program)["title"]
-    lowered = Program(
-        program.graph_module,
-        program.graph,
-        title,
-        history=list(program.graph_module.meta[HISTORY]),
-        properties=[EXPORTED],
-        exported=program,
-    )
+    history = list(program.graph_module.meta[HISTORY])
+    lowered = Program(program.graph_module, program.graph, title, history=history, properties=[EXPORTED], exported=program)
     run_passes(lowered, passes_of(Settings(legalize=backend.legalize), Stage.LEGALIZE))
     return lowered.exported or program, lowered.history
 
@@ -227,7 +195,8 @@ def _compare_for_other_sizes(runner: Runner, program: ExportedProgram) -> None:
 def sign(path: str | os.PathLike[str], key: Key | None = None, *, tolerance: float | None = None) -> Path:
     """Write the hashes of a file anew, after another program has changed it, and sign it with a private key.
 
-    The file must pass its self-test and all checks of `load`. The signature lies beside it, as `model.onnx.sig`.
+    The file must pass its self-test and all checks of `load`. The signature lies beside it, as `model.onnx.sig`. Returns the
+    path of the file.
 
     Parameters
     ----------
@@ -237,11 +206,6 @@ def sign(path: str | os.PathLike[str], key: Key | None = None, *, tolerance: flo
         A private key of Ed25519 in PEM format, as a path or bytes. Without one, the file is not signed.
     tolerance
         The largest difference that its self-test allows, at most 0.1; by default that of the file.
-
-    Returns
-    -------
-    Path
-        The path of the file.
 
     Raises
     ------

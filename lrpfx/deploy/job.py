@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from lrpfx.attribution.computation import Computation, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.deploy.tracer import Tracer
-from lrpfx.errors import InputError, LoweringError, LrpfxError, first_lines
+from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.node import is_floating, node_info
 from lrpfx.request.conditions import Key, ends_of, mask_name
 from lrpfx.request.explained_output import ExplainedOutput, explained_output
@@ -20,9 +21,10 @@ from lrpfx.request.question import Question
 from lrpfx.request.reduction import reduced
 from lrpfx.request.targets import Classes, Position, Seed, Target
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.torch_internals import (
-    pytree,
-)
+from lrpfx.support.torch_internals import pytree
+
+#: Errors about the arguments of `lrpfx.lower`.
+invalid, wrong_type = partial(InputError, topic="lowering"), partial(InputTypeError, topic="lowering")
 
 
 @dataclass(frozen=True)
@@ -73,27 +75,21 @@ class Job:
     def _example_target(self, result: torch.Tensor) -> torch.Tensor | None:
         """A target for an output; None if the program takes none."""
         if self.target == "max" and result.ndim != 2:
-            raise InputError(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}', topic="lowering")
+            raise invalid(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}')
         if self.fixed is not None:
             self.fixed.check(result)
             return None
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax
             entries = torch.arange(result[0].numel(), device=result.device, dtype=torch.float64)
             return result * (1 + entries.cos() / 2).to(result.dtype).reshape(result.shape[1:])
+        samples = torch.arange(len(result), device=result.device)
         if self.target == "token":
             if result.ndim != 3:
-                raise InputError(
-                    f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}', topic="lowering"
-                )
-            samples = torch.arange(len(result), device=result.device)
+                raise invalid(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
             return torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)
         if result.ndim != 2:
             other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
-            raise InputError(
-                f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}",
-                topic="lowering",
-            )
-        samples = torch.arange(len(result), device=result.device)
+            raise invalid(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
         if self.number_of_targets is not None:
             samples = samples[:, None] + torch.arange(self.number_of_targets, device=result.device)
         return samples % result.shape[1]
@@ -107,10 +103,6 @@ class Job:
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
         return [*inputs, *([] if self.fixed is not None else ["target"]), *self.conditions.values()]
 
-    def target_in(self, arguments: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The target among the program's arguments."""
-        return arguments[len(self.inputs)]
-
     def masks_in(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The masks of conditions among the program's arguments."""
         return arguments[len(arguments) - len(self.conditions) :]
@@ -119,7 +111,7 @@ class Job:
         """The targets for `lrpfx.attribute`, of which there is one unless the program takes several."""
         if self.fixed is not None:
             return [self.fixed]
-        given = self.target_in(arguments)
+        given = arguments[len(self.inputs)]
         if self.number_of_targets is not None:
             return [Classes(one) for one in given.unbind(1)]
         if self.target == "token":

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lrpfx.attribution.arguments import Arguments, embeddings_of, misfits
 from lrpfx.attribution.condition_module import names_of_masks, places_in
 from lrpfx.attribution.plausibility import advice, saturates
-from lrpfx.deploy.job import Job
+from lrpfx.deploy.job import Job, invalid, wrong_type
 from lrpfx.deploy.program_facts import with_facts
 from lrpfx.deploy.program_sizes import (
     VARIANTS,
@@ -38,7 +38,7 @@ from lrpfx.deploy.program_sizes import (
     with_sizes,
 )
 from lrpfx.deploy.verification import measured_tolerance, verify
-from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, LrpfxWarning, first_lines
+from lrpfx.errors import InputError, LoweringError, LrpfxError, LrpfxWarning, first_lines
 from lrpfx.ir.guards import is_constant
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Probability
@@ -201,10 +201,8 @@ def _lowered(
     conditions: Key | Sequence[Key],
 ) -> ExportedProgram:
     if module.mask_names:
-        raise InputError(
-            f"{module.title} has masks of conditions: lower the module that lrpfx.transform returned, with "
-            "conditions= of lower",
-            topic="lowering",
+        raise invalid(
+            f"{module.title} has masks of conditions: lower the module that lrpfx.transform returned, with conditions= of lower"
         )
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         raise InputError(f"{module.title} is on the meta device, which holds no values to explain", topic="kinds-of-inputs")
@@ -212,31 +210,24 @@ def _lowered(
     if target == "max" or not isinstance(target, str):
         fixed, target = (Largest(), "max") if target == "max" else (as_target(target), FIXED)
         if dynamic_batch and fixed.is_of_one_batch:
-            raise InputError(
+            raise invalid(
                 f"the target has values for each sample of one batch ({fixed}), so its program takes no other: pass "
-                'dynamic_batch=False, or target="index", "token" or "weights" for a program that takes targets',
-                topic="lowering",
+                'dynamic_batch=False, or target="index", "token" or "weights" for a program that takes targets'
             )
     elif target not in TARGETS:
-        raise InputError(
-            f"target must be one of {', '.join(map(repr, TARGETS))}, or a target of lrpfx.attribute, not {target!r}",
-            topic="lowering",
-        )
+        raise invalid(f"target must be one of {', '.join(map(repr, TARGETS))}, or a target of lrpfx.attribute, not {target!r}")
     counts = type(number_of_targets) is int and number_of_targets > 0
     if counts != (target == "targets") or not (counts or number_of_targets is None):
-        raise InputError(
+        raise invalid(
             f'number_of_targets is a positive integer with target="targets", and left out otherwise, not {number_of_targets!r} '
-            f"with target={target!r}",
-            topic="lowering",
+            f"with target={target!r}"
         )
     checked_reduction("reduce", reduce, ALL, "lowering")
     record = recorded_names(module.unfused_graph, record)
     resolve_names(module.unfused_graph, record)  # raises an error for unknown names
     reserved = [name for name in record if name.partition(".")[0] in ("output", "relevance", "balance")]
     if reserved:
-        raise InputError(
-            f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name", topic="lowering"
-        )
+        raise invalid(f"a layer named {reserved[0]!r} cannot be recorded: a result of the program has that name")
     without = isinstance(conditions, (list, tuple)) and not conditions
     places = () if without else places_in(module.unfused_graph, conditions)
     masks = dict(zip(places, names_of_masks(places, module.argument_names), strict=True))
@@ -287,7 +278,7 @@ def _program(job: Job, inputs: Mapping[str, torch.Tensor], opened: Sequence[Open
     except LrpfxError:
         raise
     except _OF_SIZES as error:
-        raise InputError(f"{module.title} cannot run on the example inputs: {first_lines(error)}", topic="lowering") from error
+        raise invalid(f"{module.title} cannot run on the example inputs: {first_lines(error)}") from error
     dimensions = dimensions_of(opened, [dict(zip(job.names(), example, strict=True)) for example in examples])
     dimensions |= _dimensions_of_masks(job, inputs, opened, examples[0])
     traced = _trace(job, examples[0], dimensions)
@@ -321,33 +312,25 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
             raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}", topic="inputs-do-not-fit")
         named = {name: inputs[name] for name in names if name in inputs}
     elif not isinstance(inputs, Sequence):
-        raise InputTypeError(
-            f"example inputs must be a tensor, several, or a dict of tensors, not {type(inputs).__name__}", topic="lowering"
-        )
+        raise wrong_type(f"example inputs must be a tensor, several, or a dict of tensors, not {type(inputs).__name__}")
     else:
         if len(inputs) > len(names):
-            raise InputError(f"the model takes {len(names)} inputs, not {len(inputs)}", topic="lowering")
+            raise invalid(f"the model takes {len(names)} inputs, not {len(inputs)}")
         named = dict(zip(names, inputs, strict=False))
     constants = {name: value for name, value in named.items() if is_constant(value)}
     named = {name: value for name, value in named.items() if name not in constants}
     if constants and not named:
-        raise InputTypeError(
-            f"a program takes tensors, but the examples are {', '.join(map(repr, constants.values()))}", topic="lowering"
-        )
+        raise wrong_type(f"a program takes tensors, but the examples are {', '.join(map(repr, constants.values()))}")
     for name, value in named.items():
         if not isinstance(value, torch.Tensor):
-            raise InputTypeError(
-                f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}", topic="lowering"
-            )
+            raise wrong_type(f"a program takes tensors, but the example of {name!r} is a {type(value).__name__}")
         problem = not_dense(value)
         if problem is not None:
-            raise InputTypeError(f"the example of {name!r} is {problem}", topic="lowering")
+            raise wrong_type(f"the example of {name!r} is {problem}")
         if value.ndim == 0 or not len(value):
-            raise InputError(
-                f"the example of {name!r} has no {'samples' if value.ndim else 'batch dimension'}", topic="lowering"
-            )
+            raise invalid(f"the example of {name!r} has no {'samples' if value.ndim else 'batch dimension'}")
     if not named:
-        raise InputError("there are no example inputs", topic="lowering")
+        raise invalid("there are no example inputs")
     return named, constants
 
 
@@ -367,11 +350,10 @@ def _dimensions_of_masks(
         for (place, name), value in zip(job.conditions.items(), job.masked_values(list(changed.values())), strict=True):
             for number, (before, after) in enumerate(zip(masks[name].shape, value.shape, strict=True)):
                 if before != after and ((before, after) != one.sizes[:2] or number in found[name]):
-                    raise InputError(
+                    raise invalid(
                         f"the value of {shown(place)}, of shape {tuple(masks[name].shape)}, has a size in dimension {number} "
                         "that is computed from those of the inputs, so no program takes a mask for it; lower with "
-                        "dynamic_batch=False",
-                        topic="lowering",
+                        "dynamic_batch=False"
                     )
                 if before != after:
                     found[name][number] = one
@@ -379,10 +361,9 @@ def _dimensions_of_masks(
     for place, name in job.conditions.items():
         shape = masks[name].shape
         if found[name].get(0) is not batch or shape[:1] != arguments[0].shape[:1]:
-            raise InputError(
+            raise invalid(
                 f"the first dimension of the value of {shown(place)}, of shape {tuple(shape)}, is not the batch, so no program "
-                "takes a mask for it",
-                topic="lowering",
+                "takes a mask for it"
             )
     return found
 

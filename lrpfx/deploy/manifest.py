@@ -124,10 +124,9 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     for role in ("arguments", "results"):
         for name, described in manifest[role].items():
             sizes, dtype = described["shape"], described["dtype"]
-            if not all(size is None or (type(size) is int and size >= 0) for size in sizes) or dtype not in DTYPES:
+            valid = dtype in DTYPES and all(size is None or (type(size) is int and size >= 0) for size in sizes)
+            if not valid or (role == "arguments" and not sizes):
                 raise RefusedError(f"its manifest does not give a valid shape and dtype for {name}")
-            if role == "arguments" and not sizes:
-                raise RefusedError(f"its manifest does not give a valid shape for {name}")
     _check_sizes(manifest)
     if not all(isinstance(name, str) and name in manifest["arguments"] for name in manifest["masks"]):
         raise RefusedError("its manifest does not name the arguments that are masks")
@@ -141,17 +140,13 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] not in ("max", FIXED) else "target" not in names
     dimensions = {"index": 2, "targets": 2, "token": 3}.get(manifest["target"])
-    if not has_target or dimensions not in (None, len(results["output"]["shape"])):
+    fits = has_target and dimensions in (None, len(results["output"]["shape"]))
+    if fits and manifest["target"] == "targets":
+        fits = [type(size) for size in manifest["arguments"]["target"]["shape"][1:]] == [int]
+    if not fits:
         raise RefusedError("its manifest does not describe the program's target")
-    if manifest["target"] == "targets" and [type(size) for size in manifest["arguments"]["target"]["shape"][1:]] != [int]:
-        raise RefusedError("its manifest does not describe the program's target")
-    described = [
-        manifest["canonizers"],
-        manifest.get("stages", []),
-        list(manifest["rules"].values()),
-        list(manifest["runtimes"].values()),
-        *manifest["merged"].values(),
-    ]
+    described = [manifest["canonizers"], manifest.get("stages", []), *manifest["merged"].values()]
+    described += [list(manifest[key].values()) for key in ("rules", "runtimes")]
     if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in described):
         raise RefusedError("its manifest does not list the rules of its nodes")
     explained = manifest["explained"]
@@ -178,12 +173,8 @@ def _check_sizes(manifest: dict[str, Any]) -> None:
         if type(limits[0]) is not int or not (limits[1] is None or type(limits[1]) is int) or not shared["of"]:
             raise RefusedError("its manifest does not give valid limits of sizes")
         limited += [(name, number) for name, number in shared["of"]]
-    varying = [
-        (name, number)
-        for name, described in manifest["arguments"].items()
-        for number, size in enumerate(described["shape"])
-        if size is None and number
-    ]
+    shapes = {name: enumerate(described["shape"]) for name, described in manifest["arguments"].items()}
+    varying = [(name, number) for name, shape in shapes.items() for number, size in shape if size is None and number]
     if sorted(limited) != sorted(varying):
         raise RefusedError("its manifest does not give the limits of all sizes")
 
@@ -219,14 +210,8 @@ def _texts_of(value: Any) -> Iterator[str]:
 _MANIFEST_KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("kind", "torch", "lrpfx", "title", "composite", "target"), str),
     **dict.fromkeys(("arguments", "results", "rules", "merged", "conditions", "runtimes", "buffers"), dict),
-    **{
-        "canonizers": list,
-        "reduce": (str, type(None)),
-        "weights": (str, type(None)),
-        "explained": (dict, type(None)),
-        "dynamic_batch": bool,
-        "tolerance": float,
-    },
-    **{"self_test": list, "sizes": list, "masks": list},
+    **dict.fromkeys(("reduce", "weights"), (str, type(None))),
+    **dict.fromkeys(("canonizers", "self_test", "sizes", "masks"), list),
+    **{"explained": (dict, type(None)), "dynamic_batch": bool, "tolerance": float},
 }
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

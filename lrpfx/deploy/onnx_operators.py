@@ -187,7 +187,8 @@ def _derived(
             else:
                 values[node.output[0]] = value
                 lean.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-        sizes = {name: math.prod(found[name]) * _bytes_of_entry(known[name].elem_type) for name in found}
+        dtypes = {name: helper.tensor_dtype_to_np_dtype(known[name].elem_type) for name in found}
+        sizes = {name: math.prod(shape) * dtypes[name].itemsize for name, shape in found.items()}
         if len(remaining) == len(lean.graph.node):
             break
         del lean.graph.node[:]
@@ -227,12 +228,6 @@ def _dimensions(kind: Any) -> list[int] | None:
     """The dimensions of a tensor type, or None if one is unknown."""
     dimensions = [one.dim_value for one in kind.shape.dim if one.HasField("dim_value") and one.dim_value >= 0]
     return dimensions if kind.HasField("shape") and len(dimensions) == len(kind.shape.dim) else None
-
-
-def _bytes_of_entry(kind: int) -> int:
-    from onnx import helper
-
-    return int(helper.tensor_dtype_to_np_dtype(kind).itemsize)
 
 
 def _value_of(node: Any, values: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> Any:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lrpfx.errors import InputError, LoweringError
+from lrpfx.deploy.job import invalid
+from lrpfx.errors import LoweringError
 from lrpfx.ir.guards import SharedSize, SizeCondition
 from lrpfx.ir.size_proofs import is_proved
 from lrpfx.runtime.explain_module import ExplainModule
@@ -41,10 +42,7 @@ def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> lis
     The sizes of the variants are greater than 1 and differ from all other sizes: tracing would treat equal sizes as the same.
     """
     if len({len(tensor) for tensor in inputs.values()}) > 1:
-        raise InputError(
-            f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}",
-            topic="lowering",
-        )
+        raise invalid(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}")
     opened = [OpenSize(tuple((name, 0) for name in inputs), ())]
     for guard in module.guards:
         if isinstance(guard, SharedSize) and all(number for _, number in guard.of):
@@ -60,9 +58,8 @@ def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> lis
         if not _always_holds(guard, opened[0], opened, inputs):
             raise LoweringError(other_operations(module, f"{guard.readable} does not hold"))
     varying = {dimension for one in opened for dimension in one.of}
-    taken = {
-        size for name, tensor in inputs.items() for number, size in enumerate(tensor.shape) if (name, number) not in varying
-    }
+    shapes = {name: enumerate(tensor.shape) for name, tensor in inputs.items()}
+    taken = {size for name, shape in shapes.items() for number, size in shape if (name, number) not in varying}
     found: list[OpenSize] = []
     for one in opened:
         name, number = one.of[0]
@@ -165,13 +162,9 @@ def dimensions_of(
     """The dimensions that vary, by name: dimension -> the open size that it has, or None for a size computed from one."""
     of_sizes = {one.sizes: one for one in opened}
     found: dict[str, dict[int, OpenSize | None]] = {}
-    for name, first in variants[0].items():
-        shapes = [variant[name].shape for variant in variants]
-        found[name] = {}
-        for number in range(first.ndim):
-            sizes = tuple(shape[number] for shape in shapes)
-            if len(set(sizes)) > 1:
-                found[name][number] = of_sizes.get(sizes)
+    for name in variants[0]:
+        of_dimensions = zip(*(variant[name].shape for variant in variants), strict=True)
+        found[name] = {number: of_sizes.get(sizes) for number, sizes in enumerate(of_dimensions) if len(set(sizes)) > 1}
     return found
 
 

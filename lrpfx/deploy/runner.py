@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,10 @@ from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
 
+#: Errors about the arguments of a program, and about its results.
+invalid, wrong_type = partial(InputError, topic="running-programs"), partial(InputTypeError, topic="running-programs")
+failed = partial(ArtefactError, topic="running-programs")
+
 Array = torch.Tensor | np.ndarray
 Function = Callable[..., Mapping[str, torch.Tensor]]
 
@@ -29,7 +34,7 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
     """A plain tensor whose memory holds the values of `value`, as compiled code needs it."""
     problem = not_dense(value)
     if problem is not None:
-        raise InputTypeError(f"{name} is {problem}, but the program takes dense tensors with values", topic="running-programs")
+        raise wrong_type(f"{name} is {problem}, but the program takes dense tensors with values")
     with DisableTorchFunction():  # a subclass may change what its methods do
         return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
 
@@ -40,16 +45,8 @@ class Runner:
     Masks of conditions, `manifest["conditions"]`, follow these arguments. A mask is broadcast to the shape of the value that it
     masks; one that is left out is ones. Inputs are checked before the program runs: for another memory format, compiled
     programs give wrong results without an error. The context of a call, such as autocast, does not change its results.
-    `lrpfx.load` makes runners; a runner cannot be pickled.
-
-    Parameters
-    ----------
-    function
-        The program, from tensors to tensors.
-    manifest
-        What the file says about the program.
-    self_test
-        Inputs of the program, and the results that it must give.
+    `lrpfx.load` makes runners, of a `function` from tensors to tensors, the `manifest`, which is what the file says about the
+    program, and a `self_test`: inputs, and the results that it must give. A runner cannot be pickled.
     """
 
     def __init__(self, function: Function, manifest: dict[str, Any], self_test: SelfTest) -> None:
@@ -61,17 +58,12 @@ class Runner:
         return Runner(copy.deepcopy(self.function, memo), self.manifest, self.self_test)
 
     def __reduce__(self) -> NoReturn:
-        raise InputTypeError("a runner cannot be pickled: load the file in the process that runs it", topic="running-programs")
+        raise wrong_type("a runner cannot be pickled: load the file in the process that runs it")
 
     def __call__(self, /, *args: Array, **keywords: Array) -> dict[str, Any]:
         """The results by name.
 
-        Parameters
-        ----------
-        *args
-            Arguments with the shapes and dtypes of `manifest["arguments"]`, in their order.
-        **keywords
-            The same by name.
+        `args`: arguments with the shapes and dtypes of `manifest["arguments"]`, in their order. `keywords`: the same by name.
 
         Raises
         ------
@@ -105,42 +97,27 @@ class Runner:
 
         They are contiguous tensors in the order of `manifest["arguments"]`, and all masks of conditions are there, in full
         shape. A position in the output is checked only by a call, which knows the length of the output; so is a class if the
-        number of classes is open.
-
-        Parameters
-        ----------
-        *args
-            As for a call.
-        **keywords
-            As for a call.
-
-        Raises
-        ------
-        InputError
-            As for a call.
-        MemoryError
-            Memory ran out.
+        number of classes is open. `args`, `keywords`, and errors: as for a call, such as `InputError` and `MemoryError`.
         """
         names = list(self.manifest["arguments"])
         if len(args) > len(names):
-            raise InputError(f"the program takes {', '.join(names)}, not {len(args)} arguments", topic="running-programs")
+            raise invalid(f"the program takes {', '.join(names)}, not {len(args)} arguments")
         given = {**dict(zip(names, args, strict=False)), **keywords}
         conditions = self.manifest["conditions"]
         missing = [name for name in names if name not in given and name not in conditions]
         unknown = [name for name in given if name not in names]
         twice = [name for name in names[: len(args)] if name in keywords]
         if missing or unknown or twice:
-            raise InputError(
+            raise invalid(
                 f"the program takes {', '.join(names)}; missing: {', '.join(missing) or 'none'}, "
-                f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}",
-                topic="running-programs",
+                f"unknown: {', '.join(unknown) or 'none'}, given twice: {', '.join(twice) or 'none'}"
             )
         try:
             tensors = {name: self._checked(name, given[name]) for name in names if name not in conditions}
             sizes = {name: described["shape"] for name, described in self.manifest["arguments"].items()}
             problem = problem_of_sizes(tensors, sizes, self.manifest["sizes"])
             if problem is not None:
-                raise InputError(problem, topic="running-programs")
+                raise invalid(problem)
             tensors |= {name: self._mask(name, given.get(name), tensors) for name in conditions}
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -165,45 +142,40 @@ class Runner:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             if any(tensors[name].dtype == torch.int64 for name in inputs_of(self.manifest)):
-                raise InputError(  # the checks leave no other fault of the inputs
-                    f"the program cannot run on these inputs, perhaps because an index is out of range: {error}",
-                    topic="running-programs",
+                raise invalid(  # the checks leave no other fault of the inputs
+                    f"the program cannot run on these inputs, perhaps because an index is out of range: {error}"
                 ) from error
-            raise ArtefactError(f"the program fails: {type(error).__name__}: {error}", topic="running-programs") from error
+            raise failed(f"the program fails: {type(error).__name__}: {error}") from error
         if results.keys() != self.manifest["results"].keys():
             named = ", ".join(self.manifest["results"])
-            raise ArtefactError(
-                f"the program gives {', '.join(results)}, but its manifest says {named}", topic="running-programs"
-            )
+            raise failed(f"the program gives {', '.join(results)}, but its manifest says {named}")
         for name, value in results.items():
             problem = not_dense(value) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
             if problem is not None:
-                raise ArtefactError(f"the result {name} of the program is {problem}", topic="running-programs")
+                raise failed(f"the result {name} of the program is {problem}")
         return results
 
     def _mask(self, name: str, given: Array | None, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mask of a condition in its full shape, which follows from those of the other arguments; ones by default."""
-        described = self.manifest["arguments"][name]
         first = next(iter(tensors.values()))
-        sizes = [first.shape[0] if size is None else size for size in described["shape"]]
+        sizes = [first.shape[0] if size is None else size for size in self.manifest["arguments"][name]["shape"]]
         for shared in self.manifest["sizes"]:
             others = [tensors[other].shape[number] for other, number in shared["of"] if other in tensors]
             for other, number in shared["of"]:
                 if other == name:
                     sizes[number] = others[0]
         if given is None:
-            return torch.ones(sizes, dtype=getattr(torch, described["dtype"]), device=first.device)
+            return torch.ones(sizes, dtype=_dtype(self.manifest, name), device=first.device)
         if isinstance(given, np.ndarray) and given.dtype.kind in "bf" and not isinstance(given, np.ma.MaskedArray):
             given = torch.from_numpy(given.astype(given.dtype.newbyteorder("=")))
         if isinstance(given, torch.Tensor) and (given.dtype == torch.bool or given.is_floating_point()):
-            given = _plain(name, given).to(getattr(torch, described["dtype"]))
+            given = _plain(name, given).to(_dtype(self.manifest, name))
         mask = self._checked(name, given)
         try:
             full = mask.broadcast_to(sizes)
         except RuntimeError as error:
-            raise InputError(
-                f"{name} has the shape {tuple(mask.shape)}, but the value that it masks has {tuple(sizes)}",
-                topic="running-programs",
+            raise invalid(
+                f"{name} has the shape {tuple(mask.shape)}, but the value that it masks has {tuple(sizes)}"
             ) from error
         return full.contiguous()
 
@@ -211,23 +183,18 @@ class Runner:
         """The argument as a contiguous tensor, after all checks."""
         wanted = self.manifest["arguments"][name]
         if not isinstance(value, (torch.Tensor, np.ndarray)):
-            raise InputTypeError(f"{name} is a {type(value).__name__}, not a tensor or an array", topic="running-programs")
+            raise wrong_type(f"{name} is a {type(value).__name__}, not a tensor or an array")
         if isinstance(value, np.ndarray):
             if value.dtype.name not in DTYPES:
-                raise InputTypeError(
-                    f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}", topic="running-programs"
-                )
+                raise wrong_type(f"{name} has dtype {value.dtype}, but the program takes {wanted['dtype']}")
             if isinstance(value, np.ma.MaskedArray):
-                raise InputTypeError(
-                    f"{name} is a masked array, but the program does not support masks; fill it with values",
-                    topic="running-programs",
-                )
+                raise wrong_type(f"{name} is a masked array, but the program does not support masks; fill it with values")
             tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
         else:
             tensor = _plain(name, value)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype != wanted["dtype"]:
-            raise InputTypeError(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}", topic="running-programs")
+            raise wrong_type(f"{name} has dtype {dtype}, but the program takes {wanted['dtype']}")
         if tensor.is_floating_point():
             allowed = tensor != -torch.inf if name in self.manifest["masks"] else torch.ones_like(tensor, dtype=torch.bool)
             if not torch.isfinite(tensor[allowed]).all():
@@ -254,45 +221,25 @@ class Runner:
     def verify(self, *, tolerance: float | None = None) -> float:
         """Run the self-test, with two batch sizes if the program takes any.
 
-        Parameters
-        ----------
-        tolerance
-            The largest allowed difference; by default `manifest["tolerance"]`, which is never more than 0.1.
-
-        Returns
-        -------
-        float
-            The largest difference of a result, relative to the norm of the expected result of the larger batch.
-
-        Raises
-        ------
-        ArtefactError
-            The difference exceeds the tolerance.
-        InputError
-            The tolerance is invalid.
+        Returns the largest difference of a result, relative to the norm of the expected result of the larger batch.
+        `tolerance`: the largest allowed difference, beyond which there is an `ArtefactError`; by default
+        `manifest["tolerance"]`, which is never more than 0.1. An invalid one is an `InputError`.
         """
         allowed = self.manifest["tolerance"] if tolerance is None else tolerance
         if not isinstance(allowed, (int, float)) or not 0 <= allowed < math.inf:
-            raise InputError(f"tolerance is a number from 0, not {tolerance!r}", topic="running-programs")
+            raise invalid(f"tolerance is a number from 0, not {tolerance!r}")
         largest = 0.0
         for size in self.self_test.sizes:
-            arguments = {
-                name: torch.from_numpy(value).to(getattr(torch, self.manifest["arguments"][name]["dtype"]))
-                for name, value in self.self_test.arguments(list(self.manifest["arguments"]), size).items()
-            }
-            for name, value in self(**arguments).items():
+            for name, value in self(**self_test_arguments(self, size)).items():
                 expected = self.self_test.expected(name, size).shape
                 if tuple(value.shape) != expected:
-                    raise ArtefactError(
-                        f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved", topic="running-programs"
-                    )
+                    raise failed(f"{name} has shape {tuple(value.shape)}, but had {expected} when it was saved")
                 difference = self.self_test.difference(name, size, as_array(value))
                 largest = max(largest, difference)
                 if not difference <= allowed:
-                    raise ArtefactError(
+                    raise failed(
                         f"{name} differs from the program's result when it was saved, by {difference:.1e} of its norm in a "
-                        f"batch of {size}, which is more than {allowed:.0e}",
-                        topic="running-programs",
+                        f"batch of {size}, which is more than {allowed:.0e}"
                     )
         return largest
 
@@ -302,29 +249,15 @@ class Runner:
         The file's manifest has a hash of the model's state_dict, with which that of `model` is compared. The tensors in the
         file are not: many are derived, such as merged weights. So only a signature tells whether somebody has changed them.
 
-        Buffers that `model.state_dict()` lacks are compared if the file is of format 11 or later, by their names.
-
-        Parameters
-        ----------
-        model
-            The model, or its explainable module.
-        preprocess
-            If given, the file must also hold this preprocessing, as for `lrpfx.save`.
-
-        Raises
-        ------
-        ArtefactError
-            The file is of an older version, which does not hold a fingerprint of the weights.
-        InputTypeError
-            The model is not a module.
+        Buffers that `model.state_dict()` lacks are compared if the file is of format 11 or later, by their names. `model` may
+        also be the explainable module; anything that is not a module is an `InputTypeError`. With a `preprocess`, the file must
+        also hold this preprocessing, as for `lrpfx.save`. A file of an older version, which has no fingerprint of the weights,
+        is an `ArtefactError`.
         """
         if not isinstance(model, nn.Module):
-            raise InputTypeError(f"the model is a module of torch, not a {type(model).__name__}", topic="running-programs")
+            raise wrong_type(f"the model is a module of torch, not a {type(model).__name__}")
         if self.manifest["weights"] is None:
-            raise ArtefactError(
-                "the file does not hold a fingerprint of the weights: save it again with this version of lrpfx",
-                topic="running-programs",
-            )
+            raise failed("the file does not hold a fingerprint of the weights: save it again with this version of lrpfx")
         if preprocess is not None and stored_form(preprocess) != preprocessing_in(self.manifest):
             return False
         known = self.manifest["buffers"]  # with constants that only the module of a program has
@@ -334,3 +267,15 @@ class Runner:
 
     def __repr__(self) -> str:
         return f"<{self.manifest['kind']} program of {self.manifest['title']}: {', '.join(self.manifest['arguments'])}>"
+
+
+def self_test_arguments(runner: Runner, size: int) -> dict[str, torch.Tensor]:
+    """The arguments of a self-test by name, for a batch of `size`."""
+    arguments = runner.self_test.arguments(list(runner.manifest["arguments"]), size)
+    return {name: torch.from_numpy(value).to(_dtype(runner.manifest, name)) for name, value in arguments.items()}
+
+
+def _dtype(manifest: Mapping[str, Any], name: str) -> torch.dtype:
+    """The dtype of an argument."""
+    dtype: torch.dtype = getattr(torch, manifest["arguments"][name]["dtype"])
+    return dtype

@@ -9,9 +9,7 @@ import torch
 from torch import nn
 
 from lrpfx.deploy.job import Job
-from lrpfx.deploy.program_sizes import (
-    SizeError,
-)
+from lrpfx.deploy.program_sizes import SizeError
 from lrpfx.errors import InputError, LoweringError
 
 logger = logging.getLogger(__name__)

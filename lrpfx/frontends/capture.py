@@ -8,6 +8,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -45,7 +46,7 @@ from lrpfx.frontends.open_sizes import (
     wishes_of,
 )
 from lrpfx.frontends.prepare import Model, Prepared
-from lrpfx.frontends.symbolic import capture_symbolic, private_copy
+from lrpfx.frontends.symbolic import capture_symbolic, private_copy, shared_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
 from lrpfx.operators.layer import layer_of_node
@@ -97,6 +98,7 @@ class CaptureSettings:
     capture: str
     dynamic_shapes: DynamicShapes
     normalize: Normalize
+    share: bool = False  # whether the graph is on the model's own parameters
 
 
 def captured(asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
@@ -164,14 +166,14 @@ class SymbolicTrace(FrontEnd):
             raise CaptureError(f"forward does not name the argument {gathered[0]!r}, so the symbolic trace has no input for it")
         given = {} if args is None else dict(zip(names, args, strict=True))
         began = log_begin("capture", self.name)
-        program = capture_symbolic(model, request.opaque, given)
+        program = capture_symbolic(model, request.opaque, given, request.asked.share)
         log_end("capture", self.name, len(program.graph.nodes), began)
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
         if args is None:
             return _normalized(program, self.name, None, request.asked), None
-        run = _runner(model)
-        verification = Verification(args, run(given), again=lambda: _runner(model)(given))
+        run = _runner(model, request.asked.share)
+        verification = Verification(args, run(given), again=lambda: _runner(model, request.asked.share)(given))
         program = _normalized(program, self.name, verification, request.asked)
         if request.wishes:
             guards, verification.another = settle(program, _asked_sizes(request), given, run, request.wishes, given)
@@ -207,8 +209,8 @@ class TorchExport(FrontEnd):
 
     def capture(self, request: Request) -> tuple[Program, Verification | None]:
         model, named = request.model, request.named
-        run = _runner(model)
-        verification = Verification(tuple(named.values()), run(named), again=lambda: _runner(model)(named))
+        run = _runner(model, request.asked.share)
+        verification = Verification(tuple(named.values()), run(named), again=lambda: _runner(model, request.asked.share)(named))
         tries = attempts(named, request.wishes)
 
         def with_open(
@@ -294,7 +296,7 @@ class TorchExport(FrontEnd):
         """The graph of the model on `example` in which these dimensions may vary, as far as the model allows it."""
         model, named = request.model, request.named
         began = log_begin("capture", self.name)
-        program, sizes = capture_export(model, example, dimensions, tied)
+        program, sizes = capture_export(model, example, dimensions, tied, request.asked.share)
         log_end("capture", self.name, len(program.graph.nodes), began)
         program = _normalized(program, self.name, verification, request.asked)
         guards, another = settle(program, sizes, example, run, request.wishes, named)
@@ -484,7 +486,7 @@ def fixed_dimensions(program: Program, verification: Verification) -> list[Guard
 def _of_exported(model: ExportedProgram, asked: CaptureSettings) -> tuple[Program, Verification | None]:
     example_inputs = asked.example_inputs
     began = log_begin("capture", TorchExport.name)
-    program = capture_program(model)
+    program = capture_program(model, asked.share)
     log_end("capture", TorchExport.name, len(program.graph.nodes), began)
     names = [node.target for node in program.graph.nodes if node.op == "placeholder"]
     if example_inputs is None:
@@ -555,7 +557,7 @@ def _fixed_dtypes(program: Program) -> dict[str, torch.dtype]:
     return {}
 
 
-def guessed_verification(program: Program, source: Prepared) -> Verification | None:
+def guessed_verification(program: Program, source: Prepared, share: bool = False) -> Verification | None:
     """The model's output on random inputs, checked against the graph, for models without examples; None if no input fits."""
     model = source.model
     if isinstance(model, ExportedProgram):
@@ -567,10 +569,10 @@ def guessed_verification(program: Program, source: Prepared) -> Verification | N
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
     given = dict(zip(names, guess.args, strict=True))
     try:
-        expected = _runner(model)(given)
+        expected = _runner(model, share)(given)
     except InputError:  # the model checks more than the graph
         return None
-    verification = Verification(guess.args, expected, records=False, again=lambda: _runner(model)(given))
+    verification = Verification(guess.args, expected, records=False, again=lambda: _runner(model, share)(given))
     verification.check(program, "normalize")
     verified_after_all(program)
     return verification
@@ -680,14 +682,16 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
     return tuple(named.values()), list(named)
 
 
-def _runner(model: nn.Module) -> Callable[[Named], Any]:
+def _runner(model: nn.Module, share: bool) -> Callable[[Named], Any]:
     """A function that returns the output of a copy of the model, which leaves the user's model unchanged."""
-    copied = private_copy(model)
+    copied, protection = shared_copy(model) if share else (private_copy(model), nullcontext())
 
     def run(named: Named) -> Any:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), protection:
                 return copied(**fresh(named))
+        except CaptureError:
+            raise
         except Exception as error:
             name = type(model).__name__
             remedy = ""

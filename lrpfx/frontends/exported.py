@@ -22,7 +22,7 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
-from lrpfx.frontends.symbolic import DIFFERENTIATES, lengths_as_sizes, private_copy, restore_tensors, tensors_held
+from lrpfx.frontends.symbolic import DIFFERENTIATES, lengths_as_sizes, private_copy, restore_tensors, shared_copy, tensors_held
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
@@ -86,7 +86,7 @@ def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> boo
 
 
 def capture_export(
-    model: nn.Module, named: Named, opened: Collection[Dimension] = (), tied: Collection[Dimension] = ()
+    model: nn.Module, named: Named, opened: Collection[Dimension] = (), tied: Collection[Dimension] = (), share: bool = False
 ) -> tuple[Program, OpenSizes]:
     """Export `model`, called with the arguments `named`, without changing it, and find out which sizes may vary.
 
@@ -94,7 +94,7 @@ def capture_export(
     example. Raises `CaptureError` if torch.export cannot follow the model.
     """
     require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
-    root = private_copy(model)
+    root = shared_copy(model)[0] if share else private_copy(model)  # torch.export runs it on tensors without values
     for parameter in root.parameters():  # frozen parameters would let torch.nn take its fused fast paths
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # those of integers have no gradient
     before, of_model = tensors_held(root), tensors_held(model)
@@ -190,17 +190,18 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
     return CaptureError(f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(error, 3)}. {remedy}")
 
 
-def capture_program(program: ExportedProgram) -> Program:
-    """Capture a program that the user exported."""
+def capture_program(program: ExportedProgram, share: bool = False) -> Program:
+    """Capture a program that the user exported. `share`: whether on its own parameters."""
     require("an exported program as a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root: nn.Module = Scope("ExportedProgram")
     for name, value in program.state_dict.items():
         *path, leaf = name.split(".")
         holder = scope_at(root, path)
+        held = value.detach() if share else value.detach().clone()
         if isinstance(value, nn.Parameter):
-            holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), value.requires_grad))
+            holder.register_parameter(leaf, nn.Parameter(held, value.requires_grad))
         else:
-            holder.register_buffer(leaf, value.detach().clone())
+            holder.register_buffer(leaf, held)
     captured, sizes = _to_program(program, root.eval(), "ExportedProgram")
     captured.guards = [*sizes.guards(), *captured.guards]
     return captured

@@ -45,14 +45,20 @@ DIFFERENTIATES = (
 )
 
 
-def capture_symbolic(model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None) -> Program:
+def capture_symbolic(
+    model: nn.Module, opaque: Collection[str] = (), given: Mapping[str, Any] | None = None, share: bool = False
+) -> Program:
     """Trace `model` without changing it.
 
     `opaque`: paths of modules to keep as one node. `given`: example arguments of `forward` by name. They are inputs even if
-    they have a default; flags and numbers among them are fixed, and so are all other arguments with a default. Raises
-    `CaptureError` if the model cannot be traced.
+    they have a default; flags and numbers among them are fixed, and so are all other arguments with a default. `share`: see
+    `shared_copy`. Raises `CaptureError` if the model cannot be traced.
     """
-    return capture_copy(private_copy(model), opaque, given, model)
+    if not share:
+        return capture_copy(private_copy(model), opaque, given, model)
+    root, protection = shared_copy(model)
+    with protection:
+        return capture_copy(root, opaque, given, model)
 
 
 def capture_copy(
@@ -215,13 +221,18 @@ def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) ->
     return written
 
 
-def private_copy(model: nn.Module, share_parameters: bool = False, shared: Iterable[Any] = ()) -> nn.Module:
+def private_copy(
+    model: nn.Module,
+    share_parameters: bool = False,
+    shared: Iterable[Any] = (),
+    aliases: Mapping[int, torch.Tensor] | None = None,
+) -> nn.Module:
     """A deep copy of `model`, even if it holds computed tensors (old-style weight norm, pruning).
 
     With `share_parameters`, the copy uses the model's own parameters: for a copy that is never run. It also uses the objects in
-    `shared`.
+    `shared`, and in place of the tensors whose ids are in `aliases` those that are there.
     """
-    memo: dict[int, Any] = {id(one): one for one in shared}
+    memo: dict[int, Any] = {id(one): one for one in shared} | dict(aliases or {})
     if share_parameters:
         memo.update({id(parameter): parameter for parameter in model.parameters()})
     for module in model.modules():
@@ -245,6 +256,50 @@ def private_copy(model: nn.Module, share_parameters: bool = False, shared: Itera
                 functions = {key: value for key, value in table.items() if isinstance(value, FunctionType)}
                 table.update({key: _rebound(value, memo) for key, value in functions.items()})
     return root
+
+
+def shared_copy(model: nn.Module) -> tuple[nn.Module, "Unwritten"]:
+    """A private copy whose parameters and buffers share memory with the model's, and the context in which it can be run.
+
+    Those of a class of their own are copied.
+    """
+    named = {name: one for name, one in (*model.named_parameters(), *model.named_buffers())}
+    shared = {name: one for name, one in named.items() if type(one) in (nn.Parameter, torch.Tensor)}
+
+    def alias(tensor: torch.Tensor) -> torch.Tensor:
+        same = tensor.detach()
+        return nn.Parameter(same, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
+
+    names = {one.untyped_storage().data_ptr(): name for name, one in shared.items()}
+    return private_copy(model, aliases={id(one): alias(one) for one in shared.values()}), Unwritten(names)
+
+
+class Unwritten(TorchDispatchMode):
+    """Refuses operations that write into memory that the user's model has."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        """`names`: of parameters and buffers, by address."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = names
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if func._schema.is_mutable:
+            given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | keywords
+            for argument in func._schema.arguments:
+                value = given.get(argument.name)
+                written = argument.alias_info is not None and argument.alias_info.is_write
+                if written and isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not value.is_meta:
+                    name = self.names.get(value.untyped_storage().data_ptr())
+                    if name is not None:
+                        raise CaptureError(
+                            f"forward writes into {name!r} ({user_source() or 'source unknown'}), which would "
+                            "change the model that shares it: transform it without share=True",
+                            topic="overwritten-tensors",
+                        )
+        return func(*args, **keywords)
 
 
 def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:

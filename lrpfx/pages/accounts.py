@@ -53,15 +53,8 @@ def _ledger_data(found: Ledger, graph: GraphData, places: dict[str, int]) -> dic
 
     Inputs are [name, relevance, place in the graph]; an embedding, which is not an input of the graph, has no place.
     """
-    rows = [
-        [
-            places.get(entry.name, entry.name),
-            *map(figure, (entry.relevance_in, entry.relevance_out)),
-            *(figure(getattr(entry, part)) for part in PARTS),
-            figure(entry.unexplained),
-        ]
-        for entry in found
-    ]
+    figures = ("relevance_in", "relevance_out", *PARTS, "unexplained")
+    rows = [[places.get(entry.name, entry.name), *(figure(getattr(entry, one)) for one in figures)] for entry in found]
     return {
         "seed": figure(found.seed),
         "magnitude": figure(found.seed_magnitude),
@@ -123,9 +116,8 @@ def _without_channels(node: fx.Node, relevance: torch.Tensor) -> Array | None:
 
 def _picture(relevance: Array) -> Packed | None:
     """A thumbnail of a map or a row of the shape `of`, with a scale of its own; None where there is nothing to see."""
-    if relevance.size < 2 or (relevance.ndim == 2 and max(relevance.shape) > _NARROWEST * min(relevance.shape)):
-        return None
-    if not np.isfinite(relevance).all():
+    is_narrow = relevance.ndim == 2 and max(relevance.shape) > _NARROWEST * min(relevance.shape)
+    if relevance.size < 2 or is_narrow or not np.isfinite(relevance).all():
         return None
     whole = np.atleast_2d(relevance)
     small = reduced(whole, THUMBNAIL)

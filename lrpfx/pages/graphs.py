@@ -4,6 +4,7 @@ import inspect
 import linecache
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,7 @@ class GraphData:
         graph = to_networkx(module)
         self.names = [str(name) for name in graph]
         places = {name: place for place, name in enumerate(self.names)}
-        pairs = {(places[source], places[target]): 0 for source, target in graph.edges()}
-        for source, target in graph.edges():
-            pairs[places[source], places[target]] += 1
+        pairs = Counter((places[source], places[target]) for source, target in graph.edges())
         self.edges = list(pairs)
         embeddings = {known["name"] for _, known in graph.nodes(data=True) if known["kind"] == Embedding.__name__}
         ends = [(name, known["name"]) for name, known in graph.nodes(data=True) if known["kind"] == INPUT]
@@ -79,17 +78,11 @@ class GraphData:
 
 def _formulas(module: ExplainModule) -> tuple[dict[str, str], dict[str, str]]:
     """What the rule of each node says of its formula, and what the backward pass carries to each value."""
-    formulas, forms = {}, {}
-    for node, name in identities(module.unfused_graph).items():
-        if node.op == "output":
-            continue
-        info = node_info(node)
-        found = rule_module_of(node, module)
-        if found is not None:
-            formulas[name] = _formula_of(type(found.rule.as_written))
-        if info.role is Role.DATA:
-            forms[name] = form_label(info)
-    return formulas, forms
+    nodes = {name: node for node, name in identities(module.unfused_graph).items() if node.op != "output"}
+    ruled = {name: rule_module_of(node, module) for name, node in nodes.items()}
+    formulas = {name: _formula_of(type(one.rule.as_written)) for name, one in ruled.items() if one is not None}
+    infos = {name: node_info(node) for name, node in nodes.items()}
+    return formulas, {name: form_label(info) for name, info in infos.items() if info.role is Role.DATA}
 
 
 def _formula_of(rule: type) -> str:

@@ -3,16 +3,18 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
-from lrpfx.explanation.answers import Answer
+from lrpfx.explanation.answers import Answer, Category
 from lrpfx.explanation.compiled import CompiledModel, origin_of
 from lrpfx.explanation.explanation import Explained, Explanation, Several
 from lrpfx.explanation.sentences import TextExplanation
@@ -24,6 +26,9 @@ from lrpfx.request.targets import Class, Classes, Largest, Target, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.numbered_names import numbered
 from lrpfx.text.pictures import visible
+
+#: Errors about what a report is on.
+invalid, wrong_type = partial(InputError, topic="reports"), partial(InputTypeError, topic="reports")
 
 NO_MODEL = (
     "This explanation was made without a compiled model at hand: it was pickled, or comes from an exported program. Its graph, "
@@ -76,13 +81,10 @@ class Questions:
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
         if self.output is not None and isinstance(what, (Explanation, TextExplanation)):
-            raise InputError(
-                "output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output",
-                topic="reports",
-            )
+            raise invalid("output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output")
         if isinstance(what, (Several, list)):
             if not len(what):
-                raise InputError("there are no explanations to report on", topic="reports")
+                raise invalid("there are no explanations to report on")
             for one in what:
                 self.add(composite, one)
         elif isinstance(what, Explanation):
@@ -92,10 +94,9 @@ class Questions:
         elif isinstance(what, tuple):
             self._add_call(composite, what)
         else:
-            raise InputTypeError(
+            raise wrong_type(
                 "a report is on an explanation, several of them, a list, a tuple (explain_model, inputs, target), or a dict "
-                f"with these under the names of composites, not on {type(what).__name__}",
-                topic="reports",
+                f"with these under the names of composites, not on {type(what).__name__}"
             )
 
     def number(self) -> None:
@@ -119,10 +120,8 @@ class Questions:
     # --- explanations --------------------------------------------------------------------------------------------------------
 
     def _add_photograph(self, composite: str, one: Explanation) -> None:
-        width, height = one.photograph.size
         key = ("photograph", one.name, one.photograph.size, _digest(one.photograph.tobytes()))
-        kind = {"kind": "photograph", "name": one.name, "width": width, "height": height}
-        sample = self._sample(key, {**kind, "photograph": photograph_address(one.photograph)})
+        sample = self._sample(key, _photograph(one.name, one.photograph, *one.photograph.size))
         for place, answer in enumerate(one.answers):
             data = {**_target(one, answer), **_map(answer.summed, one)}
             self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score))
@@ -135,19 +134,17 @@ class Questions:
         ]
         key = ("text", one.name, one.tokens.tobytes())
         sample = self._sample(key, {"kind": "text", "name": one.name, "words": shown})
+        words = (len(one.tokens), picture.places)
         for place, answer in enumerate(one.answers):
             others = [[name, figure(values[place])] for name, values in picture.others.items()]
             data = {**_target(one, answer), "words": list(map(figure, picture.scores[place])), "others": others}
-            words = (len(one.tokens), picture.places)
             self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score, *words))
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
     def _add_call(self, composite: str, what: tuple[Any, ...]) -> None:
         if len(what) not in (2, 3) or not isinstance(what[0], nn.Module):
-            raise InputTypeError(
-                "a tuple is (explain_model, inputs, target), where the target may be left out", topic="reports"
-            )
+            raise wrong_type("a tuple is (explain_model, inputs, target), where the target may be left out")
         module, inputs, target = explainable(what[0], "report"), what[1], what[2] if len(what) == 3 else None
         targets = target if isinstance(target, list) else [target]
         if not targets:
@@ -172,9 +169,7 @@ class Questions:
             relevance = only[2]
             assert relevance is not None
             (photograph,) = as_photographs(only[1])
-            height, width = only[1].shape[2:]
-            kind = {"kind": "photograph", "name": name, "width": width, "height": height}
-            sample = self._sample(key, {**kind, "photograph": photograph_address(photograph.image)})
+            sample = self._sample(key, _photograph(name, photograph.image, *only[1].shape[:1:-1]))
             data |= _map(relevance[0].double().sum(0).numpy(), None)
         else:
             sample = self._sample(key, {"kind": "values", "name": name})
@@ -191,24 +186,26 @@ def _query_of(one: Explained, place: int) -> Query | None:
     return Query(compiled.explain_model, compiled.placed(origin.inputs), origin.targets[place], compiled.output)
 
 
+def _photograph(name: str, image: Image.Image, width: int, height: int) -> dict[str, Any]:
+    """A photograph as data of a sample."""
+    size = {"width": width, "height": height}
+    return {"kind": "photograph", "name": name, **size, "photograph": photograph_address(image)}
+
+
 def _digest(content: bytes) -> bytes:
     """A short text that differs for different contents, to tell samples apart."""
     return hashlib.sha256(content).digest()
 
 
 def _target(one: Explanation | TextExplanation, answer: Answer) -> dict[str, Any]:
-    category, balance = answer.category, answer.balance
-    top = [
-        [best.name, figure(best.score), None if best.probability is None else figure(best.probability)] for best in one.top(5)
-    ]
+    def described(best: Category) -> dict[str, Any]:
+        probability = None if best.probability is None else figure(best.probability)
+        return {"name": best.name, "score": figure(best.score), "probability": probability}
+
     return {
-        "target": {
-            "name": category.name,
-            "score": figure(category.score),
-            "probability": None if category.probability is None else figure(category.probability),
-        },
-        "top": top,
-        "balance": {"output": figure(balance.output), "inputs": figure(balance.inputs)},
+        "target": described(answer.category),
+        "top": [list(described(best).values()) for best in one.top(5)],
+        "balance": {"output": figure(answer.balance.output), "inputs": figure(answer.balance.inputs)},
     }
 
 
@@ -255,25 +252,19 @@ def _samples_of(
         return None
     samples = []
     for number in range(len(inputs)):
-        sample = []
+        place, sample = slice(number, number + 1), []
         for question, whole in zip(queries, found, strict=True):
             target = question.target.of_sample(number)
             if target is None:
                 return None
-            one = Query(question.module, inputs[number : number + 1], target, question.output)
+            one = Query(question.module, inputs[place], target, question.output)
             try:
                 answer = one.answered()
             except LrpfxError:  # of a batch of one
                 return None
-            pairs = [(whole.output, answer.output)]
-            pairs += [
-                (theirs, own)
-                for (_, _, theirs), (_, _, own) in zip(
-                    _leaves("", inputs, whole.relevance), _leaves("", one.inputs, answer.relevance), strict=True
-                )
-                if theirs is not None and own is not None
-            ]
-            if not all(_agree(theirs[number : number + 1], own) for theirs, own in pairs):
+            leaves = zip(_leaves("", inputs, whole.relevance), _leaves("", one.inputs, answer.relevance), strict=True)
+            pairs = [(whole.output, answer.output), *((theirs, own) for (_, _, theirs), (_, _, own) in leaves)]
+            if not all(own is None or (theirs is not None and _agree(theirs[place], own)) for theirs, own in pairs):
                 return None
             sample.append((one, answer))
         samples.append(sample)

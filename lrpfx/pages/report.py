@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pages.accounts import accounts
 from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import NO_MODEL, Questions
+from lrpfx.pages.questions import NO_MODEL, Questions, invalid, wrong_type
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.reports.ledger import PARTS
@@ -30,7 +29,7 @@ _COLORS = 255  # of a map on the page: one for each share that 8 bits can hold
 
 
 def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None, output: OutputSelector = None) -> Path:
-    """Write an interactive report: one HTML file, which opens in a browser without a network.
+    """Write an interactive report: one HTML file, which opens in a browser without a network. Returns its path.
 
     The page shows the photograph with its map, or the text in colours; the graph of the model, with relevance flowing along its
     edges; for each node its rule and its account in the ledger; and the compilation. For it, the model runs again. An
@@ -45,14 +44,9 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None,
     path
         The file, which is written whole or not at all.
     title
-        Of the page.
+        The title of the page.
     output
         The output to explain if the model of a tuple has several, as for `lrpfx.attribute`.
-
-    Returns
-    -------
-    Path
-        The path.
 
     Raises
     ------
@@ -64,9 +58,9 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None,
     """
     target = as_path(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{target}: a report is written as .html", topic="reports")
+        raise invalid(f"{target}: a report is written as .html")
     if title is not None and not isinstance(title, str):
-        raise InputTypeError(f"title is a text, not {type(title).__name__}", topic="reports")
+        raise wrong_type(f"title is a text, not {type(title).__name__}")
     return written(target, page(document(what, title, output)).encode("utf-8", "replace"))
 
 
@@ -74,7 +68,7 @@ def document(what: Any, title: str | None = None, output: OutputSelector = None)
     """All that the page shows, as plain data for JSON."""
     given = what if isinstance(what, Mapping) else {"": what}
     if not given:
-        raise InputError("the dict of composites is empty", topic="reports")
+        raise invalid("the dict of composites is empty")
     questions = Questions(output)
     for name, one in zip(numbered([str(name) for name in given]), given.values(), strict=True):
         questions.add(name, one)

@@ -32,17 +32,7 @@ class ColorMapError(LrpfxError, RuntimeError):
 
 
 class CMapToken(NamedTuple):
-    """A token of a colour map's source.
-
-    Attributes
-    ----------
-    type
-        Its kind, such as "shortcolor".
-    value
-        Its text.
-    pos
-        Where it begins in the source.
-    """
+    """A token of a colour map's source: its `type`, such as "shortcolor", its text `value`, and `pos`, where it begins."""
 
     type: str
     value: str
@@ -50,28 +40,14 @@ class CMapToken(NamedTuple):
 
 
 class ColorNode(NamedTuple):
-    """A colour at a position of the scale.
-
-    Attributes
-    ----------
-    index
-        The position, 0 to 256.
-    value
-        Red, green and blue, 0 to 255.
-    """
+    """A colour `value` (red, green and blue, 0 to 255) at the position `index` of the scale, 0 to 256."""
 
     index: int  # type: ignore[assignment]  # the field hides tuple.index
     value: NDArray[Any]
 
 
 class ColorMap:
-    """A colour map compiled from its source; assigning `source` compiles it again.
-
-    Parameters
-    ----------
-    source
-        The text that describes the map; `lrpfx.cmap` says how.
-    """
+    """A colour map compiled from its source, in the language of `lrpfx.cmap`; assigning `source` compiles it again."""
 
     # The order matters: longer runs of hexadecimal digits come first.
     _TOKENS = re.compile(
@@ -144,18 +120,7 @@ class ColorMap:
         return [*nodes, ColorNode(256, nodes[-1].value)]
 
     def __call__(self, x: ArrayLike) -> NDArray[Any]:
-        """Colours of values.
-
-        Parameters
-        ----------
-        x
-            Values in [0, 1]; others are clipped.
-
-        Returns
-        -------
-        NDArray[Any]
-            An axis of red, green and blue in [0, 1] is appended.
-        """
+        """Colours of the values `x` in [0, 1]; others are clipped. An axis of red, green and blue in [0, 1] is appended."""
         scaled = np.clip(np.asarray(x, dtype=float), 0.0, 1.0) * 255
         indices = np.array([node.index for node in self._nodes])
         colors = np.array([node.value for node in self._nodes]) / 255.0
@@ -176,13 +141,7 @@ class ColorMap:
 
 
 class LazyColorMapCache(MutableMapping[str, Any]):
-    """Colour maps by name, compiled on first use.
-
-    Parameters
-    ----------
-    sources
-        The sources by name.
-    """
+    """Colour maps by name, compiled from their `sources` on first use."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self._sources = dict(sources)

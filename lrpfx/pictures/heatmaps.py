@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.errors import InputError
 from lrpfx.pictures.contours import draw_contours
-from lrpfx.pictures.maps import Channels, Floats, relevance_map, resized, scale_of_smoothed, smoothed
+from lrpfx.pictures.maps import Channels, Floats, invalid, relevance_map, resized, scale_of_smoothed, smoothed
 from lrpfx.pictures.pixels import grey_of, pixels_of
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.support.numbers import whole_number
@@ -29,18 +28,8 @@ def heatmap(
 ) -> Image.Image:
     """Relevance in colours, with zero in the middle of a signed map; a map that is not signed shows magnitudes.
 
-    Parameters
-    ----------
-    relevance
-        As for `relevance_map`, which says what errors it raises.
-    size
-        (width, height) of the picture, by default a pixel for each of the map.
-    channels
-        As for `relevance_map`.
-    style
-        How it is drawn.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+    `size`: (width, height) of the picture, by default a pixel for each of the map. `style`: how it is drawn; `settings` are
+    fields of `Style` that replace those of `style`. Other arguments: as for `relevance_map`, which says what errors it raises.
     """
     style = styled(style, settings)
     values, scale = _map_and_scale(relevance, style, channels)
@@ -75,11 +64,9 @@ def overlay(
     stretch
         Whether the whole photograph was squeezed to the shape of the map, which this undoes.
     channels
-        Of relevance.
-    style
-        How it is drawn.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+        As for `relevance_map`.
+    style, **settings
+        As for `heatmap`.
 
     Raises
     ------
@@ -91,10 +78,9 @@ def overlay(
     values, scale = _map_and_scale(relevance, style, channels)
     height, width = behind.shape[:2]
     if not stretch and not _same_form(values.shape, (height, width)):
-        raise InputError(
+        raise invalid(
             f"the image has {width}×{height} pixels, the relevance {values.shape[1]}×{values.shape[0]}: pass the part of "
-            "the image that the model was given, or stretch=True if all of it was squeezed to that shape",
-            topic="heatmaps",
+            "the image that the model was given, or stretch=True if all of it was squeezed to that shape"
         )
     pigments, opacities = style.colors.pigments()
     opacities = style.opacity * opacities[:, None]
@@ -120,7 +106,7 @@ def _map_and_scale(relevance: Any, style: Style, channels: Channels) -> tuple[Fl
     if style.scale is None:
         return values, scale_of_smoothed([before], [values], style.percentile)
     if style.scale == 0 and values.any():
-        raise InputError("scale is 0, but the map has relevance", topic="heatmaps")
+        raise invalid("scale is 0, but the map has relevance")
     return values, style.scale
 
 
@@ -155,6 +141,6 @@ def _same_form(map_shape: tuple[int, ...], photograph_shape: tuple[int, int]) ->
 
 def _size(size: Any) -> tuple[int, int]:
     if not isinstance(size, (tuple, list)) or len(size) != 2:
-        raise InputError(f"size is (width, height) in pixels, not {size!r}", topic="heatmaps")
+        raise invalid(f"size is (width, height) in pixels, not {size!r}")
     width, height = (whole_number(side, "size is (width, height) in pixels", 1, "heatmaps") for side in size)
     return width, height

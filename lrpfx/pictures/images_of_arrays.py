@@ -1,5 +1,6 @@
 """Images of relevance: heatmaps with colour maps, and grids."""
 
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,6 +19,8 @@ __all__ = [
     "interval_norm_bounds",
     "palette",
 ]
+
+wrong_type = partial(InputTypeError, topic="heatmaps")
 
 CMAPS = LazyColorMapCache(
     {
@@ -76,31 +79,19 @@ def interval_norm_bounds(
 def gridify(obj: ArrayLike, shape: tuple[int, int] | None = None, fill_value: Any = None) -> NDArray[Any]:
     """Images side by side as one image.
 
-    Parameters
-    ----------
-    obj
-        Images of shape (n, height, width[, channels]) or (n, channels, height, width), with 1 or 3 channels.
-    shape
-        The grid, (rows, columns); by default it is close to a square.
-    fill_value
-        What empty cells are filled with, by default each channel's smallest value.
-
-    Raises
-    ------
-    InputTypeError
-        The shape is another one.
+    `obj`: images of shape (n, height, width[, channels]) or (n, channels, height, width), with 1 or 3 channels; another shape
+    is an `InputTypeError`. `shape`: the grid, (rows, columns); by default it is close to a square. `fill_value`: what empty
+    cells are filled with, by default each channel's smallest value.
     """
     array, shape = np.asarray(obj), _grid_shape(shape)
     if array.ndim not in (3, 4):
-        raise InputTypeError(f"a grid is made of an array with 3 or 4 axes, not of shape {array.shape}", topic="heatmaps")
+        raise wrong_type(f"a grid is made of an array with 3 or 4 axes, not of shape {array.shape}")
     if array.ndim == 3:
         array = array[..., None]
     elif array.shape[1] in (1, 3) and array.shape[-1] not in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     elif array.shape[-1] not in (1, 3):
-        raise InputTypeError(
-            f"images have 1 or 3 channels, on the second or last axis; the shape is {array.shape}", topic="heatmaps"
-        )
+        raise wrong_type(f"images have 1 or 3 channels, on the second or last axis; the shape is {array.shape}")
     count, height, width, channels = array.shape
     if shape is None:
         columns = max(1, int(np.sqrt(count)))
@@ -135,10 +126,8 @@ def imgify(
     obj
         Anything that numpy converts to an array of shape (height, width), with an optional axis of 1 or 3 channels first or
         last, and with `grid` a leading axis of images.
-    vmin
-        The lower bound; by default that of the array, separately for each image of a grid.
-    vmax
-        The upper bound, likewise.
+    vmin, vmax
+        The bounds; by default those of the array, separately for each image of a grid.
     cmap
         As for `get_cmap`.
     level
@@ -162,7 +151,7 @@ def imgify(
         array = array.astype(float)
     axes = (3, 4) if grid else (2, 3)
     if array.ndim not in axes:
-        raise InputTypeError(f"expected {axes[0]} or {axes[1]} axes, got an array of shape {array.shape}", topic="heatmaps")
+        raise wrong_type(f"expected {axes[0]} or {axes[1]} axes, got an array of shape {array.shape}")
     if array.dtype != np.uint8:
         dim = None if grid else tuple(range(array.ndim))
         array = _scaled(array, vmin, vmax, symmetric, dim)
@@ -178,7 +167,7 @@ def imgify(
         image.putpalette(palette(cmap, level).tobytes())
         return image
     if array.shape[-1] != 3:
-        raise InputTypeError(f"an image has 1 or 3 channels, first or last; the shape is {array.shape}", topic="heatmaps")
+        raise wrong_type(f"an image has 1 or 3 channels, first or last; the shape is {array.shape}")
     return Image.fromarray(np.ascontiguousarray(array))
 
 
@@ -188,7 +177,7 @@ def _grid_shape(grid: Any) -> tuple[int, int] | None:
         return None
     whole = isinstance(grid, (list, tuple)) and all(isinstance(size, (int, np.integer)) and size > 0 for size in grid)
     if not whole or len(grid) != 2:
-        raise InputTypeError(f"a grid is True, False or (rows, columns), both at least 1, not {grid!r}", topic="heatmaps")
+        raise wrong_type(f"a grid is True, False or (rows, columns), both at least 1, not {grid!r}")
     return int(grid[0]), int(grid[1])
 
 

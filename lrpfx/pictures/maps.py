@@ -1,12 +1,16 @@
 """Maps of relevance: one number for each pixel, smoothed, resized and scaled."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lrpfx.errors import InputError, InputTypeError
+
+#: Errors about what is drawn.
+invalid, wrong_type = partial(InputError, topic="heatmaps"), partial(InputTypeError, topic="heatmaps")
 
 Floats = NDArray[np.float64]
 Channels = Literal["first", "last"] | None
@@ -39,20 +43,17 @@ def relevance_map(relevance: Any, channels: Channels = None) -> Floats:
     shape = values.shape
     if values.ndim == 4:
         if shape[0] != 1:
-            raise InputTypeError(
-                f"relevance of shape {shape} is a batch of {shape[0]}: draw one at a time, relevance[0]", topic="heatmaps"
-            )
+            raise wrong_type(f"relevance of shape {shape} is a batch of {shape[0]}: draw one at a time, relevance[0]")
         values = values[0]
     if values.ndim == 3:
         values = values.sum(axis=channel_axis(values.shape, channels, "relevance", shape))
     if values.ndim != 2:
-        raise InputTypeError(
+        raise wrong_type(
             f"relevance of shape {shape} is not that of an image, which is (height, width), (channels, height, width), "
-            "(height, width, channels), or a batch of one of these",
-            topic="heatmaps",
+            "(height, width, channels), or a batch of one of these"
         )
     if values.size == 0:
-        raise InputTypeError(f"relevance of shape {shape} has no pixels", topic="heatmaps")
+        raise wrong_type(f"relevance of shape {shape} has no pixels")
     return values
 
 
@@ -60,6 +61,7 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
     """The magnitude that is drawn in full colour: a percentile of |relevance| over the pixels of one map or of several.
 
     The maps are smoothed as they are when they are drawn, so `scale_of(relevance)` is the scale that `heatmap` takes by itself.
+    It is 0.0 if no pixel has relevance; if so few have that the percentile is 0, it is that of those which have.
 
     Parameters
     ----------
@@ -73,11 +75,6 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
     channels
         As for `relevance_map`.
 
-    Returns
-    -------
-    float
-        0.0 if no pixel has relevance; if so few have that the percentile is 0, it is that of those which have.
-
     Raises
     ------
     InputTypeError
@@ -88,10 +85,9 @@ def scale_of(maps: Any, percentile: float = 99.5, *, sigma: float | None = None,
         several = [several]
         shape = array_of(maps, "relevance").shape
         if channels is None and len(shape) == 3 and shape[0] in COLORS[1:]:
-            raise InputTypeError(
+            raise wrong_type(
                 f"an array of shape {shape} can be {shape[0]} maps or one with {shape[0]} channels: pass list(maps) for their "
-                "common scale, or channels='first' for one",
-                topic="heatmaps",
+                "common scale, or channels='first' for one"
             )
     found = [relevance_map(one, channels) for one in several]
     return scale_of_smoothed(found, [smoothed(one, sigma) for one in found], percentile)
@@ -112,12 +108,8 @@ def smoothed(relevance: Any, sigma: float | None = None) -> Floats:
     What would fall outside is reflected at the border, so the total stays the same to rounding, a constant map stays constant,
     and a map without negative relevance gets none.
 
-    Parameters
-    ----------
-    relevance
-        A map, as for `relevance_map`.
-    sigma
-        The standard deviation in pixels, by default the shorter side / 112, which is 2 at 224; 0 changes nothing.
+    `relevance`: as for `relevance_map`. `sigma`: the standard deviation in pixels, by default the shorter side / 112, which is
+    2 at 224; 0 changes nothing.
     """
     values = relevance_map(relevance)
     if sigma is None:
@@ -181,14 +173,13 @@ def floats_of(values: Any, what: str) -> Floats:
     """An array or tensor as finite float64."""
     array = array_of(values, what)
     if array.dtype == bool or np.issubdtype(array.dtype, np.integer):
-        raise InputTypeError(
+        raise wrong_type(
             f"{what} has the dtype {array.dtype}, which is that of masks, labels or pixels: convert it to floating point if "
-            "these numbers are meant",
-            topic="heatmaps",
+            "these numbers are meant"
         )
     if not np.issubdtype(array.dtype, np.floating):
         kind = type(values).__name__ if array.dtype == object or array.ndim == 0 else f"of {array.dtype}"
-        raise InputTypeError(f"{what} is an array or tensor of floating-point numbers, not {kind}", topic="heatmaps")
+        raise wrong_type(f"{what} is an array or tensor of floating-point numbers, not {kind}")
     array = array.astype(np.float64)
     finite = np.isfinite(array)
     if not finite.all():
@@ -205,13 +196,11 @@ def array_of(values: Any, what: str) -> NDArray[Any]:
         values = values.detach().cpu()
         return np.asarray(values.double() if values.is_floating_point() else values)
     if hasattr(values, "relevance"):
-        raise InputTypeError(
-            f"{what} is an array or tensor, not {type(values).__name__}: pass its attribute .relevance", topic="heatmaps"
-        )
+        raise wrong_type(f"{what} is an array or tensor, not {type(values).__name__}: pass its attribute .relevance")
     try:
         return np.asarray(values)
     except ValueError as error:  # rows of different lengths
-        raise InputTypeError(f"{what} is an array or tensor: {error}", topic="heatmaps") from error
+        raise wrong_type(f"{what} is an array or tensor: {error}") from error
 
 
 def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> float:
@@ -221,17 +210,15 @@ def checked_number(value: Any, meaning: str, fits: Callable[[float], bool]) -> f
     except (TypeError, ValueError):
         found = float("nan")
     if not fits(found):
-        raise InputError(f"{meaning}, not {value!r}", topic="heatmaps")
+        raise invalid(f"{meaning}, not {value!r}")
     return found
 
 
 def checked_percentile(value: Any) -> float:
-    """A percentile of magnitudes."""
     return checked_number(value, "percentile is a number above 0, and 100 at most", lambda found: 0 < found <= 100)
 
 
 def checked_sigma(value: Any) -> float:
-    """The standard deviation of a blur."""
     meaning = "sigma is a number of pixels, 0 or more, or None for the default"
     return checked_number(value, meaning, lambda found: 0 <= found < np.inf)
 
@@ -240,18 +227,15 @@ def channel_axis(shape: tuple[int, ...], channels: Channels, what: str, given: t
     """Which of three axes is that of channels. `given`: the shape as the user knows it."""
     if channels is not None:
         if channels not in ("first", "last"):
-            raise InputError(f"channels is 'first', 'last' or None, not {channels!r}", topic="heatmaps")
+            raise invalid(f"channels is 'first', 'last' or None, not {channels!r}")
         return 0 if channels == "first" else 2
     first, last = shape[0] in COLORS, shape[2] in COLORS
     if first and last:
         readings = f"{shape[0]} channels of {shape[1]}×{shape[2]} pixels or {shape[0]}×{shape[1]} pixels of {shape[2]} channels"
-        raise InputTypeError(
-            f"{what} of shape {given} can be {readings}: pass channels='first' or channels='last'", topic="heatmaps"
-        )
+        raise wrong_type(f"{what} of shape {given} can be {readings}: pass channels='first' or channels='last'")
     if not (first or last):
-        raise InputTypeError(
+        raise wrong_type(
             f"{what} of shape {given} has 1, 3 or 4 channels neither first nor last: pass channels='first' if it is (channels, "
-            "height, width), channels='last' if it is (height, width, channels)",
-            topic="heatmaps",
+            "height, width), channels='last' if it is (height, width, channels)"
         )
     return 0 if first else 2

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures.maps import COLORS, Channels, Floats, array_of, channel_axis, floats_of
+from lrpfx.pictures.maps import COLORS, Channels, Floats, array_of, channel_axis, floats_of, invalid, wrong_type
 
 _LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as Pillow's mode L
 _TWELVE_BITS = 4095
@@ -38,9 +37,7 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     if isinstance(photograph, Image.Image):
         return _of_image(photograph)
     if isinstance(photograph, (str, bytes)) or hasattr(photograph, "__fspath__"):
-        raise InputTypeError(
-            f"an image is a Pillow image or an array: open the file, PIL.Image.open({str(photograph)!r})", topic="heatmaps"
-        )
+        raise wrong_type(f"an image is a Pillow image or an array: open the file, PIL.Image.open({str(photograph)!r})")
     array = array_of(photograph, "an image")
     if array.dtype == np.uint8:
         return _of_array(array / 255.0, channels)
@@ -49,10 +46,9 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     if np.issubdtype(array.dtype, np.integer) and array.size and array.min() >= 0 and 1 < array.max() <= 255:
         return _of_array(array / 255.0, channels)  # arithmetic on bytes made wider integers of them
     if not np.issubdtype(array.dtype, np.floating):
-        raise InputTypeError(
+        raise wrong_type(
             "an image is a Pillow image, or an array of uint8, uint16 or floating point, or of other integers up to 255, not "
-            f"of {array.dtype}",
-            topic="heatmaps",
+            f"of {array.dtype}"
         )
     return _of_array(floats_of(array, "the image"), channels)
 
@@ -87,10 +83,9 @@ def of_16_bits(values: NDArray[Any]) -> Floats:
     """Numbers of 16 bits as shares of the largest. `InputError` if they seem to have fewer bits."""
     largest = int(values.max(initial=0))
     if 0 < largest <= _TWELVE_BITS:
-        raise InputError(
+        raise invalid(
             f"the image has 16 bits for each value, but none above {largest}, so it would be nearly black: scale it to "
-            f"[0, 1] in floating point by the range that is meant, such as array / {255.0 if largest <= 255 else 4095.0}",
-            topic="heatmaps",
+            f"[0, 1] in floating point by the range that is meant, such as array / {255.0 if largest <= 255 else 4095.0}"
         )
     result: Floats = values / 65535.0
     return result
@@ -103,7 +98,7 @@ def on_white(image: Image.Image) -> Image.Image:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
         return image.convert("RGB")
     except ValueError as error:  # Pillow lacks some conversions
-        raise InputTypeError(f"a picture of mode {image.mode} cannot be converted to RGB: {error}", topic="heatmaps") from error
+        raise wrong_type(f"a picture of mode {image.mode} cannot be converted to RGB: {error}") from error
 
 
 def _of_array(values: Floats, channels: Channels) -> Floats:
@@ -115,15 +110,12 @@ def _of_array(values: Floats, channels: Channels) -> Floats:
     if values.ndim == 2:
         values = values[..., None]
     if values.ndim != 3 or values.shape[-1] not in COLORS or values.size == 0:
-        raise InputTypeError(
-            f"an image has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}", topic="heatmaps"
-        )
+        raise wrong_type(f"an image has 1, 3 or 4 channels of (height, width) pixels; the shape is {shape}")
     low, high = float(values.min()), float(values.max())
     if low < -_SLACK or high > 1 + _SLACK:
-        raise InputError(
+        raise invalid(
             f"the image's values are between {low:.3g} and {high:.3g}, not between 0 and 1: undo the normalization that "
-            "the model's input has, divide by 255, or convert to uint8",
-            topic="heatmaps",
+            "the model's input has, divide by 255, or convert to uint8"
         )
     values = values.clip(0, 1)
     if values.shape[-1] == 4:

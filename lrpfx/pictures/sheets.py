@@ -9,10 +9,9 @@ from typing import Any, Unpack
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.colors import Colors
 from lrpfx.pictures.heatmaps import heatmap
-from lrpfx.pictures.maps import Floats, array_of, relevance_map
+from lrpfx.pictures.maps import Floats, array_of, invalid, relevance_map, wrong_type
 from lrpfx.pictures.pixels import on_white
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.support.numbers import whole_number
@@ -41,14 +40,10 @@ def sheet(
     ----------
     pictures
         A row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
-    title
-        Text above.
-    caption
-        Text below.
-    style
-        Its `width` and `font`, and with a `scale` a colour bar of its `cmap` with numbers.
-    **settings
-        Fields of `Style`, which replace those of `style`.
+    title, caption
+        Text above and below.
+    style, **settings
+        As for `heatmap`: the `width` and `font`, and with a `scale` a colour bar of the `cmap` with numbers.
     """
     style = styled(style, settings)
     width, font = style.width, style.font
@@ -112,23 +107,12 @@ def strip(
 
     Layers have scales of their own unless the style has one: few large pixels have more relevance each than many small ones.
 
-    Parameters
-    ----------
-    layers
-        Relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height, width),
-        as `attribute(..., record=[...])` returns it.
-    columns
-        How many stand in a row.
-    title, caption, style, **settings
-        As for `sheet` and `heatmap`. Maps are not smoothed.
-
-    Raises
-    ------
-    InputTypeError
-        This is not a mapping with one layer at least.
+    `layers`: relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height,
+    width), as `attribute(..., record=[...])` returns it; anything else is an `InputTypeError`. `columns`: how many stand in a
+    row. Maps are not smoothed. Other arguments: as for `sheet`, with the same `settings`.
     """
     if not isinstance(layers, Mapping) or not layers:
-        raise InputTypeError("layers are a mapping from names to relevance, with at least one", topic="heatmaps")
+        raise wrong_type("layers are a mapping from names to relevance, with at least one")
     columns, style = whole_number(columns, "columns is a number", 1, "heatmaps"), replace(styled(style, settings), sigma=0)
     found = []
     for name, relevance in layers.items():
@@ -146,10 +130,9 @@ def strip(
 def _map_of_layer(name: str, relevance: Any) -> Floats:
     shape = array_of(relevance, f"relevance of {name}").shape
     if len(shape) not in (2, 3, 4) or (len(shape) == 3 and shape[0] == 1):
-        raise InputTypeError(
+        raise wrong_type(
             f"relevance of {name} has the shape {shape}, which is not that of images: give it as (height, width) or (1, "
-            "channels, height, width); tokens of patches must be reshaped to their grid",
-            topic="heatmaps",
+            "channels, height, width); tokens of patches must be reshaped to their grid"
         )
     return relevance_map(relevance, channels="first")
 
@@ -159,22 +142,18 @@ def _rows(pictures: Any) -> list[list[tuple[str, Image.Image]]]:
     if isinstance(pictures, Mapping) or (isinstance(pictures, Sequence) and any(_is_entry(one) for one in pictures)):
         pictures = [pictures]
     if not isinstance(pictures, Sequence) or isinstance(pictures, str):
-        raise InputTypeError(
-            f"a sheet is made of pictures by title, or of rows of them, not of {type(pictures).__name__}", topic="heatmaps"
-        )
+        raise wrong_type(f"a sheet is made of pictures by title, or of rows of them, not of {type(pictures).__name__}")
     rows = []
     for row in pictures:
         entries = list(row.items()) if isinstance(row, Mapping) else list(row) if isinstance(row, Sequence) else [row]
         named = [("", one) if isinstance(one, Image.Image) else one for one in entries]
         wrong = [one for one in named if not _is_entry(one)]
         if wrong:
-            raise InputTypeError(
-                f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}", topic="heatmaps"
-            )
+            raise wrong_type(f"a row of a sheet has Pillow images, or pairs (title, image), not {type(wrong[0]).__name__}")
         if named:
             rows.append([(str(name), on_white(one)) for name, one in named])
     if not rows:
-        raise InputError("a sheet has at least one picture", topic="heatmaps")
+        raise invalid("a sheet has at least one picture")
     return rows
 
 

@@ -6,9 +6,9 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from lrpfx.errors import InputError, InputTypeError, nearest
+from lrpfx.errors import nearest
 from lrpfx.pictures.colors import DEFAULT, Colors, colors_of
-from lrpfx.pictures.maps import checked_number, checked_percentile, checked_sigma
+from lrpfx.pictures.maps import checked_number, checked_percentile, checked_sigma, invalid, wrong_type
 from lrpfx.support.numbers import whole_number
 
 ENCLOSED = (0.5, 0.8)
@@ -95,9 +95,9 @@ def styled(style: Style | None, settings: Mapping[str, Any]) -> Style:
     """A style, by default the plain one, with other settings. `InputTypeError` for a setting that it does not have."""
     unknown = next((name for name in settings if name not in StyleSettings.__annotations__), None)
     if unknown is not None:
-        raise InputTypeError(f"a style has no {unknown!r}.{nearest(unknown, StyleSettings.__annotations__)}", topic="heatmaps")
+        raise wrong_type(f"a style has no {unknown!r}.{nearest(unknown, StyleSettings.__annotations__)}")
     if style is not None and not isinstance(style, Style):
-        raise InputTypeError(f"style is a lrpfx.pictures.Style, not {type(style).__name__}", topic="heatmaps")
+        raise wrong_type(f"style is a lrpfx.pictures.Style, not {type(style).__name__}")
     return replace(style or Style(), **settings)
 
 
@@ -107,9 +107,7 @@ def _enclosed(contours: Any) -> tuple[float, ...]:
     if isinstance(contours, np.ndarray) and contours.ndim == 1:
         contours = contours.tolist()
     if not isinstance(contours, Sequence) or isinstance(contours, str):
-        raise InputTypeError(
-            f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}", topic="heatmaps"
-        )
+        raise wrong_type(f"contours is True, False, or a list of shares such as [0.5, 0.8], not {contours!r}")
     if not all(isinstance(share, (float, np.floating)) and 0 < share < 1 for share in contours):
-        raise InputError(f"contours enclose shares between 0 and 1, not {contours!r}", topic="heatmaps")
+        raise invalid(f"contours enclose shares between 0 and 1, not {contours!r}")
     return tuple(float(share) for share in contours)

@@ -100,10 +100,7 @@ class Report:
         return {**asdict(self), "ok": self.ok}
 
     def to_pandas(self) -> "DataFrame":
-        """The operators as a DataFrame with the attributes of `OperatorUse` as columns.
-
-        Raises `InputError`: pandas is not installed.
-        """
+        """The operators as a DataFrame with the attributes of `OperatorUse` as columns. `InputError` without pandas."""
         columns = {name: "int64" if name == "count" else "str" for name in OperatorUse.__dataclass_fields__}
         rows = [(use.operator, use.kind, use.count, ", ".join(use.rules), ", ".join(use.uncovered)) for use in self.operators]
         return Table(columns, rows).to_pandas()
@@ -175,6 +172,8 @@ def check(
 ) -> Report:
     """Examine a model before compiling it: working front ends, operators, their rules, missing rules, and next steps.
 
+    Problems of the model are in the report.
+
     Parameters
     ----------
     model, composite
@@ -186,11 +185,6 @@ def check(
     **keywords
         Another spelling: the model's arguments by name. An argument with the name of an option goes into a dict,
         `example_inputs={...}`.
-
-    Returns
-    -------
-    Report
-        Problems of the model are in the report.
 
     Raises
     ------
@@ -241,11 +235,9 @@ def check(
             except LrpfxError as error:
                 front_ends[name] = str(error).splitlines()[0]
     if not found:
-        step = (
-            "pass example inputs to lrpfx.check to try torch.export"
-            if example is None
-            else ("follow the advice of the front ends, or map the module that they name to a rule as a whole")
-        )
+        step = "follow the advice of the front ends, or map the module that they name to a rule as a whole"
+        if example is None:
+            step = "pass example inputs to lrpfx.check to try torch.export"
         return _hopeless(title, front_ends, "no front end can capture the model", step)
     passes = passes_of(settings, Stage.CANONIZE, Stage.ASSIGN)
     reports = [_report(title, front_ends, *found[front_end], settings, passes) for front_end in found]
@@ -266,13 +258,13 @@ def _check_names(model: nn.Module, keywords: Mapping[str, Any]) -> None:
         )
 
 
-def _hopeless(title: str, front_ends: Mapping[str, str], problem: str, step: str) -> Report:
-    return Report(title, dict(front_ends), (), 0.0, (), (problem,), (), (step,))
+def _hopeless(title: str, front_ends: dict[str, str], problem: str, step: str) -> Report:
+    return Report(title, front_ends, (), 0.0, (), (problem,), (), (step,))
 
 
 def _report(
     title: str,
-    front_ends: Mapping[str, str],
+    front_ends: dict[str, str],
     program: Program,
     verification: Verification | None,
     settings: Settings,
@@ -297,41 +289,26 @@ def _report(
     batch_norms = dict(itertools.chain(*((*stage.reasons, *stage.details) for stage in canonized)))
     uses: dict[tuple[str, str], list[tuple[str, str]]] = {}
     uncovered = 0
-    keeps_gradient = settings.keep_gradient
     nodes = list(data_calls(program.graph))
     for node in nodes:
         info = node_info(node)
         rule = str(info.rule) if info.rule is not None else NEUTRAL if info.neutral else ""
         if not rule:
             uncovered += 1
-            if not keeps_gradient:
+            if not settings.keep_gradient:
                 problems.append(complaint(node).strip())
         elif info.rule is not None:
             problem = misfit(program, node)
             problems += [] if problem is None else [problem.strip()]
         name = str(getattr(node.target, "__name__", node.target) if info.operator is None else info.operator)
         uses.setdefault((name, info.kind_name), []).append((info.name, rule))
-    operators = tuple(
-        OperatorUse(
-            name,
-            kind,
-            len(calls),
-            tuple(dict.fromkeys(rule for _, rule in calls if rule)),
-            tuple(call for call, rule in calls if not rule),
-        )
-        for (name, kind), calls in uses.items()
-    )
+    operators = []
+    for (name, kind), calls in uses.items():
+        rules, without = dict.fromkeys(rule for _, rule in calls if rule), [call for call, rule in calls if not rule]
+        operators.append(OperatorUse(name, kind, len(calls), tuple(rules), tuple(without)))
     covered = 1.0 if not nodes else 1.0 - uncovered / len(nodes)
-    return Report(
-        title,
-        dict(front_ends),
-        operators,
-        covered,
-        tuple(batch_norms.items()),
-        tuple(problems),
-        tuple(warnings),
-        _next_steps(front_ends, problems, uncovered, verification),
-    )
+    steps, found = _next_steps(front_ends, problems, uncovered, verification), tuple(batch_norms.items())
+    return Report(title, front_ends, tuple(operators), covered, found, tuple(problems), tuple(warnings), steps)
 
 
 def _next_steps(

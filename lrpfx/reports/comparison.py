@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,9 @@ from lrpfx.support.table import Rows, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+#: Errors about modules that are compared.
+invalid = partial(InputError, topic="reports")
 
 #: Shares of the seed that differ by less than this are the same: both are sums that are rounded.
 _SAME = 1e-6
@@ -55,19 +59,9 @@ _DTYPES = {
 class Comparison(Rows[Compared]):
     """The nodes of two modules, in the order of execution. Prints those whose rules differ, or where accounts part.
 
-    Parameters
-    ----------
-    rows
-        The nodes.
-    titles
-        What the two modules are called.
-    ledgers
-        Those of both.
-    similarities
-        The cosine of the angle between the maps of each floating-point input or embedding, in the order of the inputs: 1 for
-        maps that differ in a positive factor; NaN if one of them is zero.
-    maps
-        The relevance of these inputs and embeddings in both modules, as two tuples.
+    It has the `rows`, and the `titles` and `ledgers` of both modules. `similarities`: the cosine of the angle between the maps
+    of each floating-point input or embedding, in the order of the inputs: 1 for maps that differ in a positive factor; NaN if
+    one of them is zero. `maps`: the relevance of these inputs and embeddings in both modules, as two tuples.
     """
 
     columns = tuple(_DTYPES)
@@ -124,10 +118,7 @@ class Comparison(Rows[Compared]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The nodes as a DataFrame with `columns` as columns.
-
-        Raises `InputError`: pandas is not installed.
-        """
+        """The nodes as a DataFrame with `columns` as columns. `InputError` without pandas."""
         return Table(_DTYPES, list(map(_values, self.rows))).to_pandas()
 
     def __str__(self) -> str:
@@ -162,22 +153,9 @@ def compare(
     The modules may be one model under two composites, or two models. Nodes of the same name are compared, by their shares of
     the relevance that the output starts with.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    explain_model
-        One module.
-    other
-        The other.
-    target
-        As for `lrpfx.attribute`. By default the class that both give.
-
-    Raises
-    ------
-    InputError
-        The modules have other inputs that carry relevance, or give different classes and there is no target. The errors of
-        `lrpfx.attribute` and `lrpfx.ledger` are raised too.
+    `explain_model` and `other`: the modules. `target`: by default the class that both give. Raises `InputError` if the modules
+    have other inputs that carry relevance, or give different classes and there is no target, and the errors of
+    `lrpfx.attribute` and `lrpfx.ledger`. Other arguments: as for `lrpfx.attribute`.
     """
     modules = explainable(explain_model, "compare"), explainable(other, "compare")
     first, second = (ledger(module, inputs, target, output=output) for module in modules)
@@ -186,9 +164,7 @@ def compare(
         _check_classes(explained[0].output, explained[1].output)
     maps = [floating_tensors(one.relevance) for one in explained]
     if [one.shape for one in maps[0]] != [one.shape for one in maps[1]]:
-        raise InputError(
-            "the modules do not have the same inputs with relevance, so their maps cannot be compared", topic="reports"
-        )
+        raise invalid("the modules do not have the same inputs with relevance, so their maps cannot be compared")
     rules = [{row.name: row.rule for row in assignment(module)} for module in modules]
     entries = [{entry.name: entry for entry in found} for found in (first, second)]
     units = _unit(first), _unit(second)
@@ -212,7 +188,7 @@ def compare(
 def _chosen(name: str, index: int, among: Any) -> Any:
     """One of several. `InputError` if there is none."""
     if not -len(among) <= index < len(among):
-        raise InputError(f"{name} is {index}, and there are {len(among)}", topic="reports")
+        raise invalid(f"{name} is {index}, and there are {len(among)}")
     return among[index]
 
 
@@ -223,9 +199,8 @@ def _check_classes(one: torch.Tensor, other: torch.Tensor) -> None:
     classes = one.argmax(1).tolist(), other.argmax(1).tolist()
     for sample, (first, second) in enumerate(zip(*classes, strict=True)):
         if first != second:
-            raise InputError(
-                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare",
-                topic="reports",
+            raise invalid(
+                f"the modules give sample {sample} different classes, {first} and {second}: pass target=, the class to compare"
             )
 
 

@@ -1,7 +1,7 @@
 """Drawings of the rule graph."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,12 @@ NEUTRAL_COLOR, END_COLOR, UNASSIGNED_COLOR, COLLAPSED_COLOR = "#f4f4f4", "#fffff
 
 
 def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
-    """The graph that relevance flows through, from the inputs to "output".
+    """The graph that relevance flows through, from the inputs to "output", of the result `explain_model` of `lrpfx.transform`.
 
-    Parameters
-    ----------
-    explain_model
-        The result of `lrpfx.transform`.
-
-    Returns
-    -------
-    nx.MultiDiGraph[str]
-        Its nodes are qualified names, each with the attributes `name`, `kind`, `rule`, `chosen_by`, `operator`, `description`,
-        `merged`, `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are
-        those of the value. An end, which is an input or "output", whose name a module has too is called "features (input)" or
-        "output (output)"; its `name` stays.
+    Its nodes are qualified names, each with the attributes `name`, `kind`, `rule`, `chosen_by`, `operator`, `description`,
+    `merged`, `shape` and `source`. Each edge is one use of a value (`x + x` has two); its `shape`, `sign` and `support` are
+    those of the value. An end, which is an input or "output", whose name a module has too is called "features (input)" or
+    "output (output)"; its `name` stays.
     """
     module = explainable(explain_model, "to_networkx")
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=module.title)
@@ -63,8 +55,7 @@ def to_networkx(explain_model: nn.Module) -> "nx.MultiDiGraph[str]":
             graph.add_node(names[node], name=OUTPUT, kind=OUTPUT, rule=OUTPUT, shape=None)
             _add_edges(graph, names, nodes_in((node.args, node.kwargs)), node)
         elif node.op == "placeholder" or (node.op != "get_attr" and node_info(node).role is Role.DATA):
-            info = node_info(node)
-            graph.add_node(names[node], **_attributes(node, info))
+            graph.add_node(names[node], **_attributes(node, node_info(node)))
             _add_edges(graph, names, nodes_in((_operands(node, module), node.kwargs)), node)
     return graph
 
@@ -108,7 +99,8 @@ def draw(
     """The rule graph: every node coloured by its rule, in clusters that follow the tree of modules.
 
     Neutral nodes are light; nodes that keep their plain gradient without a rule are red. Values show their shape if
-    `lrpfx.transform` had example inputs.
+    `lrpfx.transform` had example inputs. `.render("graph", format="svg")` of the result writes a file with Graphviz's `dot` or,
+    without it, with pygraphviz.
 
     Parameters
     ----------
@@ -122,11 +114,6 @@ def draw(
         Makes the width of an edge the relevance that flows back along it, in the direction of its head, red if it is positive
         and blue and dashed if it is negative; the colour of a node is the amount that it does not pass on, from white for none
         to red for the whole seed.
-
-    Returns
-    -------
-    graphviz.Digraph
-        Its `.render("graph", format="svg")` writes a file with Graphviz's `dot` or, without it, with pygraphviz.
 
     Raises
     ------
@@ -232,7 +219,6 @@ def _short(rule: str) -> str:
 
 
 def _rules(graph: "nx.MultiDiGraph[str]") -> list[str]:
-    """The rule of every node, as text."""
     return [data["rule"] for _, data in graph.nodes(data=True)]
 
 
@@ -246,24 +232,18 @@ def colors_of_rules(graph: "nx.MultiDiGraph[str]") -> dict[str, str]:
 
 def _draw_clusters(picture: graphviz.Digraph, graph: "nx.MultiDiGraph[str]", prefix: str, colors: dict[str, str]) -> None:
     """Draw the nodes directly under `prefix`, and a cluster for each module under it."""
-    for name in _directly_under(graph, prefix):
-        data = graph.nodes[name]
-        _draw_node(picture, name, str(data["name"]).removeprefix(prefix), data, colors)
-    for child in _clusters_under(graph, prefix):
+    inside = [name for name in graph if name.startswith(prefix)]
+    for name in inside:
+        if "." not in name.removeprefix(prefix):
+            data = graph.nodes[name]
+            _draw_node(picture, name, str(data["name"]).removeprefix(prefix), data, colors)
+    heads = (name.removeprefix(prefix).partition(".") for name in inside)
+    for child in dict.fromkeys(head for head, dot, _ in heads if dot):
         with picture.subgraph(name=f"cluster_{prefix}{child}") as cluster:
             cluster.attr(
                 label=graphviz.escape(prefix + child), color="#bbbbbb", style="rounded", fontcolor="#666666", labeljust="l"
             )
             _draw_clusters(cluster, graph, f"{prefix}{child}.", colors)
-
-
-def _directly_under(graph: "nx.MultiDiGraph[str]", prefix: str) -> Iterator[str]:
-    return (name for name in graph if name.startswith(prefix) and "." not in name.removeprefix(prefix))
-
-
-def _clusters_under(graph: "nx.MultiDiGraph[str]", prefix: str) -> list[str]:
-    heads = (name.removeprefix(prefix).partition(".") for name in graph if name.startswith(prefix))
-    return list(dict.fromkeys(head for head, dot, _ in heads if dot))
 
 
 def _draw_node(picture: graphviz.Digraph, name: str, leaf: str, data: dict[str, Any], colors: dict[str, str]) -> None:

@@ -27,7 +27,8 @@ class History(tuple[PassRecord, ...]):
         `matches` is a number; `details` and `reasons` have a line for each place.
         """
         columns = {name: "int64" if name == "matches" else "str" for name in PassRecord.__dataclass_fields__}
-        values = ({**vars(one), "details": _lines(one.details), "reasons": _lines(one.reasons)} for one in self)
+        texts = ({name: "\n".join(_lines(getattr(one, name))) for name in ("details", "reasons")} for one in self)
+        values = (vars(one) | text for one, text in zip(self, texts, strict=True))
         return Table(columns, [[one[name] for name in columns] for one in values]).to_pandas()
 
     def __str__(self) -> str:
@@ -44,14 +45,13 @@ class History(tuple[PassRecord, ...]):
         return Table(dict.fromkeys(self.columns, "str"), rows).to_html()
 
 
-def _lines(places: tuple[tuple[str, str], ...]) -> str:
-    return "\n".join(f"{name}: {text}" for name, text in places)
+def _lines(places: tuple[tuple[str, str], ...]) -> list[str]:
+    return [f"{name}: {text}" for name, text in places]
 
 
 def _places(count: int, places: tuple[tuple[str, str], ...]) -> str:
     """A number, and the places that it counts folded below it, if they are known."""
-    texts = [f"{name}: {text}" for name, text in places]
-    return folded(str(count), bullets(texts)) if texts else str(count)
+    return folded(str(count), bullets(_lines(places))) if places else str(count)
 
 
 def history(compiled: nn.Module | ExportedProgram) -> History:

@@ -114,17 +114,11 @@ class Ledger(Rows[Entry]):
         return self.rows
 
     def entry(self, name: str) -> Entry:
-        """The account of a node.
-
-        `name`: of the node. Raises `KeyError`: there is none of this name.
-        """
+        """The account of the node `name`. `KeyError` if there is none."""
         return {entry.name: entry for entry in self.entries}[name]
 
     def total(self, part: str) -> float:
-        """The sum of one column.
-
-        `part`: one of `PARTS`, or "unexplained".
-        """
+        """The sum of one column. `part`: one of `PARTS`, or "unexplained"."""
         return float(sum(getattr(entry, part) for entry in self.entries))
 
     @property
@@ -160,10 +154,7 @@ class Ledger(Rows[Entry]):
         }
 
     def to_pandas(self) -> "DataFrame":
-        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns.
-
-        Raises `InputError`: pandas is not installed.
-        """
+        """The accounts as a DataFrame with the attributes of `Entry` and `leak` as columns. `InputError` without pandas."""
         names = [*Entry.__dataclass_fields__, "leak"]
         rows = [[getattr(entry, name) for name in names] for entry in self.entries]
         return Table(_with_dtypes(names), rows).to_pandas()
@@ -227,24 +218,10 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, 
     """Account for all relevance: see `Ledger`.
 
     The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is
-    unexplained, like the change by a plain gradient.
+    unexplained, like the change by a plain gradient. A `LrpfxWarning` says where amounts of more than a thousand times the seed
+    cancel: a small difference of large numbers is not determined.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    target
-        As for `lrpfx.attribute`, but one.
-
-    Raises
-    ------
-    InputError
-        As for `lrpfx.attribute`, and for a list of targets.
-
-    Warns
-    -----
-    LrpfxWarning
-        Amounts of more than a thousand times the seed cancel: a small difference of large numbers is not determined.
+    Other arguments: as for `lrpfx.attribute`, and so are the errors. A list of targets is an `InputError`.
     """
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):
@@ -283,7 +260,7 @@ def _accounts(sweep: "_Sweep", arguments: Arguments, target: Target, output: Out
         for key, gradient in zip(outputs, gradients, strict=True):
             sweep.seed(key, gradient)
     if passed is not None and passed.is_large:
-        sweep.keep_constants_of_function(passed.constants)
+        sweep.keep_constants(passed.constants)
     entries = sweep.backward()
     return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
 
@@ -417,11 +394,10 @@ class _Sweep:
             self._add(node, number, gradient)
             self._flow(node, self.end, _total(gradient))
         else:  # an output that no signal reaches
-            total = _total(gradient)
-            self.constant_outputs.append(Entry(self.end, OUTPUT, "constant", total, 0.0, constants=total))
+            self.keep_constants(_total(gradient))
 
-    def keep_constants_of_function(self, amount: float) -> None:
-        """Note relevance that constants in a function of the outputs take."""
+    def keep_constants(self, amount: float) -> None:
+        """Note relevance that constants among the outputs, or in a function of them, take."""
         self.constant_outputs.append(Entry(self.end, OUTPUT, "constant", amount, 0.0, constants=amount))
 
     def _flow(self, source: fx.Node, target: str, relevance: float) -> None:
@@ -434,9 +410,8 @@ class _Sweep:
 
     def backward(self) -> list[Entry]:
         entries = []
-        while self.calls:
-            call = self.calls.pop()
-            entries.append(self._account(call))
+        while self.calls:  # a call is freed with its account
+            entries.append(self._account(self.calls.pop()))
         masks = set(self.module.mask_names.values())
         for node in self.module.unfused_graph.nodes:
             if node.op == "placeholder" and node.target not in masks:
@@ -458,8 +433,8 @@ class _Sweep:
         incoming = sum(_total(self.counted(_relevance(info, output, carried))) for output, carried in pairs)
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
         if info.kind is Embedding:
-            self.inputs[info.name] = outgoing = incoming
-            return Entry(info.name, info.kind_name, rule_label(info), incoming, outgoing)
+            self.inputs[info.name] = incoming
+            return Entry(info.name, info.kind_name, rule_label(info), incoming, incoming)
         passing = [(output, relevance) for output, relevance in pairs if output.requires_grad]
         gradients: Sequence[torch.Tensor | None] = [None] * len(call.leaves)
         if passing and call.leaves:

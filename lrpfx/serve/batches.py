@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -92,7 +93,7 @@ class Batches:
         loop = asyncio.get_running_loop()
         while True:
             self._arrived.clear()
-            self._forget_answered()
+            self.waiting = deque(request for request in self.waiting if not request.results.done())
             batch = self._batch()
             if batch:
                 left = batch[0].since + self.settings.max_delay - loop.time()
@@ -101,11 +102,9 @@ class Batches:
                     chosen = set(batch)
                     self.waiting = deque(request for request in self.waiting if request not in chosen)
                     return batch
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(left if batch else None):
                     await self._arrived.wait()
-            except TimeoutError:
-                pass
 
     def _batch(self) -> list[_Waiting]:
         """The request that waits longest, and those after it that fit, in order, as long as there are rows left."""
@@ -120,10 +119,6 @@ class Batches:
                 batch.append(request)
                 left -= request.rows
         return batch
-
-    def _forget_answered(self) -> None:
-        if any(request.results.done() for request in self.waiting):
-            self.waiting = deque(request for request in self.waiting if not request.results.done())
 
     def close(self) -> None:
         """End the thread after the batch that it computes."""

@@ -22,10 +22,8 @@ class Metrics:
         self._ready = Gauge("lrpfx_ready", "Whether the self-test has passed.", labelnames=("model",), registry=self.registry)
         self._waiting = Gauge("lrpfx_waiting_requests", "Requests that wait to be computed.", registry=self.registry)
         for name in names:  # a metric exists from the start, at zero
-            self._seconds.labels(name)
-            self._rows.labels(name)
-            self._batch_seconds.labels(name)
-            self._ready.labels(name).set(0)
+            for metric in (self._seconds, self._rows, self._batch_seconds, self._ready):
+                metric.labels(name)
 
     def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, description, buckets=buckets, labelnames=("model",), registry=self.registry)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lrpfx.deploy.program import inputs_of
-from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, InputTypeError, LrpfxError
-from lrpfx.serve.refusals import FAILED, TOO_LARGE, RequestError, refusal_of
+from lrpfx.deploy.runner import Runner, self_test_arguments
+from lrpfx.errors import LrpfxError
+from lrpfx.serve.refusals import FAILED, TOO_LARGE, RequestError, invalid, refusal_of, wrong_type
 from lrpfx.serve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -47,12 +47,9 @@ class ServedProgram:
 
     def __init__(self, name: str, runner: Runner, settings: Settings) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InputError(
-                f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}",
-                topic="serving-programs",
-            )
+            raise invalid(f"the name of a program has up to 100 letters, digits, dots, dashes and underscores, not {name!r}")
         if not isinstance(runner, Runner):
-            raise InputTypeError(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load", topic="serving-programs")
+            raise wrong_type(f"{name} is a {type(runner).__name__}, not a runner of lrpfx.load")
         self.name = name
         self.runner = runner
         self.manifest = runner.manifest
@@ -81,9 +78,8 @@ class ServedProgram:
         described = [*self.manifest["arguments"].values(), *self.manifest["results"].values()]
         if test.sizes[-1] != 1 or not all(one["shape"] and one["shape"][0] is None for one in described):
             return False
-        given = test.arguments(list(self.manifest["arguments"]), 1)
-        row = {name: self._varied(name, torch.from_numpy(value).to(self._dtype(name))) for name, value in given.items()}
-        second = {name: value[-1:] for name, value in test.arguments(list(given), min(2, test.sizes[0])).items()}
+        row = {name: self._varied(name, value) for name, value in self_test_arguments(self.runner, 1).items()}
+        second = {name: value[-1:] for name, value in self_test_arguments(self.runner, min(2, test.sizes[0])).items()}
         other = {name: self._different(name, value, second[name]) for name, value in row.items()}
         if all(torch.equal(value, other[name]) for name, value in row.items()):
             return False  # one row is no proof
@@ -113,18 +109,14 @@ class ServedProgram:
         scale = value.abs().max().item() or 1.0
         return value + (torch.arange(value.numel()).cos() * scale / 4).to(value).reshape(value.shape)
 
-    def _different(self, name: str, value: torch.Tensor, second: Any) -> torch.Tensor:
-        """A different row that the program takes: other pixels, the same tokens in another order, or the array `second`."""
+    def _different(self, name: str, value: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """A different row that the program takes: other pixels, the same tokens in another order, or `second`."""
         if not self._is_free(name):
             return value
         turned = value.roll(1, -1) if value.ndim > 1 else value
         if value.is_floating_point():
             return -2 * turned
-        return torch.from_numpy(second).to(value) if torch.equal(turned, value) else turned
-
-    def _dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.manifest["arguments"][name]["dtype"])
-        return dtype
+        return second if torch.equal(turned, value) else turned
 
     def checked(self, given: Tensors) -> dict[str, torch.Tensor]:
         """The arguments of a request as the program gets them.

@@ -16,6 +16,7 @@ import torch
 
 from lrpfx.errors import InputError, nearest
 from lrpfx.serve.programs import DATATYPES, VERSION, ServedProgram, Tensors
+from lrpfx.serve.refusals import invalid
 
 #: The header with the length of the JSON in a body that has bytes behind it.
 LENGTH_OF_JSON = "inference-header-content-length"
@@ -42,21 +43,18 @@ def parsed(program: ServedProgram, body: bytes, length_of_json: str | None) -> I
     if length_of_json is not None:
         length = number_in(length_of_json)
         if length is None or length > len(body):
-            raise InputError(
-                "Inference-Header-Content-Length is the number of bytes of JSON at the beginning of the body",
-                topic="serving-programs",
-            )
+            raise invalid("Inference-Header-Content-Length is the number of bytes of JSON at the beginning of the body")
         text, data = body[:length], memoryview(body)[length:]
     try:
         request = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"the body is not JSON: {error}", topic="serving-programs") from error
+        raise invalid(f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
-        raise InputError("the body is not a JSON object with the key inputs", topic="serving-programs")
+        raise invalid("the body is not a JSON object with the key inputs")
     _check_keys("the request", request, {"inputs"}, {"id", "outputs", "parameters"})
     identity = request.get("id")
     if identity is not None and not isinstance(identity, str):
-        raise InputError("the id of a request is a string", topic="serving-programs")
+        raise invalid("the id of a request is a string")
     parameters = _parameters("the request", request, {"binary_data_output"})
     return InferenceRequest(
         program.checked(_arguments(program, request["inputs"], data)),
@@ -74,84 +72,69 @@ def _arguments(program: ServedProgram, inputs: Any, data: memoryview) -> dict[st
     known = program.manifest["arguments"]
     _check_objects("inputs", inputs, "name, datatype, shape and data")
     if len(inputs) > len(known):
-        raise InputError(f"the program takes {', '.join(known)}, not {len(inputs)} inputs", topic="serving-programs")
+        raise invalid(f"the program takes {', '.join(known)}, not {len(inputs)} inputs")
     given: dict[str, torch.Tensor] = {}
     start = 0
     for one in inputs:
         name = _name_among(known, one, "takes")
         if name in given:
-            raise InputError(f"the input {name} is given twice", topic="serving-programs")
+            raise invalid(f"the input {name} is given twice")
         _check_keys(name, one, {"name", "datatype", "shape"}, {"data", "parameters"})
         datatype, shape = one["datatype"], _shape(name, one["shape"])
         if not isinstance(datatype, str) or datatype not in _DTYPES:
-            raise InputError(
-                f"{name} has the datatype {_shown(datatype)}, which is not one of {', '.join(_DTYPES)}",
-                topic="serving-programs",
-            )
+            raise invalid(f"{name} has the datatype {_shown(datatype)}, which is not one of {', '.join(_DTYPES)}")
         size = _parameters(name, one, {"binary_data_size"}).get("binary_data_size")
         if (size is None) == ("data" not in one):
-            raise InputError(f"{name} has either data or the parameter binary_data_size", topic="serving-programs")
+            raise invalid(f"{name} has either data or the parameter binary_data_size")
         if size is None:
             given[name] = _from_json(name, one["data"], datatype, shape)
         else:
             if type(size) is not int or not 0 <= size <= len(data) - start:
-                raise InputError(
-                    f"{name} has the binary_data_size {_shown(size)}, but {len(data) - start} bytes are left in the body",
-                    topic="serving-programs",
+                raise invalid(
+                    f"{name} has the binary_data_size {_shown(size)}, but {len(data) - start} bytes are left in the body"
                 )
             given[name] = _from_bytes(name, data[start : start + size], datatype, shape)
             start += size
     if start != len(data):
-        raise InputError(f"the body has {len(data) - start} more bytes than its inputs say", topic="serving-programs")
+        raise invalid(f"the body has {len(data) - start} more bytes than its inputs say")
     return given
 
 
 def _shape(name: str, shape: Any) -> list[int]:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InputError(f"the shape of {name} is a list of whole numbers from 0", topic="serving-programs")
+        raise invalid(f"the shape of {name} is a list of whole numbers from 0")
     if len(shape) > _MOST_DIMENSIONS:
-        raise InputError(
-            f"the shape of {name} has {len(shape)} dimensions, but at most {_MOST_DIMENSIONS} are allowed",
-            topic="serving-programs",
-        )
+        raise invalid(f"the shape of {name} has {len(shape)} dimensions, but at most {_MOST_DIMENSIONS} are allowed")
     if math.prod(max(size, 1) for size in shape) > _MOST_ENTRIES:
-        raise InputError(f"the shape of {name} is {shape}, which no array has", topic="serving-programs")
+        raise invalid(f"the shape of {name} is {shape}, which no array has")
     return shape
 
 
 def _from_json(name: str, data: Any, datatype: str, shape: list[int]) -> torch.Tensor:
     """A tensor from a flat list of its values, or from nested lists in its shape."""
     if not isinstance(data, list):
-        raise InputError(f"the data of {name} is a list", topic="serving-programs")
+        raise invalid(f"the data of {name} is a list")
     values, nested = data, list[int]()
     while values and isinstance(values[0], list) and len(nested) < len(shape):
         lengths = {len(one) if isinstance(one, list) else -1 for one in values}
         if len(lengths) > 1:
-            raise InputError(f"the data of {name} has lists of different lengths", topic="serving-programs")
+            raise invalid(f"the data of {name} has lists of different lengths")
         nested.append(lengths.pop())
         values = list(itertools.chain.from_iterable(values))
     if nested and [len(data), *nested] != shape:
-        raise InputError(
-            f"the data of {name} is nested in the sizes {[len(data), *nested]}, but its shape is {shape}",
-            topic="serving-programs",
-        )
+        raise invalid(f"the data of {name} is nested in the sizes {[len(data), *nested]}, but its shape is {shape}")
     if len(values) != math.prod(shape):
-        raise InputError(
-            f"the data of {name} has {len(values)} values, but the shape {shape} has {math.prod(shape)}",
-            topic="serving-programs",
-        )
+        raise invalid(f"the data of {name} has {len(values)} values, but the shape {shape} has {math.prod(shape)}")
     dtype = _DTYPES[datatype]
     kinds: set[type] = {bool} if dtype == "bool" else {int, float} if "float" in dtype else {int}
     strange = set(map(type, values)) - kinds
     if strange:
-        raise InputError(
-            f"the data of {name} has {_kinds(strange)}, but {datatype} has {_kinds(kinds)}", topic="serving-programs"
-        )
+        raise invalid(f"the data of {name} has {_kinds(strange)}, but {datatype} has {_kinds(kinds)}")
     try:
         with np.errstate(over="ignore"):  # the runner refuses what becomes infinite
             array = np.array(values, dtype="float32" if dtype == "bfloat16" else dtype).reshape(shape)
     except OverflowError as error:
-        raise InputError(f"the data of {name} has a value out of the range of {datatype}", topic="serving-programs") from error
+        raise invalid(f"the data of {name} has a value out of the range of {datatype}") from error
     return torch.from_numpy(array).to(getattr(torch, dtype))
 
 
@@ -161,14 +144,12 @@ def _from_bytes(name: str, data: memoryview, datatype: str, shape: list[int]) ->
     stored = np.dtype("uint8" if dtype == "bool" else "int16" if dtype == "bfloat16" else dtype).newbyteorder("<")
     wanted = math.prod(shape) * stored.itemsize
     if len(data) != wanted:
-        raise InputError(
-            f"{name} has {len(data)} bytes, but {datatype} in the shape {shape} has {wanted}", topic="serving-programs"
-        )
+        raise invalid(f"{name} has {len(data)} bytes, but {datatype} in the shape {shape} has {wanted}")
     array = np.frombuffer(data, stored).astype(stored.newbyteorder("=")).reshape(shape)
     tensor = torch.from_numpy(array)
     if dtype == "bool":
         if array.size and array.max() > 1:
-            raise InputError(f"{name} has bytes other than 0 and 1, but the datatype BOOL", topic="serving-programs")
+            raise invalid(f"{name} has bytes other than 0 and 1, but the datatype BOOL")
         return tensor.to(torch.bool)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
@@ -182,7 +163,7 @@ def _results(program: ServedProgram, outputs: Any, binary: bool) -> dict[str, bo
     for one in outputs:
         name = _name_among(known, one, "gives")
         if name in asked:
-            raise InputError(f"the output {name} is asked for twice", topic="serving-programs")
+            raise invalid(f"the output {name} is asked for twice")
         _check_keys(name, one, {"name"}, {"parameters"})
         parameters = _parameters(name, one, {"binary_data"})
         asked[name] = _flag("binary_data", parameters) if "binary_data" in parameters else binary
@@ -191,7 +172,7 @@ def _results(program: ServedProgram, outputs: Any, binary: bool) -> dict[str, bo
 
 def _check_objects(what: str, values: Any, keys: str) -> None:
     if not isinstance(values, list) or not all(isinstance(one, dict) for one in values):
-        raise InputError(f"{what} is a list of objects with {keys}", topic="serving-programs")
+        raise invalid(f"{what} is a list of objects with {keys}")
 
 
 def _name_among(known: Collection[str], one: Mapping[str, Any], verb: str) -> str:
@@ -199,38 +180,32 @@ def _name_among(known: Collection[str], one: Mapping[str, Any], verb: str) -> st
     name = one.get("name")
     if not isinstance(name, str) or name not in known:
         close = nearest(name, known) if isinstance(name, str) and len(name) <= 100 else ""
-        raise InputError(f"the program {verb} {', '.join(known)}, and not {_shown(name)}.{close}", topic="serving-programs")
+        raise invalid(f"the program {verb} {', '.join(known)}, and not {_shown(name)}.{close}")
     return name
 
 
 def _check_keys(what: str, value: Mapping[str, Any], needed: set[str], allowed: set[str]) -> None:
     missing, unknown = needed - value.keys(), sorted(value.keys() - needed - allowed)
     if missing:
-        raise InputError(f"{what} has no {', '.join(sorted(missing))}", topic="serving-programs")
+        raise invalid(f"{what} has no {', '.join(sorted(missing))}")
     if unknown:
-        raise InputError(
-            f"{what} has {_shown(unknown[0])}, but the server knows only {', '.join(sorted(needed | allowed))}",
-            topic="serving-programs",
-        )
+        raise invalid(f"{what} has {_shown(unknown[0])}, but the server knows only {', '.join(sorted(needed | allowed))}")
 
 
 def _parameters(what: str, value: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     parameters = value.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise InputError(f"the parameters of {what} are an object", topic="serving-programs")
+        raise invalid(f"the parameters of {what} are an object")
     unknown = sorted(parameters.keys() - known - _IGNORED)
     if unknown:
-        raise InputError(
-            f"{what} has the parameter {_shown(unknown[0])}, but the server knows only {', '.join(sorted(known))}",
-            topic="serving-programs",
-        )
+        raise invalid(f"{what} has the parameter {_shown(unknown[0])}, but the server knows only {', '.join(sorted(known))}")
     return parameters
 
 
 def _flag(name: str, parameters: Mapping[str, Any]) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise InputError(f"{name} is true or false", topic="serving-programs")
+        raise invalid(f"{name} is true or false")
     return value
 
 

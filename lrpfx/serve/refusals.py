@@ -1,6 +1,11 @@
 """Requests that are refused, with the status of their answers."""
 
-from lrpfx.errors import InputError, LrpfxError
+from functools import partial
+
+from lrpfx.errors import InputError, InputTypeError, LrpfxError
+
+#: Errors about a server, its settings and its requests.
+invalid, wrong_type = partial(InputError, topic="serving-programs"), partial(InputTypeError, topic="serving-programs")
 
 BAD_REQUEST, FORBIDDEN, UNAUTHORIZED, NOT_FOUND, TOO_SLOW, TOO_LARGE = 400, 403, 401, 404, 408, 413
 UNSUPPORTED, BUSY, FAILED, NOT_READY, TIMED_OUT = 415, 429, 500, 503, 504

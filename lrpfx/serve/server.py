@@ -10,9 +10,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, LrpfxError
+from lrpfx.errors import LrpfxError
 from lrpfx.serve.connections import Connection
 from lrpfx.serve.guard import is_loopback
+from lrpfx.serve.refusals import invalid
 from lrpfx.serve.service import application
 from lrpfx.serve.settings import Settings
 
@@ -30,25 +31,11 @@ def run(
 ) -> None:
     """Serve programs until the process gets SIGINT or SIGTERM, and then answer the requests that have begun.
 
-    Parameters
-    ----------
-    programs
-        What `lrpfx.load` returned, by the names in requests.
-    settings
-        The limits, and the token, which all hosts need except for those of this machine alone.
-    host
-        The address to listen at.
-    port
-        Its port; 0 for any that is free.
-    on_start
-        Called with the address, such as `http://127.0.0.1:8000`, when the server listens.
-
-    Raises
-    ------
-    InputError
-        A name or the address is invalid or in use, or it is not of this machine alone and there is no token.
-    ArtefactError
-        A self-test failed.
+    `programs`: what `lrpfx.load` returned, by the names in requests. `settings`: the limits, and the token, which all hosts
+    need except for those of this machine alone. `host` and `port`: where to listen; port 0 is any that is free. `on_start`:
+    called with the address, such as `http://127.0.0.1:8000`, when the server listens. Raises `InputError` if a name or the
+    address is invalid or in use, or is not of this machine alone and there is no token, and `ArtefactError` if a self-test
+    failed.
     """
     settings = settings or Settings()
     problems: list[LrpfxError] = []
@@ -87,21 +74,17 @@ def configuration(served: Starlette, settings: Settings) -> uvicorn.Config:
 
 def _listening(host: str, port: int, settings: Settings) -> socket.socket:
     if type(port) is not int or not 0 <= port < 2**16:
-        raise InputError(f"a port is a number from 0 to 65535, not {port!r}", topic="serving-programs")
+        raise invalid(f"a port is a number from 0 to 65535, not {port!r}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
-        raise InputError(f"{host} is not the address of a host: {error}", topic="serving-programs") from error
+        raise invalid(f"{host} is not the address of a host: {error}") from error
     if settings.token is None and not is_loopback(str(address[0])):
-        raise InputError(
-            f"{host} is not for this machine alone, so the server needs a token that its clients send", topic="serving-programs"
-        )
+        raise invalid(f"{host} is not for this machine alone, so the server needs a token that its clients send")
     try:
         listener = socket.create_server(address[:2], family=family, backlog=128)
     except OSError as error:
-        raise InputError(
-            f"the server cannot listen at {host}, port {port}: {error.strerror or error}", topic="serving-programs"
-        ) from error
+        raise invalid(f"the server cannot listen at {host}, port {port}: {error.strerror or error}") from error
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # of its connections too: answers are sent in two parts
     return listener
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import ArtefactError, InputError, LrpfxError
+from lrpfx.errors import ArtefactError, LrpfxError
 from lrpfx.serve.answers import answer_of, json_answer
 from lrpfx.serve.batches import Batches
 from lrpfx.serve.guard import Guard
@@ -34,6 +34,7 @@ from lrpfx.serve.refusals import (
     TOO_SLOW,
     UNSUPPORTED,
     RequestError,
+    invalid,
     refusal_of,
 )
 from lrpfx.serve.settings import Settings
@@ -53,19 +54,8 @@ def application(
     `/v2/models/NAME/infer` and `/metrics`. It starts with the self-tests, and is ready when all have passed. One thread runs
     all programs, so the application belongs to one process with one event loop.
 
-    Parameters
-    ----------
-    programs
-        What `lrpfx.load` returned, by the names in requests.
-    settings
-        The limits and the token.
-    on_failure
-        Called with the error if a self-test fails. The program is never ready then.
-
-    Raises
-    ------
-    InputError
-        There are no programs, or a name is invalid.
+    `on_failure`: called with the error if a self-test fails. The program is never ready then. `InputError` if there are no
+    programs, or a name is invalid. Other arguments: as for `lrpfx.serve.run`.
     """
     return Service(programs, settings or Settings(), on_failure).application()
 
@@ -77,7 +67,7 @@ class Service:
         self, programs: Mapping[str, Runner], settings: Settings, on_failure: Callable[[LrpfxError], object] | None
     ) -> None:
         if not programs:
-            raise InputError("a server needs a program: lrpfx.serve.run({'name': lrpfx.load(path)})", topic="serving-programs")
+            raise invalid("a server needs a program: lrpfx.serve.run({'name': lrpfx.load(path)})")
         self.settings = settings
         self.programs = {name: ServedProgram(name, runner, settings) for name, runner in programs.items()}
         self.metrics = Metrics(self.programs)

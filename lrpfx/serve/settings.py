@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from lrpfx.errors import InputError
+from lrpfx.serve.refusals import invalid
 
 #: A token that is shorter could be guessed.
 SHORTEST_TOKEN = 16
@@ -56,21 +56,15 @@ class Settings:
         for name, most in _MOST.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
-                raise InputError(f"{name} is a whole number from 1 to {most}, not {value!r}", topic="serving-programs")
+                raise invalid(f"{name} is a whole number from 1 to {most}, not {value!r}")
         for name, least, longest in (("max_delay", 0.0, 10.0), ("timeout", 0.01, 86_400.0)):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or not least <= value <= longest:
-                raise InputError(
-                    f"{name} is a number of seconds from {least:g} to {longest:g}, not {value!r}", topic="serving-programs"
-                )
+                raise invalid(f"{name} is a number of seconds from {least:g} to {longest:g}, not {value!r}")
         if self.max_waiting_bytes < self.max_request_bytes:
-            raise InputError(
-                "max_waiting_bytes is at least max_request_bytes: otherwise the largest request is never read",
-                topic="serving-programs",
-            )
+            raise invalid("max_waiting_bytes is at least max_request_bytes: otherwise the largest request is never read")
         if self.token is not None and not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},}}", self.token):
-            raise InputError(
+            raise invalid(
                 f"a token has at least {SHORTEST_TOKEN} printable characters of ASCII without spaces: "
-                "`openssl rand -hex 32` makes one",
-                topic="serving-programs",
+                "`openssl rand -hex 32` makes one"
             )

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import assert_close, randomize_batch_norm
+from helpers import Layered, assert_close, randomize_batch_norm
 from torch import nn
 
 pytest.importorskip("captum")
@@ -41,13 +41,7 @@ class Classifier(nn.Module):
         return self.head(self.drop(self.tanh(self.hidden(self.relu(self.conv(x)).flatten(1)))))
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 3, 1, bias=False)
-        self.bn = nn.BatchNorm2d(3)
-        self.relu = nn.ReLU()
-
+class Block(Layered):
     def forward(self, x, y):
         return self.relu(self.bn(self.conv(x)) + y)
 
@@ -59,7 +53,7 @@ class Branches(nn.Module):
         super().__init__()
         self.first, self.second = nn.Conv2d(2, 3, 3), nn.Conv2d(1, 3, 3)
         self.relu = nn.ReLU()
-        self.block = Block()
+        self.block = Block(conv=nn.Conv2d(3, 3, 1, bias=False), bn=nn.BatchNorm2d(3), relu=nn.ReLU())
         self.head = nn.Linear(3, 4)
 
     def forward(self, x, y, shift=None, factor=1, name="mean"):
@@ -80,11 +74,7 @@ class Scores(nn.Module):
         return self.fc(x).reshape(len(x), *self.shape)
 
 
-class Words(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(7, 5), nn.Linear(5, 3)
-
+class Words(Layered):
     def forward(self, tokens, mask=None):
         x = self.embedding(tokens)
         return self.head((x if mask is None else x * mask[..., None]).mean(1))
@@ -197,7 +187,7 @@ def test_outputs_of_other_dimensions(shape, target):
 
 
 def test_tokens_have_the_relevance_of_their_embeddings():
-    model, tokens = Words().eval(), torch.randint(0, 7, (3, 4))
+    model, tokens = Words(embedding=nn.Embedding(7, 5), head=nn.Linear(5, 3)), torch.randint(0, 7, (3, 4))
     mask = torch.tensor([[1.0, 1, 1, 0]]).expand(3, 4)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=(tokens, mask))
     expected = lrpfx.attribute(explain_model, (tokens, mask), 1).relevance[0]
@@ -413,15 +403,11 @@ def test_a_target_is_needed_for_several_outputs(classifier):
 
 
 def test_tokens_that_no_embedding_reads_carry_no_relevance():
-    class Counted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-
+    class Counted(Layered):
         def forward(self, x, counts):
             return self.fc(x) * counts[:, None]
 
-    model, x, counts = Counted().eval(), torch.randn(2, 3), torch.tensor([1, 2])
+    model, x, counts = Counted(fc=nn.Linear(3, 2)), torch.randn(2, 3), torch.tensor([1, 2])
     lrp = LRP(model, EpsilonPlus())
     with pytest.raises(InputError, match="input 1 carries no relevance"):
         lrp.attribute((x, counts), 1)
@@ -524,24 +510,19 @@ def test_a_change_outside_of_the_model_is_seen(change, monkeypatch):
 
 
 def test_a_layer_that_returns_several_values_is_refused():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 3)
-
+    class Pair(Layered):
         def forward(self, x):
             return {"one": self.one(x).relu(), "other": self.other(x).relu()}
 
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.pair, self.head = Pair(), nn.Linear(3, 2)
-
+    class Both(Layered):
         def forward(self, x):
             found = self.pair(x)
             return self.head(found["one"] - found["other"])
 
-    model, x = Both().double().eval(), torch.randn(2, 4, dtype=torch.float64)
+    model, x = (
+        Both(pair=Pair(one=nn.Linear(4, 3), other=nn.Linear(4, 3)), head=nn.Linear(3, 2)).double().eval(),
+        torch.randn(2, 4, dtype=torch.float64),
+    )
     with pytest.raises(InputError, match=r"the layer 'pair' returns several values \(pair.relu, pair.relu_1\)"):
         LayerLRP(model, model.pair, EpsilonPlus()).attribute(x, target=1)
     assert LayerLRP(model, model.pair.one, EpsilonPlus()).attribute(x, target=1).shape == (2, 3)

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from helpers import assert_close, randomize_batch_norm
+from helpers import Layered, assert_close, randomize_batch_norm
 from small_families import small_family
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -46,16 +46,17 @@ class Network(nn.Module):
         return self.head(x)
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 3)
-
+class Recurrent(Layered):
     def forward(self, x):
         return self.head(self.lstm(x)[0].mean(1))
 
 
-NETWORKS = {"lstm": lambda: (Recurrent().eval(), torch.randn(2, 5, 3))}
+NETWORKS = {
+    "lstm": lambda: (
+        Recurrent(lstm=nn.LSTM(3, 4, batch_first=True, bidirectional=True), head=nn.Linear(8, 3)),
+        torch.randn(2, 5, 3),
+    )
+}
 
 
 def network():
@@ -183,15 +184,11 @@ def test_models_and_shapes_alternate_without_compilations(compiled):
 
 
 def test_other_arguments_are_compiled_where_the_graph_does_not_take_them(compiled):
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-
+    class Scaled(Layered):
         def forward(self, x, factor):
             return self.fc(x) * factor if factor > 1 else self.fc(x)
 
-    model, compilations = Scaled().eval(), Compilations("f", EpsilonPlus())
+    model, compilations = Scaled(fc=nn.Linear(3, 2)), Compilations("f", EpsilonPlus())
     inputs = torch.randn(2, 3)
     for factor in (1, 3, 1, 3):
         found = lrpfx.attribute(compilations.graph_for(model, (inputs, factor)), (inputs, factor), 0).output
@@ -227,15 +224,11 @@ def test_tensors_that_shared_memory_are_apart(compiled):
 
 
 def test_the_default_rules_are_chosen_for_text_and_for_numbers(compiled):
-    class Weighted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(3, 2)
-
+    class Weighted(Layered):
         def forward(self, x, weights):
             return self.fc(x) * weights
 
-    model, compilations, inputs = Weighted().eval(), Compilations("f"), torch.randn(2, 3)
+    model, compilations, inputs = Weighted(fc=nn.Linear(3, 2)), Compilations("f"), torch.randn(2, 3)
     for weights in (torch.tensor(2), torch.tensor(2.0), torch.tensor(2)):
         compilations.graph_for(model, (inputs, weights))
     assert len(compiled) == 2

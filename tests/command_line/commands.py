@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import io
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lrpfx.command_line import application
+from lrpfx.errors import InputError
 
 MODEL = """
 import torch
@@ -51,9 +53,24 @@ def exported_before():
     Path("model.pt2").write_bytes(model_file())
 
 
-def rows_of(folder="results"):
-    with open(f"{folder}/outputs.csv", newline="") as file:
+def refused(message, command, *arguments, **settings):
+    """`run` or another function of a command ends with an error that says so."""
+    with pytest.raises(InputError, match=message):
+        command(*arguments, **settings)
+
+
+def rows_of(folder="results", table="outputs.csv"):
+    with open(f"{folder}/{table}", newline="") as file:
         return {row["file"]: row for row in csv.DictReader(file)}
+
+
+def write_postscript(folder, path, monkeypatch):
+    """Write a picture for which Pillow would start Ghostscript; where something does, the folder has a file "started"."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {folder}/started\nexit 1\n")
+    (folder / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
 
 
 def run_program(*arguments):

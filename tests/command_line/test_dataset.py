@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from command_line.commands import run, run_program
+from command_line.commands import refused, run, run_program
 
 import lrpfx
 import lrpfx.datasets
@@ -23,8 +23,7 @@ def test_a_folder_is_explained_into_a_store(folder):
     before = found.relevance[:]
     assert run(*arguments, "--record", "0=channels", "--record", "1", "--target", "predicted", "--target", "3")[0] == 0
     np.testing.assert_array_equal(lrpfx.datasets.open("store").relevance[:], before)
-    with pytest.raises(lrpfx.InputError, match="begun with other"):
-        run(*arguments)
+    refused("begun with other", run, *arguments)
 
 
 def test_reduced_and_narrow(folder):
@@ -55,8 +54,7 @@ def test_a_store_on_a_path_of_fsspec(folder):
 
 def test_a_layer_is_recorded_once(folder):
     arguments = ("dataset", "small_model:make", "images", "--output", "store", *WITH)
-    with pytest.raises(lrpfx.InputError, match="--record names a layer twice"):
-        run(*arguments, "--record", "0=sum", "--record", "0=channels")
+    refused("--record names a layer twice", run, *arguments, "--record", "0=sum", "--record", "0=channels")
 
 
 def test_photographs_that_cannot_be_explained(folder):
@@ -92,5 +90,4 @@ def test_a_table(folder):
 )
 def test_mistakes(arguments, message, folder):
     torch.set_default_dtype(torch.float32)
-    with pytest.raises(lrpfx.InputError, match=message):
-        run("dataset", "small_model:make", *arguments)
+    refused(message, run, "dataset", "small_model:make", *arguments)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line.commands import exported_before, run
+from command_line import commands
+from command_line.commands import exported_before, refused, run
 from PIL import Image
 
 import lrpfx
@@ -28,8 +29,7 @@ NAMES = ["ant", "bee", "cat", "dog", "eel"]
 
 
 def rows_of(folder="out"):
-    with open(f"{folder}/explanations.csv", newline="") as file:
-        return {row["file"]: row for row in csv.DictReader(file)}
+    return commands.rows_of(folder, "explanations.csv")
 
 
 def explained(*arguments, model="small_model:make"):
@@ -69,12 +69,9 @@ def the_model():
 
 
 def test_preprocessing_changes_the_result_and_is_never_assumed(folder):
-    with pytest.raises(lrpfx.InputError, match=r"there is no known preprocessing for small_model:make.*--mean.*--raw"):
-        explained("images/0.png")
-    with pytest.raises(lrpfx.InputError, match="--std is missing"):
-        explained("images/0.png", "--mean", "0.5")
-    with pytest.raises(lrpfx.InputError, match="leave it out"):
-        explained("images/0.png", "--mean", "0.5", "--raw")
+    refused(r"there is no known preprocessing for small_model:make.*--mean.*--raw", explained, "images/0.png")
+    refused("--std is missing", explained, "images/0.png", "--mean", "0.5")
+    refused("leave it out", explained, "images/0.png", "--mean", "0.5", "--raw")
     assert not os.path.exists("out")
     explained("images/0.png", "--raw", *SIZE)
     raw = rows_of()["0.png"]["relevance"]
@@ -103,8 +100,7 @@ def test_several_classes_are_compared(folder):
 )
 def test_mistakes_end_the_command(options, message, folder):
     (folder / "two.txt").write_text("cat\ndog\n")
-    with pytest.raises(lrpfx.InputError, match=message):
-        explained("images", "--raw", *SIZE, *options)
+    refused(message, explained, "images", "--raw", *SIZE, *options)
 
 
 def test_a_photograph_that_cannot_be_read_costs_its_own_row(folder):
@@ -123,8 +119,7 @@ def test_a_photograph_that_cannot_be_read_costs_its_own_row(folder):
 
 def test_a_photograph_that_the_model_cannot_take_costs_its_own_row(folder):
     """Without a size, each photograph keeps its own, and the dense layer takes one of them."""
-    with pytest.raises(lrpfx.InputError, match=r"(?s)1\.png: .*2\.png: "):
-        explained("images", "--raw")
+    refused(r"(?s)1\.png: .*2\.png: ", explained, "images", "--raw")
     assert [name for name, row in rows_of().items() if not row["problem"]] == ["0.png"]
 
 
@@ -205,13 +200,11 @@ def test_photographs_in_the_folder_of_results_are_explained(folder):
         for output in ("images", "images/own"):
             status, printed = run("explain", "small_model:make", "images", "--raw", *SIZE, "--output", output)
             assert status == 0 and "5 of 5 explained" in printed and set(rows_of(output)) == photographs
-    with pytest.raises(lrpfx.InputError, match="no images in images/own but those that lrpfx made"):
-        explained("images/own", "--raw", *SIZE)
+    refused("no images in images/own but those that lrpfx made", explained, "images/own", "--raw", *SIZE)
     exported_before()
     for _ in range(2):
         assert run("run", "model.pt2", "images", "images/heat")[0] == 0
-        with open("images/heat/outputs.csv", newline="") as file:
-            assert {row["file"] for row in csv.DictReader(file)} == photographs
+        assert set(commands.rows_of("images/heat")) == photographs
 
 
 def test_pictures_of_other_settings_do_not_stay(folder):
@@ -244,16 +237,14 @@ def test_a_name_of_a_class_wins_over_an_index(folder):
     exported_before()
     for target, expected in (("2", "1"), ("0", "0"), ("7", "4")):
         run("run", "model.pt2", "images", f"heat{target}", *named, "--target", target)
-        with open(f"heat{target}/outputs.csv", newline="") as file:
-            assert {row["explained"] for row in csv.DictReader(file)} == {expected}
+        assert {row["explained"] for row in commands.rows_of(f"heat{target}").values()} == {expected}
     (folder / "letters.txt").write_text("cat\nCat\n2\n2\nbee\n")
     assert [options.class_of(text, ["cat", "Cat", "2", "2"]) for text in ("cat", "Cat", "3")] == [0, 1, 3]
     for text in ("CAT", "2"):
         with pytest.raises(lrpfx.InputError, match="say one of"):
             options.class_of(text, ["cat", "Cat", "2", "2"])
     for command in (("explain", "small_model:make", "images"), ("run", "model.pt2", "images", "other")):
-        with pytest.raises(lrpfx.InputError, match="class -1 is out of range"):
-            run(*command, "--raw", *named, "--target", "-1")
+        refused("class -1 is out of range", run, *command, "--raw", *named, "--target", "-1")
 
 
 def test_entries_of_a_cell_can_be_told_apart(folder):
@@ -365,8 +356,7 @@ def test_a_program_needs_no_options(folder):
 def test_a_program_without_preprocessing_asks_for_it(folder):
     run("export", "small_model:make", "plain.pt2", "--shape", "1,3,8,8")
     for command in (("explain", "plain.pt2", "images"), ("run", "plain.pt2", "images", "heat")):
-        with pytest.raises(lrpfx.InputError, match=r"the file holds no preprocessing for plain\.pt2.*--mean.*--raw"):
-            run(*command)
+        refused(r"the file holds no preprocessing for plain\.pt2.*--mean.*--raw", run, *command)
     assert not os.path.exists("heat")
     assert explained("images", "--raw", model="plain.pt2")[0] == 0
     with pytest.raises(lrpfx.InputError, match="has shape 3×8×8, but the preprocessing makes 3×9×9: cover 9×9"):
@@ -374,19 +364,13 @@ def test_a_program_without_preprocessing_asks_for_it(folder):
 
 
 def test_no_program_is_started_for_a_photograph(folder, monkeypatch):
-    (folder / "bin").mkdir()
-    (folder / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {folder}/started\nexit 1\n")
-    (folder / "bin" / "gs").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-    (folder / "page.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
-    with pytest.raises(lrpfx.InputError, match=r"page\.png"):
-        explained("page.png", "--raw", *SIZE)
+    commands.write_postscript(folder, folder / "page.png", monkeypatch)
+    refused(r"page\.png", explained, "page.png", "--raw", *SIZE)
     assert not (folder / "started").exists()
 
 
 def test_addresses_are_refused(folder):
-    with pytest.raises(lrpfx.InputError, match="is an address"):
-        explained("https://example.org/cat.jpg", "--raw", *SIZE)
+    refused("is an address", explained, "https://example.org/cat.jpg", "--raw", *SIZE)
 
 
 def test_grey_models(folder):

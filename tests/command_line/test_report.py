@@ -6,10 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line.commands import run
+from command_line.commands import refused, run
 from PIL import Image
-
-import lrpfx
 
 MODEL = ("small_model:make", "--raw", "--size", "8")
 
@@ -51,8 +49,7 @@ def test_the_defaults(folder):
 )
 def test_mistakes(folder, arguments, message):
     before = sorted(os.listdir())
-    with pytest.raises(lrpfx.InputError, match=re.escape(message)):
-        run("report", *MODEL, *arguments)
+    refused(re.escape(message), run, "report", *MODEL, *arguments)
     assert sorted(os.listdir()) == before
 
 
@@ -96,5 +93,4 @@ def test_two_models_are_compared(folder):
     ],
 )
 def test_what_cannot_be_compared(folder, arguments, message):
-    with pytest.raises(lrpfx.InputError, match=re.escape(message)):
-        run("compare", *MODEL, *arguments)
+    refused(re.escape(message), run, "compare", *MODEL, *arguments)

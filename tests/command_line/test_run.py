@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from command_line.commands import exported, exported_before, rows_of, run, run_program
+from command_line.commands import exported, exported_before, refused, rows_of, run, run_program, write_postscript
 from PIL import Image
 
 import lrpfx
@@ -25,9 +25,8 @@ def test_export_and_run(folder):
     status, printed = run("run", "model.onnx", "images", "results", "--batch-size", "2")
     assert status == 0 and "3 heatmaps and outputs.csv in results/" in printed
     assert sorted(os.listdir("results")) == ["0.png.png", "1.png.png", "2.png.png", "outputs.csv", "run.json"]
-    with open("results/outputs.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["file"] for row in rows] == ["0.png", "1.png", "2.png"]
+    rows = list(rows_of().values())
+    assert list(rows_of()) == ["0.png", "1.png", "2.png"]
     sys.path.insert(0, str(folder))
     import small_model
 
@@ -50,8 +49,7 @@ def test_a_chosen_class_and_normalization(folder):
     exported_before()
     scale = ("--mean", "0.5,0.4,0.3", "--std", "0.2")
     assert run("run", "model.pt2", "images", "results", "--target", "2", *scale)[0] == 0
-    with open("results/outputs.csv") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(rows_of().values())
     assert {row["explained"] for row in rows} == {"2"}
     image = np.array(Image.open("images/0.png"), dtype=np.float64).transpose(2, 0, 1) / 255.0
     image = (image - np.array([0.5, 0.4, 0.3])[:, None, None]) / 0.2
@@ -63,8 +61,7 @@ def test_a_chosen_class_and_normalization(folder):
 def test_other_programs(folder, options):
     exported("model.pt2", "--record", "0", *options)
     assert run("run", "model.pt2", "images", "results")[0] == 0
-    with open("results/outputs.csv") as file:
-        assert len(list(csv.DictReader(file))) == 3
+    assert len(rows_of()) == 3
 
 
 def test_several_targets(folder):
@@ -90,8 +87,7 @@ def test_several_targets(folder):
 def test_images_that_cannot_be_read(folder):
     exported_before()
     (folder / "images" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(lrpfx.InputError, match=r"broken\.png"):
-        run("run", "model.pt2", "images", "results")
+    refused(r"broken\.png", run, "run", "model.pt2", "images", "results")
     assert sorted(os.listdir("results")) == ["0.png.png", "1.png.png", "2.png.png", "outputs.csv", "run.json"]
 
 
@@ -144,19 +140,13 @@ def test_photographs_are_upright(folder):
 def test_images_of_32_bits_have_no_known_range(dtype, folder):
     exported_before()
     Image.fromarray(np.ones((8, 8), dtype=dtype)).save("images/wide.tif")
-    with pytest.raises(lrpfx.InputError, match=r"wide\.tif: its values have 32 bits"):
-        run("run", "model.pt2", "images", "results")
+    refused(r"wide\.tif: its values have 32 bits", run, "run", "model.pt2", "images", "results")
 
 
 def test_no_program_is_started_for_an_image(folder, monkeypatch):
     exported_before()
-    (folder / "bin").mkdir()
-    (folder / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {folder}/started\nexit 1\n")
-    (folder / "bin" / "gs").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-    (folder / "images" / "page.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
-    with pytest.raises(lrpfx.InputError, match=r"page\.png"):
-        run("run", "model.pt2", "images", "results")
+    write_postscript(folder, folder / "images" / "page.png", monkeypatch)
+    refused(r"page\.png", run, "run", "model.pt2", "images", "results")
     assert not (folder / "started").exists()
 
 
@@ -167,8 +157,7 @@ def test_a_changed_image_has_one_row(folder):
     Image.new("RGB", (8, 8), (9, 0, 0)).save("images/1.png")
     os.utime("images/1.png", (1, 1))  # as a copy that keeps the time of an older file
     (folder / "images" / "2.png").write_bytes(b"no image")
-    with pytest.raises(lrpfx.InputError, match=r"2\.png"):
-        run("run", "model.pt2", "images", "results")
+    refused(r"2\.png", run, "run", "model.pt2", "images", "results")
     with open("results/outputs.csv", newline="") as file:
         assert [row["file"] for row in csv.DictReader(file)] == ["0.png", "1.png", "2.png"]
     assert rows_of()["1.png"]["output_0"] != before["1.png"]["output_0"] and rows_of()["0.png"] == before["0.png"]
@@ -200,20 +189,16 @@ def test_settings_are_checked_before_a_folder_is_begun(folder):
         (("--mean", "nan"), "finite numbers"),
         (("--std", "0"), "std is positive"),
     ):
-        with pytest.raises(lrpfx.InputError, match=message):
-            run("run", "model.pt2", "images", "results", *wrong)
+        refused(message, run, "run", "model.pt2", "images", "results", *wrong)
         assert not os.path.exists("results")
-    with pytest.raises(lrpfx.InputError, match="images of the next run"):
-        run("run", "model.pt2", "images", "images")
+    refused("images of the next run", run, "run", "model.pt2", "images", "images")
     run("run", "model.pt2", "images", "results")
     for damage in (b"\xff\xfe", b'"' + b"x" * 200_000 + b'"\n'):
         (folder / "results" / "outputs.csv").write_bytes(damage)
-        with pytest.raises(lrpfx.InputError, match=r"outputs\.csv is damaged"):
-            run("run", "model.pt2", "images", "results")
+        refused(r"outputs\.csv is damaged", run, "run", "model.pt2", "images", "results")
     for others in (b"\xff", b"[1]"):
         (folder / "results" / "run.json").write_bytes(others)
-        with pytest.raises(lrpfx.InputError, match="not from lrpfx"):
-            run("run", "model.pt2", "images", "results")
+        refused("not from lrpfx", run, "run", "model.pt2", "images", "results")
 
 
 @pytest.mark.filterwarnings("ignore:the options replace the preprocessing")
@@ -245,11 +230,10 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     run("run", "model.pt2", "images", "results")
     assert calls[13:] == ["5.png"]
     for change in (["--target", "1"], ["--mean", "0.5"]):
-        with pytest.raises(lrpfx.InputError, match="begun with other") as refused:
+        with pytest.raises(lrpfx.InputError, match="begun with other") as caught:
             run("run", "model.pt2", "images", "results", *change)
-        assert refused.value.topic == "changed-data"
+        assert caught.value.topic == "changed-data"
     os.mkdir("others")
     (folder / "others" / "outputs.csv").write_text("mine")
-    with pytest.raises(lrpfx.InputError, match="not from lrpfx run"):
-        run("run", "model.pt2", "images", "others")
+    refused("not from lrpfx run", run, "run", "model.pt2", "images", "others")
     assert (folder / "others" / "outputs.csv").read_text() == "mine"

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import ROOT, Unary, assert_close, needs_compiler, small_net
+from helpers import ROOT, Layered, Unary, assert_agrees, assert_close, needs_compiler, small_net
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -172,8 +172,7 @@ def test_indices_that_an_embedding_does_not_have(name, tmp_path):
     explain_model = lrpfx.transform(model.eval(), EpsilonPlusFlat())
     tokens = torch.randint(9, (2, 3))
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, tokens, target="max"), tmp_path / name))
-    found = lrpfx.attribute(explain_model, tokens)
-    assert_close(runner(tokens)["relevance"], found.relevance, 1e-5)
+    assert_agrees(runner, explain_model, tokens, tolerance=1e-5)
     with pytest.raises(lrpfx.InputError, match="cannot run on these inputs"):
         runner(tokens + 9)
 
@@ -489,7 +488,7 @@ def test_large_models_keep_their_parameters_beside(tmp_path, monkeypatch):
         assert lrpfx.save(programs[-1], path) == path
         (data,) = tmp_path.glob("model.onnx.*.data")  # that of the replaced file is gone
         x, target = images(3).float(), torch.tensor([0, 1, 2])
-        assert_close(lrpfx.load(path)(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+        assert_agrees(lrpfx.load(path), explain_model, x, target, tolerance=1e-5)
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", lambda descriptor: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -638,12 +637,8 @@ def test_a_batch_of_one_is_part_of_the_self_test(program, explain_model, tmp_pat
     lrpfx.save(lrpfx.lower(explain_model, images(), dynamic_batch=False), tmp_path / "fixed.pt2")
 
 
-class RowsElsewhere(nn.Module):
+class RowsElsewhere(Layered):
     """A model of (batch, 7, 6) whose layer `sequence` gives (7, batch, 8) and `windows` gives (batch * 7, 4)."""
-
-    def __init__(self):
-        super().__init__()
-        self.sequence, self.windows, self.head = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(28, 5)
 
     def forward(self, x):
         sequence = self.sequence(x.transpose(0, 1)).relu()
@@ -653,7 +648,10 @@ class RowsElsewhere(nn.Module):
 @pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
 @pytest.mark.parametrize("dynamic_batch", [True, False])
 def test_results_whose_first_dimension_is_not_the_batch(dynamic_batch, name, tmp_path):
-    explain_model = lrpfx.transform(RowsElsewhere().float().eval(), EpsilonPlusFlat())
+    explain_model = lrpfx.transform(
+        RowsElsewhere(sequence=nn.Linear(6, 8), windows=nn.Linear(8, 4), head=nn.Linear(28, 5)).float().eval(),
+        EpsilonPlusFlat(),
+    )
     layers = ["sequence", "windows"]
     program = lrpfx.lower(explain_model, torch.rand(2, 7, 6).float(), record=layers, dynamic_batch=dynamic_batch)
     runner = lrpfx.load(lrpfx.save(program, tmp_path / name))
@@ -678,9 +676,7 @@ def test_compiled_convolutions_in_three_dimensions(tmp_path):
     program = lrpfx.lower(explain_model, torch.rand(2, 2, 5, 5, 5).float())
     runner = lrpfx.load(lrpfx.package(program, tmp_path / "model.pt2"))
     for batch in (1, 2, 3):
-        x, target = torch.rand(batch, 2, 5, 5, 5).float(), torch.arange(batch)
-        expected = lrpfx.attribute(explain_model, x, target)
-        assert_close(runner(x, target)["relevance"], expected.relevance, 1e-5)
+        assert_agrees(runner, explain_model, torch.rand(batch, 2, 5, 5, 5).float(), torch.arange(batch), tolerance=1e-5)
 
 
 def test_onnx_runtime_has_no_convolutions_in_float64(program, tmp_path):
@@ -738,8 +734,7 @@ def test_files_of_layers_whose_backward_torch_does_not_check(layers, shape, comp
     model = nn.Sequential(model, nn.Linear(model(x).shape[1], 3).float()).eval()
     explain_model = lrpfx.transform(model, composite(), example_inputs=x)
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.pt2"))
-    target = torch.tensor([0, 2])
-    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    assert_agrees(runner, explain_model, x, torch.tensor([0, 2]), tolerance=1e-5)
 
 
 def test_operators_that_files_do_not_contain_are_named_before_the_work(tmp_path):

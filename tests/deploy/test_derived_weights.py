@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_close
+from helpers import Layered, assert_agrees
 from torch import nn
 
 import lrpfx
@@ -47,7 +47,7 @@ def test_weights_of_rules_are_not_held(name, optimize, monkeypatch):
     program = lrpfx.lower(explain_model, x, target="max")
     weights = {one for one, value in program.state_dict.items() if value.ndim > 1}
     assert weights == {"0.merged_weight", "3.weight", "5.weight"}
-    assert_close(program.module()(x)["relevance"], lrpfx.attribute(explain_model, x).relevance, 1e-12)
+    assert_agrees(program.module(), explain_model, x, tolerance=1e-12)
     folded = program.module()
     fold_constants(folded)
     computing = [
@@ -76,7 +76,7 @@ def test_what_is_not_elementwise_is_held(monkeypatch):
         x = torch.rand(2, 3, 8, 8)
         program = lrpfx.lower(explain_model, x, target="max")
         assert any("weight_" in name for name in program.state_dict), list(program.state_dict)
-        assert_close(program.module()(x)["relevance"], lrpfx.attribute(explain_model, x).relevance, 1e-12)
+        assert_agrees(program.module(), explain_model, x, tolerance=1e-12)
 
 
 def test_models_without_derived_weights():
@@ -90,15 +90,11 @@ def test_models_without_derived_weights():
 def test_a_file_of_a_small_program_takes_little_memory():
     """What is large is left to each call."""
 
-    class Large(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(10, 10))
-
+    class Large(Layered):
         def forward(self, x):
             return x + self.weight.abs().repeat(2000, 2000).sum()
 
-    program = torch.export.export(Large(), (torch.rand(3),)).module()
+    program = torch.export.export(Large(weight=nn.Parameter(torch.rand(10, 10))), (torch.rand(3),)).module()
     fold_constants(program)
     names = {node.name for node in program.graph.nodes}
     assert "repeat" in names and "abs_1" not in names

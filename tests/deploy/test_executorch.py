@@ -10,7 +10,7 @@ import executorch.runtime as runtime
 import pytest
 import torch
 from command_line.commands import run_program
-from helpers import assert_close
+from helpers import assert_agrees, assert_close
 from PIL import Image
 from small_families import small_family
 from torch import nn
@@ -63,9 +63,7 @@ def test_networks(name, composite, write, tmp_path):
     assert runner.manifest["kind"] == ("executorch" if write is lrpfx.save else "xnnpack")
     assert_close(program.module()(images, torch.tensor([0, 2]))["output"], explain_model(images), 1e-6)  # is as it was
     images = images.flip(0) * 0.7
-    found, expected = runner(images, torch.tensor([3, 1])), lrpfx.attribute(explain_model, images, [3, 1])
-    assert_close(found["output"], expected.output, 1e-5)
-    assert_close(found["relevance"], expected.relevance, 1e-5)
+    assert_agrees(runner, explain_model, images, torch.tensor([3, 1]), tolerance=1e-5)
 
 
 class _Sums(nn.Module):
@@ -83,9 +81,7 @@ def test_factors_of_sums_reach_the_second_operand(tmp_path):
     explain_model = lrpfx.transform(_Sums().eval().float(), EpsilonPlusFlat())
     x = torch.randn(3, 6).float()
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x, dynamic_batch=False), tmp_path / "model.pte"))
-    found, expected = runner(-x, torch.tensor([3, 1, 0])), lrpfx.attribute(explain_model, -x, [3, 1, 0])
-    assert_close(found["output"], expected.output, 1e-6)
-    assert_close(found["relevance"], expected.relevance, 1e-6)
+    assert_agrees(runner, explain_model, -x, torch.tensor([3, 1, 0]), tolerance=1e-6)
 
 
 class _Padded(nn.Module):
@@ -107,10 +103,7 @@ def test_padding_and_the_order_of_stored_tensors(write, tmp_path):
     x = torch.rand(2, 3, 8, 8).float()
     explain_model = lrpfx.transform(_Padded().eval().float(), EpsilonPlusFlat(), x)
     runner = lrpfx.load(write(lrpfx.lower(explain_model, x, dynamic_batch=False), tmp_path / "model.pte"))
-    x = x.flip(0)
-    found, expected = runner(x, torch.tensor([3, 1])), lrpfx.attribute(explain_model, x, [3, 1])
-    assert_close(found["output"], expected.output, 1e-5)
-    assert_close(found["relevance"], expected.relevance, 1e-5)
+    assert_agrees(runner, explain_model, x.flip(0), torch.tensor([3, 1]), tolerance=1e-5)
 
 
 def test_the_runtime_alone_reads_the_file(explained, file):
@@ -256,23 +249,23 @@ def test_a_program_without_weights(tmp_path):
             lrpfx.load(path)
 
 
-def test_convolutions_in_three_dimensions(tmp_path):
-    model = nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).eval().float()
-    program = lrpfx.lower(lrpfx.transform(model, EpsilonPlusFlat()), torch.rand(2, 1, 3, 3, 3).float(), dynamic_batch=False)
-    with pytest.raises(lrpfx.LoweringError, match="no kernel of convolutions in three dimensions"):
-        lrpfx.save(program, tmp_path / "model.pte")
-
-
-def test_open_sizes(explained, tmp_path):
-    with pytest.raises(lrpfx.LoweringError, match="dynamic_batch=False"):
-        lrpfx.save(lrpfx.lower(*explained), tmp_path / "model.pte")
-
-
-def test_float64(tmp_path):
-    program = lrpfx.lower(
-        lrpfx.transform(nn.Linear(4, 3).double(), EpsilonPlusFlat()), torch.rand(2, 4).double(), dynamic_batch=False
-    )
-    with pytest.raises(lrpfx.LoweringError, match="float64"):
+@pytest.mark.parametrize(
+    ("model", "x", "open_batch", "message"),
+    [
+        (
+            nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).float(),
+            torch.rand(2, 1, 3, 3, 3),
+            False,
+            "no kernel of convolutions in three dimensions",
+        ),
+        (nn.Linear(4, 3).float(), torch.rand(2, 4), True, "dynamic_batch=False"),
+        (nn.Linear(4, 3).double(), torch.rand(2, 4), False, "float64"),
+    ],
+)
+def test_programs_that_executorch_does_not_take(model, x, open_batch, message, tmp_path):
+    x = x.to(next(model.parameters()).dtype)
+    program = lrpfx.lower(lrpfx.transform(model.eval(), EpsilonPlusFlat()), x, dynamic_batch=open_batch)
+    with pytest.raises(lrpfx.LoweringError, match=message):
         lrpfx.save(program, tmp_path / "model.pte")
 
 

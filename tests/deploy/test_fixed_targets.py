@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from helpers import Layered
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,12 +15,8 @@ from lrpfx.deploy.manifest import manifest_of
 from lrpfx.support.stored_arrays import RefusedError
 
 
-class Tokens(nn.Module):
+class Tokens(Layered):
     """A score of each token at each position of a sequence of any length."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(11, 6), nn.Linear(6, 11)
 
     def forward(self, ids):
         hidden = self.embedding(ids)
@@ -30,7 +27,12 @@ class Tokens(nn.Module):
 def tokens():
     torch.manual_seed(0)
     ids = torch.randint(11, (2, 9))
-    return lrpfx.transform(Tokens().eval().double(), EpsilonPlus(), example_inputs=ids, capture="export"), ids
+    return lrpfx.transform(
+        Tokens(embedding=nn.Embedding(11, 6), head=nn.Linear(6, 11)).double(),
+        EpsilonPlus(),
+        example_inputs=ids,
+        capture="export",
+    ), ids
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from helpers import Unary, assert_close
+from helpers import Layered, Unary, assert_agrees, assert_close
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.nn import functional
@@ -30,7 +30,7 @@ from lrpfx.support.torch_internals import decompositions_for_onnx, onnx_registry
 
 
 def test_legal_programs_keep_their_origins():
-    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.AvgPool2d(2), torch.nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten())
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus()), torch.rand(2, 2, 6, 6), target="weights")
     legal, stages = legalized(program, BACKENDS["onnx"])
     assert stages[-1].name == "legalize_for_onnx" and stages[-1].matches and "_backward" not in stages[-1].code
@@ -39,11 +39,11 @@ def test_legal_programs_keep_their_origins():
     assert "0: ZPlus(stabilizer=1e-06)" in origins.values() and "2: Norm(stabilizer=1e-06)" in origins.values()
 
 
-class ChannelsLast(torch.nn.Module):
+class ChannelsLast(nn.Module):
     def __init__(self):
         super().__init__()
-        self.mix = torch.nn.Linear(3, 6)
-        self.pool = torch.nn.AdaptiveAvgPool2d(1)
+        self.mix = nn.Linear(3, 6)
+        self.pool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, x):
         return self.pool(self.mix(x.movedim(1, -1)).movedim(-1, 1)).flatten(1)
@@ -57,15 +57,11 @@ def test_pooling_of_images_whose_channels_come_last(tmp_path):
     assert not [node for node in program.graph.nodes if "as_strided" in str(node.target) or "copy_" in str(node.target)]
     for suffix in ("pt2", "onnx"):
         runner = lrpfx.load(lrpfx.save(program, tmp_path / f"model.{suffix}"))
-        assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+        assert_agrees(runner, explain_model, x, target, tolerance=1e-5)
 
 
-class Quotients(torch.nn.Module):
+class Quotients(Layered):
     """Divides whole numbers: sizes by sizes, and entries by entries, some of which are -1."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
 
     def forward(self, x):
         length = x.shape[1]
@@ -75,7 +71,7 @@ class Quotients(torch.nn.Module):
 
 
 def test_whole_numbers_are_divided_by_what_is_computed(tmp_path):
-    model = Quotients().float().eval()
+    model = Quotients(layer=nn.Linear(8, 16), head=nn.Linear(16, 4)).float().eval()
     x = torch.rand(2, 10, 8).float()
     program = lrpfx.lower(lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export"), x)
     runner = lrpfx.load(lrpfx.save(program, tmp_path / "model.onnx"))
@@ -106,24 +102,25 @@ def test_operators_that_torch_expands_for_onnx_in_others_that_it_lacks(tmp_path,
     )
     x = torch.rand(4, 3, 5, 6).float()
     seed = torch.rand_like(function(x))
-    assert_close(runner(x, seed)["relevance"], lrpfx.attribute(explain_model, x, seed).relevance, 1e-5)
+    assert_agrees(runner, explain_model, x, seed, tolerance=1e-5)
 
 
 def pooled_net(dtype):
-    layers = (torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(36, 5))
-    return torch.nn.Sequential(*layers).to(dtype).eval()
+    layers = (nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
+    return nn.Sequential(*layers).to(dtype).eval()
 
 
-def test_layer_norm_in_float16(tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "activation", "tolerance"), [(torch.float16, nn.GELU(), 1e-2), (torch.float64, nn.Identity(), 1e-9)]
+)
+def test_layer_norm_in_other_dtypes(dtype, activation, tolerance, tmp_path):
     """ONNX's layer norm gives statistics in float32, whatever its input is."""
     torch.manual_seed(0)
-    model = (
-        torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Linear(8, 3)).eval().half()
-    )
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), activation, nn.Linear(8, 3)).eval().to(dtype)
+    x = torch.randn(3, 6).to(dtype)
     explain_model = lrpfx.transform(model, AttnLRP())
-    x, target = torch.randn(3, 6).half(), torch.arange(3)
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
-    assert_close(runner(x, target)["relevance"].float(), lrpfx.attribute(explain_model, x, target).relevance.float(), 1e-2)
+    assert_agrees(runner, explain_model, x, torch.arange(3), tolerance=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -138,20 +135,9 @@ def test_dtypes_that_onnx_runtime_does_not_compute_are_refused_first(tmp_path, d
 
 def test_float16(tmp_path):
     """ONNX Runtime adds up no scattered float16: that is max pooling's backward."""
-    explain_model = lrpfx.transform(pooled_net(torch.float16), EpsilonPlus())
-    x, target = torch.rand(3, 3, 8, 8).half(), torch.arange(3)
+    explain_model, x = lrpfx.transform(pooled_net(torch.float16), EpsilonPlus()), torch.rand(3, 3, 8, 8).half()
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
-    assert_close(runner(x, target)["relevance"].float(), lrpfx.attribute(explain_model, x, target).relevance.float(), 1e-2)
-
-
-def test_layer_norm_in_float64(tmp_path):
-    """ONNX has the mean and the deviation of a layer norm in float32."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 4)).double().eval()
-    x, target = torch.rand(3, 6, dtype=torch.float64), torch.arange(3)
-    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=x)
-    runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
-    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-9)
+    assert_agrees(runner, explain_model, x, torch.arange(3), tolerance=1e-2)
 
 
 def test_what_onnx_does_not_have_is_named():
@@ -159,13 +145,13 @@ def test_what_onnx_does_not_have_is_named():
         def propagate(self, call, relevance):
             return (relevance.clamp(max=relevance.median(1, keepdim=True).values),)
 
-    explain_model = lrpfx.transform(torch.nn.Sequential(torch.nn.ReLU()), LayerMapComposite([(torch.nn.ReLU, Bounded())]))
+    explain_model = lrpfx.transform(nn.Sequential(nn.ReLU()), LayerMapComposite([(nn.ReLU, Bounded())]))
     program = lrpfx.lower(explain_model, torch.rand(2, 8).float(), target="weights")
     with pytest.raises(lrpfx.LoweringError, match=r"no equivalent of these operators:\n  aten.median.dim, from 0: Bounded"):
         onnx_model(legalized(program, BACKENDS["onnx"])[0], ["input", "target"], ["output", "relevance"])
 
 
-class Backwards(torch.nn.Module):
+class Backwards(nn.Module):
     """Backward operators whose results are results of the program: one result, several of which some are None, and none."""
 
     def forward(self, input, weight):
@@ -212,8 +198,8 @@ def test_only_operators_that_onnx_lacks_are_traced_again(monkeypatch):
 def strided_file(folder):
     """Convolutions with a stride, whose backward is a transposed convolution with the same weight."""
     torch.manual_seed(0)
-    layers = (torch.nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3, stride=2, padding=1))
-    model = torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(128, 10)).float()
+    layers = (nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, padding=1))
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(128, 10)).float()
     explain_model = lrpfx.transform(model, EpsilonGammaBox(0.0, 1.0))
     program = lrpfx.lower(explain_model, torch.rand(2, 3, 16, 16).float(), balance=True)
     return lrpfx.save(program, folder / "model.onnx")
@@ -252,14 +238,8 @@ def test_other_runtimes_check_a_file_without_lrpfx(tmp_path, runtime, capsys):
 def test_the_check_finds_results_that_have_further_names(tmp_path, runtime):
     """OpenVINO gives a result the names of all values that are the same, such as one that is expanded to its own shape."""
     check = runpy.run_path(str(CHECK))
-    layers = [
-        torch.nn.Conv2d(3, 8, 3),
-        torch.nn.ReLU(),
-        torch.nn.AdaptiveAvgPool2d(1),
-        torch.nn.Flatten(),
-        torch.nn.Linear(8, 10),
-    ]
-    explain_model = lrpfx.transform(torch.nn.Sequential(*layers).float(), EpsilonPlusFlat())
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    explain_model = lrpfx.transform(nn.Sequential(*layers).float(), EpsilonPlusFlat())
     program = lrpfx.lower(explain_model, torch.rand(2, 3, 8, 8).float(), target="targets", number_of_targets=1)
     assert check["main"](lrpfx.save(program, tmp_path / "model.onnx"), runtime) == 0
 
@@ -274,11 +254,7 @@ def test_the_check_imports_neither_lrpfx_nor_torch():
     assert imported == {"base64", "io", "json", "sys", "pathlib", "numpy", "onnxruntime", "openvino"}
 
 
-class Strided(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Conv2d(3, 4, 3, stride=2), nn.Linear(4, 3)
-
+class Strided(Layered):
     def forward(self, x):
         return self.head(self.layer(x).relu().mean((2, 3)))
 
@@ -288,12 +264,17 @@ def test_strided_convolutions_of_images_of_any_size(tmp_path):
     torch.manual_seed(0)
     x, size = torch.rand(2, 3, 21, 26, dtype=torch.float32), torch.export.Dim.AUTO
     settings = {"capture": "export", "dynamic_shapes": {"x": {0: size, 2: size, 3: size}}}
-    explain_model = lrpfx.transform(Strided().to(x.dtype).eval(), EpsilonPlus(), example_inputs=x, **settings)
+    explain_model = lrpfx.transform(
+        Strided(layer=nn.Conv2d(3, 4, 3, stride=2), head=nn.Linear(4, 3)).to(x.dtype).eval(),
+        EpsilonPlus(),
+        example_inputs=x,
+        **settings,
+    )
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
     assert runner.manifest["arguments"]["input"]["shape"] == [None, 3, None, None]
     for shape in ((1, 3, 20, 27), (3, 3, 6, 5)):
         x, target = torch.rand(shape, dtype=torch.float32), torch.arange(shape[0])
-        assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+        assert_agrees(runner, explain_model, x, target, tolerance=1e-5)
 
 
 class Largest(nn.Module):
@@ -338,14 +319,12 @@ def test_a_file_that_holds_one_size_fast_does_not_appear(tmp_path, monkeypatch):
 
 def test_tokens_out_of_range_are_refused(tmp_path):
     """ONNX takes negative ones for places from the end."""
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(9, 6), torch.nn.Linear(6, 4), torch.nn.Flatten(), torch.nn.Linear(28, 3)
-    ).float()
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 4), nn.Flatten(), nn.Linear(28, 3)).float()
     x = torch.randint(9, (2, 7))
     explain_model = lrpfx.transform(model.eval(), EpsilonPlus(), example_inputs=x)
     runner = lrpfx.load(lrpfx.save(lrpfx.lower(explain_model, x), tmp_path / "model.onnx"))
     target = torch.tensor([0, 2])
-    assert_close(runner(x, target)["relevance"], lrpfx.attribute(explain_model, x, target).relevance, 1e-5)
+    assert_agrees(runner, explain_model, x, target, tolerance=1e-5)
     for token in (-1, -9, 9):
         wrong = x.clone()
         wrong[1, 3] = token
@@ -353,7 +332,7 @@ def test_tokens_out_of_range_are_refused(tmp_path):
             runner(wrong, target)
 
 
-class Chaotic(torch.nn.Module):
+class Chaotic(nn.Module):
     """The last bits of the input decide about the result."""
 
     def forward(self, x):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from helpers import Unary, assert_close
+from helpers import Layered, Unary, assert_close
 from torch import nn
 
 import lrpfx
@@ -17,12 +17,7 @@ from lrpfx.errors import LoweringError
 from lrpfx.support.stored_arrays import RefusedError
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.LSTM(6, 5, batch_first=True)
-        self.eval()
-
+class Recurrent(Layered):
     def forward(self, x):
         return self.layer(x[:, None].expand(-1, 3, -1))[0][:, -1]
 
@@ -32,7 +27,7 @@ MODELS = {
     "list of results": lambda: Unary(lambda x: torch.stack(x.unbind(1)[::2], 1)),
     "arithmetic of sizes": lambda: Unary(lambda x: x.reshape(x.shape[0] // 1, -1) / (2 * x.shape[0] + 1)),
     "infinite number": lambda: Unary(lambda x: nn.functional.pad(x, (1, 1), value=-torch.inf).clamp(min=-3.0)),
-    "recurrent": Recurrent,
+    "recurrent": lambda: Recurrent(layer=nn.LSTM(6, 5, batch_first=True)),
 }
 
 

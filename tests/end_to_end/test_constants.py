@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from combinations import each_pair
-from helpers import Binary, Unary
+from helpers import Binary, Layered, Unary
 from torch import nn
 from torch.nn import functional as F
 
@@ -75,12 +75,8 @@ def test_masks_of_tokens_take_nothing(activation, mask, capture):
     assert lrpfx.ledger(explain_model, TOKENS, 0).unexplained <= 1e-9
 
 
-class MeanPooling(nn.Module):
+class MeanPooling(Layered):
     """As sentence-transformers pools."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.head = nn.Embedding(10, 4), nn.Linear(4, 3, bias=False)
 
     def forward(self, tokens, mask):
         hidden = self.words(tokens)
@@ -90,7 +86,7 @@ class MeanPooling(nn.Module):
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_mean_pooling(capture):
-    model, inputs = MeanPooling(), (TOKENS, (TOKENS != 0).long())
+    model, inputs = MeanPooling(words=nn.Embedding(10, 4), head=nn.Linear(4, 3, bias=False)), (TOKENS, (TOKENS != 0).long())
     if not CAPTURES[capture]:  # the dtype of the mask is not known: it is refused rather than given half
         explain_model = transform(model, inputs, capture)
         for call in (explain_model, lambda *args: lrpfx.attribute(explain_model, args, 0)):
@@ -169,16 +165,14 @@ def test_what_is_read_for_its_shape_or_dtype_alone_has_no_part(name, capture):
 
 
 def test_an_output_that_no_signal_reaches_is_a_constant():
-    class Quantized(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.codes = nn.Parameter(torch.randn(5, 4))
-
+    class Quantized(Layered):
         def forward(self, x):
             return self.codes[torch.cdist(x, self.codes).argmin(1)]
 
     x = torch.randn(2, 4)
-    accounts = lrpfx.ledger(lrpfx.transform(Quantized().eval(), COMPOSITE), x, lambda output: output)
+    accounts = lrpfx.ledger(
+        lrpfx.transform(Quantized(codes=nn.Parameter(torch.randn(5, 4))), COMPOSITE), x, lambda output: output
+    )
     assert accounts.total("constants") == pytest.approx(accounts.seed) and abs(accounts.balance) <= 1e-12
 
 
@@ -298,17 +292,13 @@ MEETS = {
 @pytest.mark.filterwarnings("ignore:the map is empty")
 @each_pair(name=MEETS, capture=["symbolic", "export"], optimize=[True, False])
 def test_no_relevance_reaches_declared_inputs_behind_operations_that_move_values(name, capture, optimize):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 2)
-
+    class Net(Layered):
         def forward(self, x, y):
             return self.after(MEETS[name](x, self.before(y))) + self.after(MEETS[name](x, y))
 
     inputs = (torch.randn(3, 4), torch.randn(3, 4))
     settings = {"capture": capture, "optimize": optimize, "constants": ("y",), "example_inputs": inputs}
-    explain_model = lrpfx.transform(Net().eval(), COMPOSITE, **settings)
+    explain_model = lrpfx.transform(Net(before=nn.Linear(4, 4), after=nn.Linear(4, 2)), COMPOSITE, **settings)
     of_x, of_y = lrpfx.attribute(explain_model, inputs, 1).relevance
     accounts = lrpfx.ledger(explain_model, inputs, 1)
     assert not of_y.any() and accounts.inputs["y"] == 0.0 and accounts.unexplained <= 1e-9

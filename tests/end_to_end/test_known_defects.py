@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import Binary, Unary, assert_close, randomize_batch_norm, small_net
+from helpers import Binary, Layered, Unary, assert_close, randomize_batch_norm, small_net
 from reference import dense
 from torch import nn
 from torch.nn import functional as F
@@ -113,32 +113,27 @@ def test_value_added_to_itself():
         assert_close(lrpfx.attribute(compiled, x, 1).relevance, expected, 1e-12)
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(4, 4, False), nn.Linear(4, 4, False), nn.Linear(4, 2, False)
-
+class Residual(Layered):
     def forward(self, x):
         y = self.second(self.first(x).relu())
         return self.head(x + y)
 
 
 def test_residual_sum_conserves_relevance_without_a_canonizer():
-    model, x = Residual().eval(), torch.randn(3, 4)
+    model, x = (
+        Residual(first=nn.Linear(4, 4, False), second=nn.Linear(4, 4, False), head=nn.Linear(4, 2, False)),
+        torch.randn(3, 4),
+    )
     assert_close(relevance_of(model, x, target=1).sum(1), model(x)[:, 1].detach(), 1e-4)
 
 
-class Keywords(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.fc = nn.Conv2d(2, 3, 3), nn.Linear(12, 2)
-
+class Keywords(Layered):
     def forward(self, image):
         return self.fc(input=torch.flatten(input=self.conv(input=image), start_dim=1))
 
 
 def test_keyword_tensors():
-    model, image = Keywords().eval(), torch.randn(2, 2, 4, 4)
+    model, image = Keywords(conv=nn.Conv2d(2, 3, 3), fc=nn.Linear(12, 2)), torch.randn(2, 2, 4, 4)
     positional = nn.Sequential(model.conv, nn.Flatten(), model.fc).eval()
     composite = without_warning(EpsilonPlusFlat())
     expected = relevance_of(positional, image, composite)
@@ -203,16 +198,11 @@ def test_functional_relu_gets_the_rule_of_relu():
 def test_first_layer_is_the_first_in_execution():
     """D10: here the last layer is registered first."""
 
-    class Backwards(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(4, 2)
-            self.body = nn.Linear(3, 4)
-
+    class Backwards(Layered):
         def forward(self, x):
             return self.head(self.body(x).relu())
 
-    table = lrpfx.assignment(lrpfx.transform(Backwards().eval(), EpsilonPlusFlat()))
+    table = lrpfx.assignment(lrpfx.transform(Backwards(head=nn.Linear(4, 2), body=nn.Linear(3, 4)), EpsilonPlusFlat()))
     assert table.rule_of("body").startswith("Flat") and table.rule_of("head").startswith("Epsilon")
 
 
@@ -330,16 +320,15 @@ def test_functional_gelu_has_the_rule_of_its_kind():
     """D8."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.GELU(), nn.Linear(4, 2, bias=False)).eval()
 
-    class Functional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = model
-
+    class Functional(Layered):
         def forward(self, x):
             return self.layers[2](nn.functional.gelu(self.layers[0](x)))
 
     x, seed = torch.randn(3, 4), torch.randn(3, 2)
-    results = [lrpfx.attribute(lrpfx.transform(net.eval(), EpsilonPlus()), x, seed).relevance for net in (model, Functional())]
+    results = [
+        lrpfx.attribute(lrpfx.transform(net.eval(), EpsilonPlus()), x, seed).relevance
+        for net in (model, Functional(layers=model))
+    ]
     assert torch.equal(*results)
     assert_close(results[0].sum(), seed.sum(), 1e-4)
 
@@ -375,16 +364,12 @@ def test_batch_norm_alone_and_merged_differ_only_by_where_the_shift_goes():
     merged = lrpfx.ledger(lrpfx.transform(model, composite), x, torch.cos)
     assert merged.entry("0").bias != 0 and merged.unexplained <= 1e-9
 
-    class Kept(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = conv, norm
-
+    class Kept(Layered):
         def forward(self, x):
             y = self.conv(x)
             return self.norm(y) + 0.0 * y
 
     kept_composite = EpsilonPlus(layer_map=[(nn.Conv2d, Epsilon()), (BatchNorm, Norm())])
-    kept = lrpfx.ledger(lrpfx.transform(Kept().eval(), kept_composite), x, torch.cos)
+    kept = lrpfx.ledger(lrpfx.transform(Kept(conv=conv, norm=norm), kept_composite), x, torch.cos)
     assert kept.unexplained <= 1e-9
     assert kept.entry("norm").bias == pytest.approx(merged.entry("0").bias, rel=1e-3)

@@ -10,10 +10,11 @@ from helpers import ROOT, assert_close
 from test_errors import raised
 from tools import module_table
 from tools.ways import TARGET, explained, images, network
-from tools.ways_in import WAYS_IN, doubled, pruned, with_weights_of
+from tools.ways_in import WAYS_IN, doubled, pruned, quantized, with_weights_of
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
+from torchao.quantization import Int8WeightOnlyConfig
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
@@ -60,16 +61,16 @@ def test_the_plain_network_is_explained_as_the_papers_say():
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_names_of_tensors_are_those_of_the_model():
-    """But for models that are an error, and programs that have other names."""
+    """But for models that are an error."""
     wrong, compared = {}, 0
     for way in WAYS_IN:
         model, expected = way.run()
-        if expected is None or not isinstance(model, nn.Module) or way.run.__name__ in ("module_of_program", "proxied"):
+        if expected is None or not isinstance(model, nn.Module):
             continue
         explain_model = lrpfx.transform(model, EpsilonPlus())
         keys = {name.replace("_packed_params._packed_params", "weight") for name in model.state_dict()}
         keys = {name for name in keys if not name.endswith((".scale", ".zero_point", "_packed_params.dtype"))}
-        if way.run.__name__ == "dynamically_quantized":
+        if way.title == "`torch.ao.quantization.quantize_dynamic`":
             keys |= {"5.bias", "7.bias"}
         if different := set(explain_model.state_dict()) ^ keys:
             wrong[way.title] = different
@@ -151,6 +152,6 @@ def test_pre_hooks_that_need_positional_arguments_are_named():
 
 
 def test_quantized_layers_are_in_the_history():
-    way = next(way for way in WAYS_IN if way.run.__name__ == "int8_weights")
-    history = lrpfx.history(lrpfx.transform(way.run()[0], EpsilonPlus()))
+    model, _ = quantized(Int8WeightOnlyConfig())
+    history = lrpfx.history(lrpfx.transform(model, EpsilonPlus()))
     assert "7.weight: a quantized weight (Int8Tensor)" in next(str(one) for one in history if one.name == "dequantize")

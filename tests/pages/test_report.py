@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from explanation.test_sentences import Tokenizer, classifier
-from helpers import small_net
+from helpers import Layered, small_net
 from pages.test_encoding import unpacked
 from reports.test_drawing import clashing
 from torch import nn
@@ -207,40 +207,32 @@ def test_a_target_of_the_whole_batch(call):
     assert view["inputs"][0]["shape"] == [2, 3, 8, 8] and "map" not in view
 
 
-class Recurrent(nn.Module):
+class Recurrent(Layered):
     """Time is the first dimension of its input."""
-
-    def __init__(self):
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(4, 5), nn.Linear(5, 3)
 
     def forward(self, x):
         return self.out(self.lstm(x)[0][-1])
 
 
-class Centred(nn.Module):
+class Centred(Layered):
     """Each sample depends on the mean of the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(4, 3)
 
     def forward(self, x):
         return self.out(x - x.mean(0, keepdim=True))
 
 
-class Paired(nn.Module):
+class Paired(Layered):
     """It takes batches of two alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(4, 3)
 
     def forward(self, x):
         return self.out(x.reshape(2, 4))
 
 
-COUPLED = [(Recurrent, (6, 1, 4)), (Recurrent, (2, 2, 4)), (Recurrent, (3, 3, 4)), (Centred, (3, 4)), (Paired, (2, 4))]
+COUPLED = [
+    *((lambda: Recurrent(lstm=nn.LSTM(4, 5), out=nn.Linear(5, 3)), shape) for shape in ((6, 1, 4), (2, 2, 4), (3, 3, 4))),
+    (lambda: Centred(out=nn.Linear(4, 3)), (3, 4)),
+    (lambda: Paired(out=nn.Linear(4, 3)), (2, 4)),
+]
 
 
 @pytest.mark.parametrize(("model", "shape"), COUPLED)
@@ -248,7 +240,7 @@ COUPLED = [(Recurrent, (6, 1, 4)), (Recurrent, (2, 2, 4)), (Recurrent, (3, 3, 4)
 @pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
 def test_figures_are_those_of_the_whole_batch(model, shape, target):
     x = torch.randn(shape)
-    module = lrpfx.transform(model().eval(), EpsilonPlus(), example_inputs=x)
+    module = lrpfx.transform(model(), EpsilonPlus(), example_inputs=x)
     found = document((module, x, target))
     targets = target if isinstance(target, list) else [target]
     assert len(found["samples"]) == 1 and len(found["views"]) == len(targets)
@@ -289,16 +281,12 @@ def test_relevance_of_the_output_is_split_with_the_batch(call):
 
 
 def test_an_output_among_several_is_chosen():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 2)
-
+    class Two(Layered):
         def forward(self, x):
             return self.one(x), self.other(x)
 
     x = torch.randn(2, 4)
-    module = lrpfx.transform(Two().eval(), EpsilonPlus(), example_inputs=x)
+    module = lrpfx.transform(Two(one=nn.Linear(4, 3), other=nn.Linear(4, 2)), EpsilonPlus(), example_inputs=x)
     with pytest.raises(InputTypeError, match="choose one with output="):
         document((module, x, 1))
     for output in (0, 1, lambda found: found[1]):
@@ -433,16 +421,12 @@ def test_paths_of_long_texts_are_followed_in_some_layers(passes, traced, monkeyp
 
 
 def test_several_inputs_are_listed_by_their_largest_entries():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.out = nn.Embedding(9, 4), nn.Linear(4, 3)
-
+    class Two(Layered):
         def forward(self, ids, y):
             return self.out((self.embedding(ids) + y).mean(1))
 
     inputs = {"ids": torch.randint(0, 9, (1, 5)), "y": torch.randn(1, 5, 4)}
-    module = lrpfx.transform(Two().eval(), AttnLRP(), example_inputs=inputs)
+    module = lrpfx.transform(Two(embedding=nn.Embedding(9, 4), out=nn.Linear(4, 3)), AttnLRP(), example_inputs=inputs)
     (view,) = document((module, inputs, 1))["views"]
     relevance = lrpfx.attribute(module, inputs, 1).relevance
     expected = {"ids": relevance["ids"].sum(-1), "y": relevance["y"]}
@@ -485,30 +469,22 @@ def test_names_stay_text(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
 def test_values_that_are_not_finite(tmp_path):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.out = nn.Conv2d(1, 2, 3), nn.Linear(2, 2)
-
+    class Net(Layered):
         def forward(self, x):
             return self.out((self.conv(x).relu() / 0).mean((2, 3)))
 
-    module = lrpfx.transform(Net().eval(), EpsilonPlus())
+    module = lrpfx.transform(Net(conv=nn.Conv2d(1, 2, 3), out=nn.Linear(2, 2)), EpsilonPlus())
     path = lrpfx.report((module, torch.rand(1, 1, 8, 8), 0), tmp_path / "report.html")
     (view,) = read(path)["views"]
     assert "map" not in view and view["ledger"]["seed"] == "NaN" and "not determined" in view["objection"]
 
 
 def test_warnings_of_the_ledger_are_given():
-    class Difference(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 3, bias=False), nn.Linear(4, 3, bias=False)
-
+    class Difference(Layered):
         def forward(self, x):
             return self.one(x) - self.other(x)
 
-    model, x = Difference().eval(), torch.rand(1, 4)
+    model, x = Difference(one=nn.Linear(4, 3, bias=False), other=nn.Linear(4, 3, bias=False)), torch.rand(1, 4)
     with torch.no_grad():
         model.other.weight.copy_(model.one.weight * (1 - 1e-7))
     module = lrpfx.transform(model, EpsilonPlus(epsilon=1e-15, stabilizer=1e-15), example_inputs=x)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
-from helpers import ROOT
+from helpers import ROOT, Layered
 from pages.test_encoding import mean_over
 from pages.test_report import of_equal_names
 from reports.test_drawing import clashing
@@ -523,18 +523,14 @@ def test_the_path_of_a_word(browser, folder):
 @needs_chromium
 @pytest.mark.parametrize("nodes", [1, 1000])
 def test_graphs_of_any_size(browser, folder, nodes):
-    class Chain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 4)
-
+    class Chain(Layered):
         def forward(self, x):
             for _ in range(max(1, nodes // 4)):
                 x = x * 2 if nodes == 1 else self.layer(x).relu() * 0.9 + x
             return x
 
     x = torch.rand(1, 4)
-    module = lrpfx.transform(Chain().eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    module = lrpfx.transform(Chain(layer=torch.nn.Linear(4, 4)), lrpfx.composites.EpsilonPlus(), example_inputs=x)
     opened(browser, lrpfx.report((module, x, 0), folder / f"chain{nodes}.html"))
     assert 2 < len(boxes(browser)) <= 45
     start = time.perf_counter()

@@ -19,6 +19,8 @@ griffe = pytest.importorskip("griffe")
 get_doc_object = pytest.importorskip("numpydoc.docscrape").get_doc_object
 numpydoc = pytest.importorskip("numpydoc.validate")
 
+without_topic = functools.partial(lrpfx.InputError)
+
 #: numpydoc's checks that do not hold here, and why
 LEFT_OUT = {
     "SS05": "summaries say what a thing is, as in 'Colours of values'; the check takes each word in -s for a verb",
@@ -95,7 +97,7 @@ def function_of(value):
 
 
 def raised_in(function):
-    """The errors that a function's own code raises by name."""
+    """The errors that a function's own code raises by name, or by the name of a `partial` that gives them a topic."""
 
     def own(node):
         for child in ast.iter_child_nodes(node):
@@ -106,8 +108,12 @@ def raised_in(function):
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     for node in own(tree):
         call = node.exc if isinstance(node, ast.Raise) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id[0].isupper():
-            yield call.func.id
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            maker = function.__globals__.get(call.func.id)
+            if isinstance(maker, functools.partial):
+                yield maker.func.__name__
+            elif call.func.id[0].isupper():
+                yield call.func.id
 
 
 def violations(value):
@@ -213,10 +219,12 @@ def test_the_reference_can_read_them(namespace, caplog):
 def test_a_docstring_without_its_facts_is_seen():
     def short(first, second):
         """Too short"""
+        if second:
+            raise without_topic(second)
         raise ValueError(first)
 
     found = " ".join(violations(short))
-    assert all(part in found for part in ("SS03", "PR01", "first", "second", "Raises lacks ValueError"))
+    assert all(part in found for part in ("SS03", "PR01", "first", "second", "lacks ValueError", "lacks InputError"))
 
 
 def test_a_reference_to_nothing_is_seen():

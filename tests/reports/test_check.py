@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import Unary, small_net, torchvision_model
+from helpers import Layered, Unary, small_net, torchvision_model
 from markup import Markup
 from torch import nn
 
@@ -147,11 +147,7 @@ def test_the_data_frame():
     assert all(pandas.api.types.is_string_dtype(frame[name]) for name in frame.columns if name != "count")
 
 
-class TwoArguments(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 3)
-
+class TwoArguments(Layered):
     def forward(self, x, scale=None):
         x = self.linear(x).relu()
         return x if scale is None else x * scale
@@ -159,7 +155,7 @@ class TwoArguments(nn.Module):
 
 @pytest.mark.thorough
 def test_example_inputs_are_given_as_to_transform():
-    model, (x, scale) = TwoArguments().eval(), torch.randn(2, 2, 3)
+    model, (x, scale) = TwoArguments(linear=nn.Linear(3, 3)), torch.randn(2, 2, 3)
     composite = EpsilonPlus()
     expected = lrpfx.check(model, composite, x, scale)
     assert expected.ok and expected.front_ends == {"symbolic": "works", "export": "works"}
@@ -199,7 +195,7 @@ def test_arguments_that_do_not_fit(given, keywords, message):
     x = torch.randn(2, 3)
     keywords = {name: x if value == 1 else value for name, value in keywords.items()}
     with pytest.raises(lrpfx.InputError, match=message):
-        lrpfx.check(TwoArguments().eval(), EpsilonPlus(), *(x for _ in given), **keywords)
+        lrpfx.check(TwoArguments(linear=nn.Linear(3, 3)), EpsilonPlus(), *(x for _ in given), **keywords)
 
 
 def test_options_of_transform():

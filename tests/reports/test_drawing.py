@@ -8,7 +8,7 @@ import graphviz
 import networkx as nx
 import pytest
 import torch
-from helpers import Unary, small_net, torchvision_model
+from helpers import Layered, Unary, small_net, torchvision_model
 from torch import nn
 
 import lrpfx
@@ -98,16 +98,12 @@ def test_ends_are_told_apart_from_modules_of_their_name(module_name, argument, i
 
 
 def test_an_embedding_and_an_input_of_its_name_have_accounts_of_their_own():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.out = nn.Embedding(5, 4), nn.Linear(4, 3)
-
+    class Net(Layered):
         def forward(self, ids, words):
             return self.out((self.words(ids) + words).mean(1))
 
     inputs = {"ids": torch.tensor([[1, 2]]), "words": torch.rand(1, 2, 4)}
-    explain_model = lrpfx.transform(Net().eval(), EpsilonPlus(), example_inputs=inputs)
+    explain_model = lrpfx.transform(Net(words=nn.Embedding(5, 4), out=nn.Linear(4, 3)), EpsilonPlus(), example_inputs=inputs)
     accounts, relevance = lrpfx.ledger(explain_model, inputs, 0), lrpfx.attribute(explain_model, inputs, 0).relevance
     assert accounts.inputs == pytest.approx(
         {"words": float(relevance["ids"].sum()), "words (input)": float(relevance["words"].sum())}, abs=1e-6

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from combinations import each_pair
-from helpers import NETWORKS, Binary, Unary, assert_close, small_net, torchvision_model
+from helpers import NETWORKS, Binary, Layered, Unary, assert_close, small_net, torchvision_model
 from markup import Markup
 from reference.dense import LAYERS
 from torch import nn
@@ -135,15 +135,11 @@ def test_functions_without_a_forward_mode_derivative():
         def backward(ctx, gradient):
             return 2 * gradient
 
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bias = nn.Parameter(torch.rand(4))
-
+    class Own(Layered):
         def forward(self, x):
             return Doubled.apply(x) + self.bias
 
-    model, x, seed = nn.Sequential(Own()), torch.rand(2, 4), torch.rand(2, 4)
+    model, x, seed = nn.Sequential(Own(bias=nn.Parameter(torch.rand(4)))), torch.rand(2, 4), torch.rand(2, 4)
     (entry,) = lrpfx.ledger(lrpfx.transform(model, LayerMapComposite([(Own, rules.Epsilon(0.1))])), x, seed)
     z = 2 * x + model[0].bias.detach()
     assert entry.bias == pytest.approx(float((seed / (z + 0.1) * model[0].bias.detach()).sum()), rel=1e-12)
@@ -348,16 +344,12 @@ def test_constants_of_neutral_operations(function, constants):
 def test_constants_of_sums():
     position = nn.Parameter(torch.randn(3))
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.position = position
-
+    class Net(Layered):
         def forward(self, x):
             return x + self.position + 1.0
 
     x, seed = torch.randn(2, 3), torch.randn(2, 3)
-    accounts = lrpfx.ledger(lrpfx.transform(Net().eval(), EpsilonPlus()), x, seed)
+    accounts = lrpfx.ledger(lrpfx.transform(Net(position=position), EpsilonPlus()), x, seed)
     assert accounts.unexplained <= 1e-9
     second = accounts.entry("add_1")
     assert_close(torch.tensor(second.constants), (seed / (x + position + 1.0)).sum().detach(), 1e-4)
@@ -366,17 +358,13 @@ def test_constants_of_sums():
 
 
 def test_shared_operands_and_reused_layers():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
+    class Net(Layered):
         def forward(self, x):
             y = self.linear(x)
             return self.linear(y + y) * self.linear(x)
 
     x = torch.randn(3, 4)
-    explain_model = lrpfx.transform(Net().eval(), EpsilonPlus())
+    explain_model = lrpfx.transform(Net(linear=nn.Linear(4, 4)), EpsilonPlus())
     accounts = lrpfx.ledger(explain_model, x, torch.cos)
     assert balanced(accounts)
     relevance = lrpfx.attribute(explain_model, x, torch.cos).relevance
@@ -607,15 +595,11 @@ def test_the_data_frame():
 
 
 def test_edges_of_the_drawing_point_to_where_relevance_goes():
-    class Difference(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(3, 1), nn.Linear(3, 1)
-
+    class Difference(Layered):
         def forward(self, x):
             return self.one(x).relu() - self.other(x).relu()
 
-    model, x = Difference().eval(), torch.rand(1, 3)
+    model, x = Difference(one=nn.Linear(3, 1), other=nn.Linear(3, 1)), torch.rand(1, 3)
     with torch.no_grad():
         for weight, value in zip(model.parameters(), (2.0, 0.0, 1.0, 0.0), strict=True):
             weight.fill_(value)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers import Layered
 from serve.servers import doubled, floats, python_runner, request_of, serving, together
 from torch import nn
 
@@ -91,19 +92,15 @@ def test_programs_with_rows_that_depend_on_each_other_run_alone(caplog):
     assert "scaled computes each request alone" in caplog.text
 
 
-class Standardized(nn.Module):
+class Standardized(Layered):
     """Standardizes the whole batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
 
     def forward(self, x):
         return self.layer((x - x.mean()) / (x.std() + 1e-5))
 
 
 @pytest.mark.parametrize("example", [torch.zeros(2, 6), torch.rand(2, 6)], ids=["zeros", "any"])
-@pytest.mark.parametrize(("model", "joins"), [(Standardized(), False), (nn.Linear(6, 4), True)])
+@pytest.mark.parametrize(("model", "joins"), [(Standardized(layer=nn.Linear(6, 4)), False), (nn.Linear(6, 4), True)])
 def test_examples_do_not_hide_what_rows_share(model, joins, example, tmp_path):
     program = lrpfx.lower(lrpfx.transform(model.eval(), EpsilonPlusFlat(), example_inputs=example), example, target=1)
     served = ServedProgram("model", lrpfx.load(lrpfx.save(program, tmp_path / "model.pt2")), Settings())

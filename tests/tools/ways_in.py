@@ -56,19 +56,9 @@ def exported(model=None):
     return torch.export.export(network() if model is None else model, (images(),))
 
 
-@way(PLAIN, "an `nn.Module`")
-def plain():
-    return network(), network()
-
-
-@way(PLAIN, "`copy.deepcopy(model)`")
-def copied():
-    return copy.deepcopy(network()), network()
-
-
-@way(PLAIN, "`pickle.loads(pickle.dumps(model))`")
-def pickled():
-    return pickle.loads(pickle.dumps(network())), network()
+way(PLAIN, "an `nn.Module`")(lambda: (network(), network()))
+way(PLAIN, "`copy.deepcopy(model)`")(lambda: (copy.deepcopy(network()), network()))
+way(PLAIN, "`pickle.loads(pickle.dumps(model))`")(lambda: (pickle.loads(pickle.dumps(network())), network()))
 
 
 @way(PLAIN, "`fuse_conv_bn_eval`")
@@ -88,29 +78,17 @@ def tied():
     return model, other
 
 
-@way(PLAIN, "a lazy module before its first call", "Afterwards it is an ordinary module.")
-def lazy():
-    return nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), None
-
-
-@way(PLAIN, "`model.to('meta')`, `accelerate.init_empty_weights()`")
-def meta():
-    return network().to("meta"), None
-
-
-@way(PLAIN, "`model.half()`", "like the plain model in that dtype; bfloat16 as well")
-def half():
-    return network().half(), network().half()
-
-
-@way(PLAIN, "an explainable module as a submodule")
-def explainable():
-    return nn.Sequential(lrpfx.transform(network(), EpsilonPlus()), nn.ReLU()), None
-
-
-@way(GRAPHS, "`torch.fx.symbolic_trace(model)`")
-def traced():
-    return fx.symbolic_trace(network()), network()
+way(PLAIN, "a lazy module before its first call", "Afterwards it is an ordinary module.")(
+    lambda: (nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), None)
+)
+way(PLAIN, "`model.to('meta')`, `accelerate.init_empty_weights()`")(lambda: (network().to("meta"), None))
+way(PLAIN, "`model.half()`", "like the plain model in that dtype; bfloat16 as well")(
+    lambda: (network().half(), network().half())
+)
+way(PLAIN, "an explainable module as a submodule")(
+    lambda: (nn.Sequential(lrpfx.transform(network(), EpsilonPlus()), nn.ReLU()), None)
+)
+way(GRAPHS, "`torch.fx.symbolic_trace(model)`")(lambda: (fx.symbolic_trace(network()), network()))
 
 
 @way(GRAPHS, "a GraphModule with a node inserted")
@@ -136,34 +114,16 @@ def erased():
     return model, other
 
 
-@way(GRAPHS, "`torch.export.export(model, args)`")
-def program():
-    return exported(), network()
-
-
-@way(GRAPHS, "`program.module()`")
-def module_of_program():
-    return exported().module(), network()
-
-
-@way(GRAPHS, "`program.run_decompositions()`", "warns if activations may be in parts: these have other rules")
-def decomposed():
-    return exported().run_decompositions(), network()
-
-
-@way(GRAPHS, "`torch.export.unflatten(program)`")
-def unflattened():
-    return torch.export.unflatten(exported()), None
-
-
-@way(GRAPHS, "`make_fx(model)(x)`", "sizes are those of the example; weights are constants, without their names")
-def proxied():
-    return make_fx(network())(images()), network()
-
-
-@way(GRAPHS, "`torch.compile(model)`")
-def compiled():
-    return torch.compile(network(), backend="eager"), None
+way(GRAPHS, "`torch.export.export(model, args)`")(lambda: (exported(), network()))
+way(GRAPHS, "`program.module()`")(lambda: (exported().module(), network()))
+way(GRAPHS, "`program.run_decompositions()`", "warns if activations may be in parts: these have other rules")(
+    lambda: (exported().run_decompositions(), network())
+)
+way(GRAPHS, "`torch.export.unflatten(program)`")(lambda: (torch.export.unflatten(exported()), None))
+way(GRAPHS, "`make_fx(model)(x)`", "sizes are those of the example; weights are constants, without their names")(
+    lambda: (make_fx(network())(images()), network())
+)
+way(GRAPHS, "`torch.compile(model)`")(lambda: (torch.compile(network(), backend="eager"), None))
 
 
 @way(GRAPHS, "`model.compile()`")
@@ -180,9 +140,7 @@ def compiled_child():
     return model, network()
 
 
-@way(GRAPHS, "`torch.jit.trace(model, x)`, `torch.jit.script(model)`")
-def scripted():
-    return torch.jit.script(network()), None
+way(GRAPHS, "`torch.jit.trace(model, x)`, `torch.jit.script(model)`")(lambda: (torch.jit.script(network()), None))
 
 
 @way(GRAPHS, "a submodule of torch.jit")
@@ -295,34 +253,14 @@ def parametrized(change, *paths):
     return model, with_weights_of(model)
 
 
-@way(WEIGHTS, "`torch.nn.utils.weight_norm` (the old one)")
-def old_weight_norm():
-    return parametrized(weight_norm, "0", "5")
-
-
-@way(WEIGHTS, "`torch.nn.utils.spectral_norm` (the old one)")
-def old_spectral_norm():
-    return parametrized(spectral_norm, "0", "5")
-
-
-@way(WEIGHTS, "`parametrizations.weight_norm`")
-def new_weight_norm():
-    return parametrized(parametrizations.weight_norm, "0", "5")
-
-
-@way(WEIGHTS, "`parametrizations.spectral_norm`")
-def new_spectral_norm():
-    return parametrized(parametrizations.spectral_norm, "5")
-
-
-@way(WEIGHTS, "`parametrizations.orthogonal`")
-def orthogonal():
-    return parametrized(parametrizations.orthogonal, "5")
-
-
-@way(WEIGHTS, "a parametrization of one's own")
-def own_parametrization():
-    return parametrized(lambda layer: parametrize.register_parametrization(layer, "weight", Symmetric()), "0", "5")
+way(WEIGHTS, "`torch.nn.utils.weight_norm` (the old one)")(lambda: parametrized(weight_norm, "0", "5"))
+way(WEIGHTS, "`torch.nn.utils.spectral_norm` (the old one)")(lambda: parametrized(spectral_norm, "0", "5"))
+way(WEIGHTS, "`parametrizations.weight_norm`")(lambda: parametrized(parametrizations.weight_norm, "0", "5"))
+way(WEIGHTS, "`parametrizations.spectral_norm`")(lambda: parametrized(parametrizations.spectral_norm, "5"))
+way(WEIGHTS, "`parametrizations.orthogonal`")(lambda: parametrized(parametrizations.orthogonal, "5"))
+way(WEIGHTS, "a parametrization of one's own")(
+    lambda: parametrized(lambda layer: parametrize.register_parametrization(layer, "weight", Symmetric()), "0", "5")
+)
 
 
 @way(WEIGHTS, "LoRA as a parametrization")
@@ -370,19 +308,15 @@ def quantized(config):
     return model, expected
 
 
-@way(LIBRARIES, "torchao: `Int8WeightOnlyConfig()`", "explained by its dequantized weights")
-def int8_weights():
-    return quantized(Int8WeightOnlyConfig())
-
-
-@way(LIBRARIES, "torchao: `Int8DynamicActivationInt8WeightConfig()`", "by its dequantized weights; inputs are not rounded")
-def int8_dynamic():
-    return quantized(Int8DynamicActivationInt8WeightConfig())
-
-
-@way(LIBRARIES, "torchao: `IntxWeightOnlyConfig(torch.int4)`", "explained by its dequantized weights")
-def int4_weights():
-    return quantized(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)))
+way(LIBRARIES, "torchao: `Int8WeightOnlyConfig()`", "explained by its dequantized weights")(
+    lambda: quantized(Int8WeightOnlyConfig())
+)
+way(LIBRARIES, "torchao: `Int8DynamicActivationInt8WeightConfig()`", "by its dequantized weights; inputs are not rounded")(
+    lambda: quantized(Int8DynamicActivationInt8WeightConfig())
+)
+way(LIBRARIES, "torchao: `IntxWeightOnlyConfig(torch.int4)`", "explained by its dequantized weights")(
+    lambda: quantized(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0)))
+)
 
 
 @way(LIBRARIES, "`torch.ao.quantization.quantize_dynamic`", "by its dequantized weights; inputs are not rounded")
@@ -394,14 +328,12 @@ def dynamically_quantized():
     return model, expected
 
 
-@way(LIBRARIES, "`accelerate.Accelerator().prepare(model)`")
-def prepared():
-    return accelerate.Accelerator(cpu=True).prepare(network()).eval(), network()
-
-
-@way(LIBRARIES, "`accelerate.cpu_offload(model)`", "the explainable module holds the weights; the model stays offloaded")
-def offloaded():
-    return accelerate.cpu_offload(network(), execution_device=torch.device("cpu")), network()
+way(LIBRARIES, "`accelerate.Accelerator().prepare(model)`")(
+    lambda: (accelerate.Accelerator(cpu=True).prepare(network()).eval(), network())
+)
+way(LIBRARIES, "`accelerate.cpu_offload(model)`", "the explainable module holds the weights; the model stays offloaded")(
+    lambda: (accelerate.cpu_offload(network(), execution_device=torch.device("cpu")), network())
+)
 
 
 @way(LIBRARIES, "`accelerate.disk_offload(model, folder)`", "as above")
@@ -425,9 +357,7 @@ def dispatched():
     ), network()
 
 
-@way(LIBRARIES, "`nn.DataParallel(model)`, `DistributedDataParallel(model)`")
-def parallel():
-    return nn.DataParallel(network()), None
+way(LIBRARIES, "`nn.DataParallel(model)`, `DistributedDataParallel(model)`")(lambda: (nn.DataParallel(network()), None))
 
 
 class Scaled(nn.Module):
@@ -442,9 +372,7 @@ class Scaled(nn.Module):
         return torch.func.functional_call(self.network, changed, (x,))
 
 
-@way(LIBRARIES, "`torch.func.functional_call` in forward, without example inputs")
-def functional_in_trace():
-    return Scaled().eval(), None
+way(LIBRARIES, "`torch.func.functional_call` in forward, without example inputs")(lambda: (Scaled().eval(), None))
 
 
 @way(LIBRARIES, "`torch.func.functional_call` in forward, exported")

@@ -26,14 +26,8 @@ def explainable(seed=0, **settings):
     return lrpfx.transform(network(seed), EpsilonPlus(), **settings)
 
 
-@way(GRAPHS, "`e(x)`, and its gradient")
-def called():
-    return gradient(explainable()), explained(network())
-
-
-@way(GRAPHS, "`fx.Interpreter(e).run(x)`")
-def interpreted():
-    return gradient(fx.Interpreter(explainable()).run), explained(network())
+way(GRAPHS, "`e(x)`, and its gradient")(lambda: (gradient(explainable()), explained(network())))
+way(GRAPHS, "`fx.Interpreter(e).run(x)`")(lambda: (gradient(fx.Interpreter(explainable()).run), explained(network())))
 
 
 @way(GRAPHS, "`e.print_readable()`", "shows the graph; rules are calls of submodules")
@@ -43,9 +37,9 @@ def printed():
     return gradient(e), explained(network())
 
 
-@way(GRAPHS, "`fx.symbolic_trace(e)`", "rules stay calls of their modules")
-def traced():
-    return gradient(fx.symbolic_trace(explainable())), explained(network())
+way(GRAPHS, "`fx.symbolic_trace(e)`", "rules stay calls of their modules")(
+    lambda: (gradient(fx.symbolic_trace(explainable())), explained(network()))
+)
 
 
 @way(GRAPHS, "`split_module(e, ...)`")
@@ -66,24 +60,16 @@ def proxied():
     return gradient(make_fx(explainable())(images())), plain
 
 
-@way(GRAPHS, "`torch.export.export(e, args)`")
-def exported():
-    torch.export.export(explainable(), (images(),))
-
-
-@way(GRAPHS, "`torch.compile(e)`")
-def compiled():
-    return gradient(torch.compile(explainable(), backend="aot_eager", fullgraph=True)), explained(network())
-
-
-@way(
+way(GRAPHS, "`torch.export.export(e, args)`")(lambda: torch.export.export(explainable(), (images(),)))
+way(GRAPHS, "`torch.compile(e)`")(
+    lambda: (gradient(torch.compile(explainable(), backend="aot_eager", fullgraph=True)), explained(network()))
+)
+way(
     GRAPHS,
     "`torch.jit.script(e)`",
     "its language has no functions with rules; `torch.jit.trace` works",
     foreign="NotSupportedError",
-)
-def scripted():
-    torch.jit.script(explainable())
+)(lambda: torch.jit.script(explainable()))
 
 
 @way(STATE, "`e.load_state_dict(model.state_dict())`", "merged weights follow")
@@ -93,9 +79,7 @@ def loaded():
     return gradient(e), explained(network())
 
 
-@way(STATE, "`copy.deepcopy(e)`")
-def copied():
-    return gradient(copy.deepcopy(explainable())), explained(network())
+way(STATE, "`copy.deepcopy(e)`")(lambda: (gradient(copy.deepcopy(explainable())), explained(network())))
 
 
 @way(STATE, "`pickle`, `torch.save` and `torch.load(..., weights_only=False)`")
@@ -138,9 +122,7 @@ def trained():
     return gradient(e), explained(model)
 
 
-@way(STATE, "the same with `fold=True`")
-def trained_folded():
-    gradient(explainable(), create_graph=True).square().sum().backward()
+way(STATE, "the same with `fold=True`")(lambda: gradient(explainable(), create_graph=True).square().sum().backward())
 
 
 @way(FUNCTIONS, "`functional_call(e, other parameters, x)`", "merged weights follow, and follow back")
@@ -174,9 +156,9 @@ def jacobian():
     return jacrev(e)(x)[0, TARGET] * e(x)[0, TARGET].detach(), explained(network(), x)
 
 
-@way(FUNCTIONS, "`jvp(e, ...)`, `jacfwd`", "relevance only flows backwards", foreign="NotImplementedError")
-def pushed():
-    torch.func.jvp(explainable(), (images(),), (images(),))
+way(FUNCTIONS, "`jvp(e, ...)`, `jacfwd`", "relevance only flows backwards", foreign="NotImplementedError")(
+    lambda: torch.func.jvp(explainable(), (images(),), (images(),))
+)
 
 
 @way(FUNCTIONS, "an ensemble: `vmap` over `stack_module_state`", "outputs; for relevance, call the members one by one")
@@ -188,9 +170,9 @@ def ensemble():
     return found.detach(), torch.stack([member(images()) for member in members]).detach()
 
 
-@way(LIBRARIES, "`checkpoint(e, x)`")
-def checkpointed():
-    return gradient(lambda x: checkpoint(explainable(), x, use_reentrant=False)), explained(network())
+way(LIBRARIES, "`checkpoint(e, x)`")(
+    lambda: (gradient(lambda x: checkpoint(explainable(), x, use_reentrant=False)), explained(network()))
+)
 
 
 @way(LIBRARIES, "`nn.Sequential(e, head)`", "the head's gradient is the relevance of e's output")
@@ -203,9 +185,9 @@ def nested():
     return gradient(nn.Sequential(e, head)), torch.autograd.grad(output, x, seed)[0]
 
 
-@way(LIBRARIES, "`nn.DataParallel(e)`", "`lrpfx.attribute` takes e itself")
-def parallel():
-    return gradient(nn.DataParallel(explainable())), explained(network())
+way(LIBRARIES, "`nn.DataParallel(e)`", "`lrpfx.attribute` takes e itself")(
+    lambda: (gradient(nn.DataParallel(explainable())), explained(network()))
+)
 
 
 @way(LIBRARIES, "`accelerate.Accelerator().prepare(e)`, `dispatch_model(e, ...)` on one device")
@@ -214,9 +196,9 @@ def prepared():
     return gradient(accelerate.dispatch_model(e, {"": "cpu"}, force_hooks=True)), explained(network())
 
 
-@way(LIBRARIES, "`accelerate.cpu_offload(e)`, `disk_offload(e, ...)`")
-def offloaded():
-    gradient(accelerate.cpu_offload(explainable(), execution_device=torch.device("cpu")))
+way(LIBRARIES, "`accelerate.cpu_offload(e)`, `disk_offload(e, ...)`")(
+    lambda: gradient(accelerate.cpu_offload(explainable(), execution_device=torch.device("cpu")))
+)
 
 
 @way(

@@ -11,7 +11,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.adapters.virelay.arrays import Pictures, ValueRange, float32_of, write_labels, write_pictures, write_relevance
+from lrpfx.adapters.virelay.arrays import (
+    Pictures,
+    ValueRange,
+    float32_of,
+    invalid,
+    write_labels,
+    write_pictures,
+    write_relevance,
+    wrong_type,
+)
 from lrpfx.adapters.virelay.files import PROJECT, SUFFIX, Check, files_of_project, write_hdf5, write_samples
 from lrpfx.adapters.virelay.images import PerChannel, images_of, range_before
 from lrpfx.datasets.clusters import Spray, checked_spray
@@ -19,20 +28,13 @@ from lrpfx.datasets.layout import OUTPUT, RELEVANCE
 from lrpfx.datasets.rows import Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.store_queries import checked_view, column_of_relevance, sole_target
 from lrpfx.datasets.view import Attributions
-from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.files import checked_path, written
 from lrpfx.support.identity.descriptions import text_of
 from lrpfx.support.numbers import is_whole
 
-__all__ = [
-    "Label",
-    "export",
-    "label_map",
-    "write_analysis",
-    "write_project",
-]
+__all__ = ["Label", "export", "label_map", "write_analysis", "write_project"]
 
 LABEL_MAP, DATASET, ATTRIBUTION = "label_map.json", "dataset.h5", "attribution.h5"
 Strategy = Literal["true_label", "predicted_label"]
@@ -40,10 +42,7 @@ Strategy = Literal["true_label", "predicted_label"]
 
 @dataclass(frozen=True)
 class Label:
-    """A class as ViRelAy's label map has it.
-
-    `index`: of the class. `key`: its WordNet id, or another name that only this class has. `name`: to show.
-    """
+    """A class in ViRelAy's label map: its `index`, a `key` of its own, such as its WordNet id, and its `name` to show."""
 
     index: int
     key: str
@@ -71,7 +70,7 @@ def write_project(
     compression: int = 1,
     progress: bool = False,
 ) -> Path:
-    """Write a project for ViRelAy to a folder.
+    """Write a project for ViRelAy to a folder. Returns the path of the project file, with which `virelay` is started.
 
     Images are written as RGB with eight bits, and relevance as float32, of shape (channels, height, width). ViRelAy cannot draw
     one channel of relevance by itself, so two channels of zeros are added, which change neither sums nor distances. Data is
@@ -101,12 +100,8 @@ def write_project(
         The numbers of those with relevance, by default all; others get an empty picture.
     analyses
         Results of `lrpfx.datasets.spray`, by the name to show.
-    name
-        Of the project.
-    model
-        Its name.
-    method
-        The name of what made the relevance.
+    name, model, method
+        What the project, the model, and what made the relevance are called.
     strategy
         Whether relevance is that of the true or of the predicted class.
     value_range
@@ -120,11 +115,6 @@ def write_project(
         The level of gzip, 0 for none.
     progress
         Whether to show a bar (needs tqdm).
-
-    Returns
-    -------
-    Path
-        The path of the project file, with which `virelay` is started.
 
     Raises
     ------
@@ -140,16 +130,16 @@ def write_project(
     pictures = Pictures(column(images, "images", count), channels, value_range)
     predictions, truth = column(outputs, "outputs", count), labels_of(labels, count)
     if predictions.shape is None or len(predictions.shape) != 1:
-        raise InputTypeError("outputs are an array of shape (samples, classes)", topic="virelay")
+        raise wrong_type("outputs are an array of shape (samples, classes)")
     width = predictions.shape[0]
     wanted = chosen(samples, count)
     described = label_map(classes if classes is not None else width, keys)
     if width > len(described):
-        raise InputError(f"outputs have {width} classes, but there are names for {len(described)}", topic="virelay")
+        raise invalid(f"outputs have {width} classes, but there are names for {len(described)}")
     if strategy not in ("true_label", "predicted_label"):
-        raise InputError(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}", topic="virelay")
+        raise invalid(f"strategy is 'true_label' or 'predicted_label', not {strategy!r}")
     if not is_whole(compression) or not 0 <= compression <= 9:
-        raise InputError(f"compression is a level from 0 to 9, not {compression!r}", topic="virelay")
+        raise invalid(f"compression is a level from 0 to 9, not {compression!r}")
     packed = {"compression": "gzip", "compression_opts": compression, "shuffle": True} if compression else {}
     shown = {} if analyses is None else {"SpRAy": analyses} if isinstance(analyses, Spray) else dict(analyses)
     for title, analysis in shown.items():
@@ -234,31 +224,23 @@ def export(
     view = checked_view(view, "view")
     target = sole_target(view, "ViRelAy")
     if not view.is_complete:
-        raise InputError(
-            f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first",
-            topic="virelay",
+        raise invalid(
+            f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first"
         )
     if OUTPUT not in view or view[OUTPUT].ndim != 2:
         remedy = ": explain without scores=" if OUTPUT not in view else ""
-        raise InputError(f"ViRelAy shows outputs (samples, classes), which are not in the store{remedy}", topic="virelay")
+        raise invalid(f"ViRelAy shows outputs (samples, classes), which are not in the store{remedy}")
     if view[array].ndim not in (3, 4):
-        raise InputError(
-            f"ViRelAy shows maps, but {array} has the shape {view[array].shape}: explain without reducing positions",
-            topic="virelay",
-        )
+        raise invalid(f"ViRelAy shows maps, but {array} has the shape {view[array].shape}: explain without reducing positions")
     samples = view.explained
     if labels is None:
         labels = view.labels
         if (labels[samples] < 0).any():
             number = samples[labels[samples] < 0][0]
-            raise InputError(
-                f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]", topic="virelay"
-            )
+            raise invalid(f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]")
     bounds = range_before(mean, std)
     if bounds is not None and (value_range is not None or preprocess is not None):
-        raise InputError(
-            "mean= and std=, value_range= and preprocess= each say which values are black and white: pass one", topic="virelay"
-        )
+        raise invalid("mean= and std=, value_range= and preprocess= each say which values are black and white: pass one")
     shown = images_of(view, data, preprocess, bounds or value_range, channels)
     return write_project(
         folder,
@@ -287,44 +269,21 @@ def _strategy(target: Any, asked: Strategy | None) -> Strategy:
     known: dict[Any, Strategy] = {TRUE: "true_label", PREDICTED: "predicted_label"}
     found = known.get(target) if isinstance(target, str) else None
     if found is None and asked is None:
-        raise InputError(
+        raise invalid(
             f"ViRelAy shows relevance of the true or of the predicted class, and the store has that of {text_of(target)!r}: "
-            "pass strategy='true_label' or 'predicted_label', whichever comes nearer",
-            topic="virelay",
+            "pass strategy='true_label' or 'predicted_label', whichever comes nearer"
         )
     if found is not None and asked not in (None, found):
-        raise InputError(
-            f"strategy is {found!r}, since the store has relevance of the {target} class, not {asked!r}", topic="virelay"
-        )
+        raise invalid(f"strategy is {found!r}, since the store has relevance of the {target} class, not {asked!r}")
     return found or asked or "predicted_label"
 
 
 def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[Label]) -> Path:
-    """Write the analysis file (.h5) of a project: for each class, its samples, embeddings and clusterings.
+    """Write the analysis file (.h5) of a project: for each class, its samples, embeddings and clusterings. Returns `path`.
 
     Eigenvectors come in CoRelAy's order, the largest eigenvalue first, in which ViRelAy plots them. Clusterings are called
-    "kmeans-02" and so on.
-
-    Parameters
-    ----------
-    path
-        The file.
-    spray
-        The analysis.
-    labels
-        Those of the project, from `label_map`.
-
-    Returns
-    -------
-    Path
-        The path.
-
-    Raises
-    ------
-    InputError
-        The classes of the analysis are not among the labels.
-    ArtefactError
-        The file cannot be written.
+    "kmeans-02" and so on. `labels`: those of the project, from `label_map`; it is an `InputError` if the classes of the `spray`
+    are not among them, and an `ArtefactError` if the file cannot be written.
     """
     given, target = checked_path(path, (SUFFIX,))
     found = checked_spray(spray, "spray")
@@ -353,33 +312,20 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
 def label_map(classes: Sequence[str] | int, keys: Sequence[str] | None = None) -> list[Label]:
     """The classes as ViRelAy names them.
 
-    Parameters
-    ----------
-    classes
-        Their names, or how many there are.
-    keys
-        As for `write_project`.
-
-    Raises
-    ------
-    InputError
-        The keys are not a unique printable str for each class.
-    InputTypeError
-        The classes are not a list of str.
+    `classes`: their names, or how many there are; anything but str is an `InputTypeError`. `keys`: as for `write_project`. If
+    they are not a unique printable str for each class, it is an `InputError`.
     """
     names = [str(number) for number in range(classes)] if isinstance(classes, int) else list(classes)
     if isinstance(classes, str) or not names or not all(isinstance(one, str) for one in names):
-        raise InputTypeError("classes are the names of the classes, a list of str", topic="virelay")
+        raise wrong_type("classes are the names of the classes, a list of str")
     digits = max(2, len(str(len(names) - 1)))
     found = [f"{number:0{digits}d}" for number in range(len(names))] if keys is None else list(keys)
     if len(found) != len(names) or not all(isinstance(one, str) for one in found):
-        raise InputError(f"keys are a str for each of the {len(names)} classes", topic="virelay")
+        raise invalid(f"keys are a str for each of the {len(names)} classes")
     counts = Counter(found)
     wrong = [one for one in found if not one.isprintable() or not one.strip(".") or "/" in one or counts[one] > 1]
     if wrong:
-        raise InputError(
-            f"{wrong[0]!r} cannot be the key of a class: keys are unique printable names without a slash", topic="virelay"
-        )
+        raise invalid(f"{wrong[0]!r} cannot be the key of a class: keys are unique printable names without a slash")
     return [Label(index, key, name) for index, (key, name) in enumerate(zip(found, names, strict=True))]
 
 
@@ -409,14 +355,14 @@ def _project(facts: Mapping[str, str], analyses: Mapping[str, str], files: str) 
 def _text(text: str) -> str:
     """A string in YAML."""
     if not isinstance(text, str):
-        raise InputTypeError(f"a name is a str, not a {type(text).__name__}", topic="virelay")
+        raise wrong_type(f"a name is a str, not a {type(text).__name__}")
     plain = [one if one.isprintable() and one not in '"\\' else f"\\U{ord(one):08X}" for one in text]
     return f'"{"".join(plain)}"'
 
 
 def _uint32(numbers: Numbers) -> NDArray[np.uint32]:
     if numbers[-1] > np.iinfo(np.uint32).max:
-        raise InputError(f"sample {numbers[-1]} is out of range: ViRelAy numbers samples with 32 bits", topic="virelay")
+        raise invalid(f"sample {numbers[-1]} is out of range: ViRelAy numbers samples with 32 bits")
     return numbers.astype(np.uint32)
 
 
@@ -425,7 +371,7 @@ def _check_analysis(spray: Spray, samples: Numbers | None, labels: Sequence[Labe
     known = {one.index for one in labels}
     for analysis in spray:
         if analysis.label not in known:
-            raise InputError(f"class {analysis.label} was analyzed, but there are {len(labels)} classes", topic="virelay")
+            raise invalid(f"class {analysis.label} was analyzed, but there are {len(labels)} classes")
         missing = [] if samples is None else np.setdiff1d(analysis.samples, samples).tolist()
         if missing:
-            raise InputError(f"sample {missing[0]} was analyzed, but its relevance is not in the project", topic="virelay")
+            raise invalid(f"sample {missing[0]} was analyzed, but its relevance is not in the project")

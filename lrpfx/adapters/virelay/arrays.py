@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from lrpfx.datasets.rows import Block, Column, Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis, checked_number
 from lrpfx.support.optional_packages import progress_bar
+
+#: Errors about what ViRelAy can show.
+invalid, wrong_type = partial(InputError, topic="virelay"), partial(InputTypeError, topic="virelay")
 
 _RGB = 3
 _OUTSIDE = 0.1  # of the range of values, by which interpolation may exceed it
@@ -57,39 +61,29 @@ class Pictures:
         if len(shape) == 2:
             values, channels = values[:, None], "first"
         if values.ndim != 4:
-            raise InputTypeError(
-                f"image {number} has the shape {shape}; images are (height, width) with or without channels", topic="virelay"
-            )
+            raise wrong_type(f"image {number} has the shape {shape}; images are (height, width) with or without channels")
         axis = channel_axis(values.shape[1:], channels, f"image {number}", shape)
         values = np.moveaxis(values, axis + 1, 1)
         if values.shape[1] not in (1, _RGB):
-            raise InputError(
-                f"image {number} has {values.shape[1]} channels, and ViRelAy shows images with 1 or 3", topic="virelay"
-            )
+            raise invalid(f"image {number} has {values.shape[1]} channels, and ViRelAy shows images with 1 or 3")
         if min(values.shape[2:]) < _SHORTEST:
-            raise InputError(
-                f"image {number} has {values.shape[3]}×{values.shape[2]} pixels: ViRelAy needs {_SHORTEST} on a side",
-                topic="virelay",
-            )
+            raise invalid(f"image {number} has {values.shape[3]}×{values.shape[2]} pixels: ViRelAy needs {_SHORTEST} on a side")
         return np.broadcast_to(self._bytes(values, number), (len(values), _RGB, *values.shape[2:]))
 
     def _bytes(self, values: NDArray[Any], number: int) -> NDArray[np.uint8]:
         if values.dtype == np.uint8:
             return values
         if not np.issubdtype(values.dtype, np.floating):
-            raise InputTypeError(f"images are of uint8 or floating point, not {values.dtype}", topic="virelay")
+            raise wrong_type(f"images are of uint8 or floating point, not {values.dtype}")
         if len(self.low) not in (1, values.shape[1]):
-            raise InputError(
-                f"value_range is that of {len(self.low)} channels, and image {number} has {values.shape[1]}", topic="virelay"
-            )
+            raise invalid(f"value_range is that of {len(self.low)} channels, and image {number} has {values.shape[1]}")
         low, high = self.low.reshape(-1, 1, 1), self.high.reshape(-1, 1, 1)
         parts = (values.astype(np.float64) - low) / (high - low)
         if not (parts.min() >= -_OUTSIDE and parts.max() <= 1 + _OUTSIDE):  # also if they are not numbers
             meant = " and ".join(f"({low:g}, {high:g})" for low, high in zip(self.low, self.high, strict=True))
-            raise InputError(
+            raise invalid(
                 f"images have values from {values.min():.4g} to {values.max():.4g} (image {number} and those after it), but "
-                f"value_range is {meant}: pass images before normalization, or their range",
-                topic="virelay",
+                f"value_range is {meant}: pass images before normalization, or their range"
             )
         pixels: NDArray[np.uint8] = np.rint(parts.clip(0, 1) * 255).astype(np.uint8)
         return pixels
@@ -103,11 +97,11 @@ def checked_range(value_range: Any) -> tuple[Floats, Floats]:
     """The values of black and of white: arrays with one for all channels, or one for each."""
     meaning = "value_range is (lowest, highest), each a number, or one for each channel"
     if not isinstance(value_range, (tuple, list)) or len(value_range) != 2:
-        raise InputError(f"{meaning}, not {value_range!r}", topic="virelay")
+        raise invalid(f"{meaning}, not {value_range!r}")
     bounds = [one if isinstance(one, (tuple, list, np.ndarray)) else [one] for one in value_range]
     low, high = (np.array([checked_number(one, meaning, math.isfinite) for one in bound]) for bound in bounds)
     if len(low) != len(high) or not len(low) or not (low < high).all():
-        raise InputError(f"{meaning}, not {value_range!r}", topic="virelay")
+        raise invalid(f"{meaning}, not {value_range!r}")
     return low, high
 
 
@@ -164,15 +158,13 @@ def write_labels(file: Any, truth: Column, samples: Numbers, classes: int, is_ev
     assert truth.shape is not None  # `labels_of` accepts arrays alone
     dtype, missing = (bool, False) if truth.shape else (np.int64, NO_LABEL)  # which ViRelAy finds in no label map
     if truth.shape and truth.shape[0] > classes:
-        raise InputError(f"labels have {truth.shape[0]} classes, but there are names for {classes}", topic="virelay")
+        raise invalid(f"labels have {truth.shape[0]} classes, but there are names for {classes}")
     data = file.create_dataset("label", (len(truth) if is_every else len(samples), *truth.shape), dtype, fillvalue=missing)
     for block in truth.blocks(samples):
         wrong = np.zeros(1, dtype=bool) if truth.shape else (block.values < 0) | (block.values >= classes)
         if wrong.any():
             label, number = block.values[wrong][0], block.numbers[wrong][0]
-            raise InputError(
-                f"sample {number} has the label {label}, which is not one of the {classes} classes", topic="virelay"
-            )
+            raise invalid(f"sample {number} has the label {label}, which is not one of the {classes} classes")
         if is_every:
             _put(data, block.numbers, block.values, missing)
         else:
@@ -215,21 +207,18 @@ def _check_size(data: Any, values: NDArray[Any]) -> None:
 def _drawable(values: Floats, what: str, sum_channels: bool) -> Floats:
     """Relevance (samples, channels, height, width) with two channels or more, and not more than rows or columns."""
     if values.ndim not in (3, 4):
-        raise InputTypeError(
-            f"{what} is (channels, height, width) or (height, width) for ViRelAy, not {values.shape[1:]}", topic="virelay"
-        )
+        raise wrong_type(f"{what} is (channels, height, width) or (height, width) for ViRelAy, not {values.shape[1:]}")
     if values.ndim == 4 and sum_channels:
         values = without_channels(values, what)
     if values.ndim == 3:
         values = values[:, None]
     channels, height, width = values.shape[1:]
     if min(height, width) < _SHORTEST:
-        raise InputError(f"{what} has {width}×{height} positions: ViRelAy needs {_SHORTEST} on a side", topic="virelay")
+        raise invalid(f"{what} has {width}×{height} positions: ViRelAy needs {_SHORTEST} on a side")
     if channels > min(height, width):
-        raise InputError(
+        raise invalid(
             f"{what} has {channels} channels of {width}×{height} positions, and ViRelAy takes the shortest side for the "
-            "channels: pass sum_channels=True",
-            topic="virelay",
+            "channels: pass sum_channels=True"
         )
     if channels == 1:
         values = np.pad(values, ((0, 0), (0, _RGB - 1), (0, 0), (0, 0)))
@@ -240,10 +229,9 @@ def _check_form(number: int, picture: tuple[int, int], relevance: tuple[int, int
     """Relevance is drawn over the picture, to the size of which it is stretched: to a pixel, it must have its form."""
     apart = abs(picture[0] * relevance[1] - picture[1] * relevance[0])
     if apart > max(*picture, *relevance):
-        raise InputError(
+        raise invalid(
             f"image {number} has {picture[1]}×{picture[0]} pixels, its relevance {relevance[1]}×{relevance[0]}: pass the part "
-            "of the image that the model was given",
-            topic="virelay",
+            "of the image that the model was given"
         )
 
 
@@ -262,7 +250,7 @@ def float32_of(block: Block, what: str) -> NDArray[np.float32]:
         values: NDArray[np.float32] = block.values.astype(np.float32)
     wrong = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if wrong.any():
-        raise InputError(f"{what} of sample {block.numbers[wrong][0]} is too large for float32", topic="virelay")
+        raise invalid(f"{what} of sample {block.numbers[wrong][0]} is too large for float32")
     return values
 
 

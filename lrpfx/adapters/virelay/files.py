@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lrpfx.adapters.virelay.arrays import DifferentSizesError
-from lrpfx.errors import ArtefactError, InputError, os_errors
+from lrpfx.adapters.virelay.arrays import DifferentSizesError, invalid
+from lrpfx.errors import ArtefactError, os_errors
 from lrpfx.support.files import as_path, whole_file
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.runs import sole_writer
@@ -35,9 +35,7 @@ def files_of_project(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, Pat
     target = as_path(folder).expanduser()
     for one in (target, *target.absolute().parents):
         if (one / "zarr.json").exists():
-            raise InputError(
-                f"{one} is a Zarr store, which would be damaged: give another folder for the project", topic="virelay"
-            )
+            raise invalid(f"{one} is a Zarr store, which would be damaged: give another folder for the project")
     with os_errors(ArtefactError, target, "written"):
         target.mkdir(parents=True, exist_ok=True)
     with sole_writer(target / PROJECT):

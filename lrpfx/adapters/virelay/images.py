@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrpfx.adapters.virelay.arrays import ValueRange
+from lrpfx.adapters.virelay.arrays import ValueRange, invalid, wrong_type
 from lrpfx.datasets.rows import Rows, column
 from lrpfx.datasets.view import Attributions
-from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures.maps import Channels, Floats, checked_number
 from lrpfx.samples.plan import BlockPlan
@@ -52,9 +51,7 @@ def images_of(
         if given is not None and value_range is None:
             value_range = given.range
             if value_range is None:
-                raise InputError(
-                    "the values of black and of white after preprocess= are not known: pass value_range=", topic="virelay"
-                )
+                raise invalid("the values of black and of white after preprocess= are not known: pass value_range=")
     if channels is None and isinstance(first, torch.Tensor):
         channels = "first"
     return Images(found, channels, (0.0, 1.0) if value_range is None else value_range)
@@ -65,10 +62,10 @@ def range_before(mean: PerChannel | None, std: PerChannel | None) -> ValueRange 
     if mean is None and std is None:
         return None
     if mean is None or std is None:
-        raise InputError("mean= and std= belong together: images were normalized by (x - mean) / std", topic="virelay")
+        raise invalid("mean= and std= belong together: images were normalized by (x - mean) / std")
     means, deviations = _numbers(mean), _numbers(std)
     if len({len(means), len(deviations)} - {1}) > 1 or not (deviations > 0).all():
-        raise InputError(f"{_MEANING}, not {mean!r} and {std!r}", topic="virelay")
+        raise invalid(f"{_MEANING}, not {mean!r} and {std!r}")
     low, high = (((bound - means) / deviations).tolist() for bound in (0.0, 1.0))
     return low, high
 
@@ -83,20 +80,17 @@ class _ImagesOfData(Sequence[Any]):
 
     def __init__(self, view: Attributions, data: Any, preprocess: Preprocessing | None) -> None:
         if isinstance(data, (str, os.PathLike)) and preprocess is None:
-            raise InputError(_PREPROCESS, topic="virelay")
+            raise invalid(_PREPROCESS)
         source = source_of(data, _ImagePreparation((), preprocess), 0)
         if not isinstance(source, IndexedSource):
-            raise InputTypeError(
+            raise wrong_type(
                 f"images are found by their numbers, which a {type(data).__name__} does not have: pass a data set with "
-                "indices, or the images as an array or a sequence, in the order in which they were explained",
-                topic="virelay",
+                "indices, or the images as an array or a sequence, in the order in which they were explained"
             )
         _check_length(source.length, view)
         then, now = view.manifest["data"], source.identity()
         if then.get("kind") == now["kind"] == "folder" and then.get("fingerprint") != now["fingerprint"]:
-            raise InputError(
-                f"the files in {data} are not those that were explained: their names or sizes differ", topic="virelay"
-            )
+            raise invalid(f"the files in {data} are not those that were explained: their names or sizes differ")
         if preprocess is not None:  # then the images are what the model was given
             source.check_done(BlockPlan(view.manifest["block"], 1, view.blocks()))
         self.source = source
@@ -108,13 +102,12 @@ class _ImagesOfData(Sequence[Any]):
     def __getitem__(self, number: Any) -> Any:
         sample: Sample = self.source.sample(int(number))
         if sample.problem is not None:
-            raise InputError(f"sample {number}: {sample.problem}", topic="virelay")
+            raise invalid(f"sample {number}: {sample.problem}")
         known = self.labels[number]
         if sample.label is not None and known >= 0 and sample.label != known:
-            raise InputError(
+            raise invalid(
                 f"sample {number} has the label {sample.label} in the data and {known} in the store: pass the data set that "
-                "was explained, in the same order",
-                topic="virelay",
+                "was explained, in the same order"
             )
         return sample.inputs
 
@@ -126,21 +119,16 @@ class _ImagePreparation(Preparation):
         if self.preprocess is not None:
             return super().prepared(inputs)
         if isinstance(inputs, (str, bytes, os.PathLike)):
-            raise InputError(_PREPROCESS, topic="virelay")
+            raise invalid(_PREPROCESS)
         if isinstance(inputs, (Mapping, tuple)):
             entries = inputs.values() if isinstance(inputs, Mapping) else inputs
             found = [one for one in entries if is_data(one)]
             if len(found) != 1:
-                raise InputError(
-                    f"it has {len(found)} inputs, which may be images: pass the images as a sequence of their own",
-                    topic="virelay",
-                )
+                raise invalid(f"it has {len(found)} inputs, which may be images: pass the images as a sequence of their own")
             (inputs,) = found
         return as_tensor(inputs)
 
 
 def _check_length(count: int, view: Attributions) -> None:
     if count != len(view):
-        raise InputError(
-            f"the data set has {count} samples, and the store {len(view)}: pass the one that was explained", topic="virelay"
-        )
+        raise invalid(f"the data set has {count} samples, and the store {len(view)}: pass the one that was explained")

@@ -1,8 +1,10 @@
 """The interface of backends. A backend is one file form of lowered programs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +13,12 @@ from torch.fx import Node
 
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
-from lrpfx.errors import LoweringError
+from lrpfx.errors import ArtefactError, LoweringError
 from lrpfx.passes.program import GraphPass
 from lrpfx.runtime.propagation import ORIGIN
+
+#: Errors about programs that a format or its runtime lacks operators for.
+inexpressible = partial(LoweringError, topic="formats-of-programs")
 
 #: Writes a file with the given content, which must pass its self-test first.
 Replace = Callable[[bytes], None]
@@ -68,6 +73,17 @@ class Backend(ABC):
         """Load a checked program."""
 
 
+@contextmanager
+def packages_of(extra: str) -> Iterator[None]:
+    """A context in which a package that cannot be imported is an `ArtefactError`, which names the extra that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ArtefactError(
+            f"this needs packages that are not installed: pip install 'lrpfx[{extra}]' ({error})", topic="missing-package"
+        ) from error
+
+
 def origin_of(node: Node) -> str:
     """The name and rule of the explainable module's node that an operation comes from, or an empty string."""
     return str(node.meta.get("custom", {}).get(ORIGIN, ""))
@@ -79,7 +95,6 @@ def operators_missing(problem: str, operators: Mapping[Node, Any], instead: str)
     `operators`: each call and its operator. `instead`: what to do without changing the model or its rules.
     """
     lines = [f"  {operator}" + (f", from {origin_of(node)}" if origin_of(node) else "") for node, operator in operators.items()]
-    return LoweringError(
-        f"{problem}:\n" + "\n".join(dict.fromkeys(lines)) + f"\nGive the layers another rule or replace them, or {instead}.",
-        topic="formats-of-programs",
+    return inexpressible(
+        f"{problem}:\n" + "\n".join(dict.fromkeys(lines)) + f"\nGive the layers another rule or replace them, or {instead}."
     )

@@ -19,12 +19,12 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lrpfx.deploy.archive import MANIFEST, SELF_TEST, archive_of, read_archive, read_signed_entries, signed_entries
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressible, operators_missing, packages_of
 from lrpfx.deploy.backends.exported import fold_constants
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest
-from lrpfx.errors import ArtefactError, LoweringError
+from lrpfx.errors import LoweringError
 from lrpfx.ir.node import attribute_of
 from lrpfx.passes.lower.legalize_for_executorch import LegalizeForExecuTorch
 from lrpfx.support.stored_arrays import Entries, RefusedError
@@ -72,32 +72,25 @@ class ExecuTorch(Backend):
 
     @_same_logging()
     def check_requirements(self) -> None:
-        try:
+        with packages_of("executorch"):
             import executorch.exir
             import executorch.runtime  # noqa: F401  runs the self-test
-        except ImportError as error:
-            raise _missing(error) from error
 
     def check_program(self, program: ExportedProgram) -> None:
         values = [node.meta.get("val") for node in program.graph.nodes]
         leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(size, torch.SymInt) for leaf in leaves for size in leaf.shape):
-            raise LoweringError(
+            raise inexpressible(
                 "ExecuTorch plans the memory of a program for one size of its inputs: lower it with dynamic_batch=False, or "
-                "export it with --fixed-batch",
-                topic="formats-of-programs",
+                "export it with --fixed-batch"
             )
         convolutions = [node for node in program.graph.nodes if node.target == torch.ops.aten.convolution.default]
         if any(node.meta["val"].ndim > 4 for node in convolutions):
-            raise LoweringError(
-                "ExecuTorch has no kernel of convolutions in three dimensions: use a .pt2 or .onnx file",
-                topic="formats-of-programs",
-            )
+            raise inexpressible("ExecuTorch has no kernel of convolutions in three dimensions: use a .pt2 or .onnx file")
         if any(leaf.dtype == torch.float64 for leaf in leaves):
-            raise LoweringError(
+            raise inexpressible(
                 "ExecuTorch rounds numbers in float64 to float32: convert the model with .float() before transforming it, or "
-                "use a .pt2 file",
-                topic="formats-of-programs",
+                "use a .pt2 file"
             )
 
     @_same_logging()
@@ -108,9 +101,7 @@ class ExecuTorch(Backend):
         except LoweringError:
             raise
         except Exception as error:
-            raise LoweringError(
-                f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}", topic="formats-of-programs"
-            ) from error
+            raise inexpressible(f"ExecuTorch cannot translate the program: {type(error).__name__}: {error}") from error
         replace(_joined(content, manifest, self_test))
 
     def edge_program(self, program: ExportedProgram) -> Any:
@@ -134,10 +125,8 @@ class ExecuTorch(Backend):
 
     @_same_logging()
     def load(self, path: Path, stored: Stored) -> Function:
-        try:
+        with packages_of("executorch"):
             from executorch.runtime import Runtime
-        except ImportError as error:
-            raise _missing(error) from error
         program, lock = Runtime.get().load_program(stored.content[PROGRAM]), threading.Lock()
         program.load_method("forward")
         names = list(stored.manifest["results"])
@@ -198,27 +187,20 @@ def _lay_out(module: fx.GraphModule) -> bool:
 
     Returns whether any tensor was in another order.
     """
-    is_changed = False
-    for node in module.graph.find_nodes(op="get_attr"):
-        value = attribute_of(node, module)
-        plain = torch.empty(value.shape, device="meta").stride()
-        if value.stride() != plain:
-            path, _, name = str(node.target).rpartition(".")
-            owner = module.get_submodule(path)
-            delattr(owner, name)
-            owner.register_buffer(name, value.detach().clone(memory_format=torch.contiguous_format))
-            is_changed = True
-    return is_changed
+    stored = {str(node.target): attribute_of(node, module) for node in module.graph.find_nodes(op="get_attr")}
+    others = {name: one for name, one in stored.items() if one.stride() != torch.empty(one.shape, device="meta").stride()}
+    for target, value in others.items():
+        path, _, name = target.rpartition(".")
+        owner = module.get_submodule(path)
+        delattr(owner, name)
+        owner.register_buffer(name, value.detach().clone(memory_format=torch.contiguous_format))
+    return bool(others)
 
 
 def _exported(module: fx.GraphModule) -> ExportedProgram:
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     arguments = tuple(torch.zeros(value.shape, dtype=value.dtype) for value in inputs)
     return torch.export.export(module, arguments, strict=False)
-
-
-def _missing(error: ImportError) -> ArtefactError:
-    return ArtefactError(f"ExecuTorch is not installed: pip install 'lrpfx[executorch]' ({error})", topic="missing-package")
 
 
 def _written(edge: Any) -> bytes:

@@ -55,11 +55,8 @@ class Exported(Backend):
         """Nothing but torch writes these files."""
 
     def check_program(self, program: ExportedProgram) -> None:
-        lacking = {
-            node: node.target
-            for node in program.graph.nodes
-            if isinstance(node.target, OpOverload) and not is_allowed(node.target)
-        }
+        called = (node for node in program.graph.nodes if isinstance(node.target, OpOverload))
+        lacking = {node: node.target for node in called if not is_allowed(node.target)}
         if lacking:
             raise operators_missing(
                 "the program calls operators that .pt2 files do not contain, since nobody has shown that they check their "

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing, origin_of
+from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressible, operators_missing, origin_of, packages_of
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.onnx_operators import DIVIDED, check_operators, check_sizes
 from lrpfx.deploy.runner import Function
 from lrpfx.deploy.self_test import SelfTest, as_array
-from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
+from lrpfx.errors import LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded
 from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.files import behind_links, hash_of_file, put_in_place, temporary_file
@@ -60,11 +60,9 @@ class Onnx(Backend):
     legalize = (LegalizeForOnnx,)
 
     def check_requirements(self) -> None:
-        try:
+        with packages_of("onnx"):
             import onnxruntime  # noqa: F401  loads the model
             import onnxscript  # noqa: F401  torch.onnx needs it
-        except ImportError as error:
-            raise _missing(error) from error
 
     def check_program(self, program: ExportedProgram) -> None:
         for node in program.graph.nodes:
@@ -76,10 +74,9 @@ class Onnx(Backend):
             if lacking in dtypes and (lacking == torch.bfloat16 or name in _WITHOUT_FLOAT64):
                 origin = f", from {origin_of(node)}" if origin_of(node) else ""
                 kind = str(lacking).removeprefix("torch.")
-                raise LoweringError(
+                raise inexpressible(
                     f"ONNX Runtime does not compute {node.target} in {kind}{origin}: convert the model with .float() before "
-                    "transforming it, or use a .pt2 file or lrpfx.package",
-                    topic="formats-of-programs",
+                    "transforming it, or use a .pt2 file or lrpfx.package"
                 )
 
     def write(self, program: ExportedProgram, manifest: dict[str, Any], self_test: bytes, path: Path, replace: Replace) -> None:
@@ -99,17 +96,14 @@ class Onnx(Backend):
             replaced.unlink(missing_ok=True)
 
     def read(self, path: Path, content: bytes) -> Stored:
-        try:
-            manifest, self_test = _read(content)
-        except ImportError as error:
-            raise _missing(error) from error
-        return Stored(manifest, self_test, content)
+        with packages_of("onnx"):
+            return Stored(*_read(content), content)
 
     def hashed_anew(self, content: bytes, changes: Mapping[str, Any]) -> bytes:
         import onnx
 
         model = onnx.ModelProto.FromString(content)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        metadata = _entries(model.metadata_props)
         if not {"lrpfx", "lrpfx_self_test"} <= set(metadata):
             raise RefusedError("it was not written by lrpfx, or what changed it removed its manifest")
         manifest = {**json.loads(metadata["lrpfx"]), **changes}
@@ -126,10 +120,8 @@ class Onnx(Backend):
         check_sizes(model, shapes, len(stored.content) + (data.stat().st_size if data is not None else 0))
 
     def load(self, path: Path, stored: Stored) -> Function:
-        try:
+        with packages_of("onnx"):
             import onnxruntime
-        except ImportError as error:
-            raise _missing(error) from error
         manifest = stored.manifest
         data = _data_beside(path, manifest)
         options = onnxruntime.SessionOptions()
@@ -172,17 +164,11 @@ def _parameters_in(data: Path, digest: str, content: bytes) -> dict[str, Any]:
         raise RefusedError(f"it is damaged: {data.name} has another hash")
     for tensor in onnx.ModelProto.FromString(content).graph.initializer:
         if tensor.external_data:
-            place = {entry.key: entry.value for entry in tensor.external_data}
+            place = _entries(tensor.external_data)
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             values = np.frombuffer(stored, dtype, math.prod(tensor.dims), int(place.get("offset", 0)))
             found[tensor.name] = OrtValue.ortvalue_from_numpy(np.require(values.reshape(tensor.dims), requirements="A"))
     return found
-
-
-def _missing(error: ImportError) -> ArtefactError:
-    return ArtefactError(
-        f"ONNX needs packages that are not installed: pip install 'lrpfx[onnx]' ({error})", topic="missing-package"
-    )
 
 
 # --- translation -----------------------------------------------------------------------------------------------------------
@@ -202,7 +188,7 @@ def onnx_model(program: ExportedProgram, arguments: Sequence[str], results: Sequ
         model = translated_for_onnx(translatable, registry)
         convert_version(model, OPSET, fallback=True)
     except Exception as error:
-        raise LoweringError(f"torch.onnx cannot translate the program: {error}", topic="formats-of-programs") from error
+        raise inexpressible(f"torch.onnx cannot translate the program: {error}") from error
     _simplify(model)
     _rename(model.graph, [*arguments, *results])
     _separate_weights(model)
@@ -340,12 +326,10 @@ def _tidy(model: Any, origins: Mapping[str, str]) -> None:
                 dimension.dim_param = "batch"
         del value.metadata_props[:]
     for node in model.graph.node:
-        noted = {entry.key: entry.value for entry in node.metadata_props}
-        traced = noted.get("pkg.torch.onnx.fx_node", "").partition(" ")[0].removeprefix("%")
+        traced = _entries(node.metadata_props).get("pkg.torch.onnx.fx_node", "").partition(" ")[0].removeprefix("%")
         del node.metadata_props[:]
         if origins.get(traced):
-            entry = node.metadata_props.add()
-            entry.key, entry.value = ORIGIN, origins[traced]
+            node.metadata_props.add(key=ORIGIN, value=origins[traced])
     for tensor in model.graph.initializer:
         del tensor.metadata_props[:]
     del model.graph.metadata_props[:]
@@ -377,12 +361,16 @@ def _is_named(data: Path, path: Path) -> bool:
     return False
 
 
+def _entries(stored: Any) -> dict[str, str]:
+    """Entries of a protobuf message by their keys."""
+    return {entry.key: entry.value for entry in stored}
+
+
 def _hashed(model: Any, manifest: str, self_test: str) -> bytes:
     """The content of a file: the model with its manifest, its self-test and its hash."""
     del model.metadata_props[:]
     for key, value in (("lrpfx", manifest), ("lrpfx_self_test", self_test)):
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
+        model.metadata_props.add(key=key, value=value)
     body: bytes = model.SerializeToString(deterministic=True)
     return body + _trailer(body)
 
@@ -431,7 +419,7 @@ def _read(content: bytes) -> tuple[dict[str, Any], bytes]:
     keys = sorted(entry.key for entry in model.metadata_props)
     if keys != ["lrpfx", "lrpfx_self_test", "lrpfx_sha256"]:
         raise RefusedError(f"its metadata has the keys {', '.join(keys)}, not those of lrpfx")
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata = _entries(model.metadata_props)
     manifest = manifest_of(metadata["lrpfx"])
     data = manifest.get("data", {})
     if data and not (re.fullmatch(r"[^/\\\0]+\.[0-9a-f]{16}\.data", data["file"]) and isinstance(data["sha256"], str)):
