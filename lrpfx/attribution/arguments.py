@@ -43,7 +43,8 @@ class Arguments:
             named = dict(enumerate(inputs))
         else:
             raise InputTypeError(
-                f"inputs are a tensor, or a tuple or dict of tensors, not {type(inputs).__name__}", topic="kinds-of-inputs"
+                f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}",
+                topic="kinds-of-inputs",
             )
         if not named:
             raise InputError("there are no inputs", topic="kinds-of-inputs")
@@ -52,7 +53,9 @@ class Arguments:
         self.passed = self.values  # without arguments that the graph has fixed
         if not self.leaves and not self.integers:
             raise InputTypeError(
-                "none of the inputs is a tensor; a tokenizer returns tensors with return_tensors='pt'", topic="kinds-of-inputs"
+                "none of the inputs is a tensor that could carry relevance; a tokenizer returns tensors with "
+                "return_tensors='pt'",
+                topic="kinds-of-inputs",
             )
 
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
@@ -73,7 +76,8 @@ class Arguments:
             raise InputTypeError(f"{what} is {problem}", topic="kinds-of-inputs")
         if value.is_complex():
             raise InputTypeError(
-                f"{what} is {value.dtype}, without relevance; give its real and imaginary parts", topic="kinds-of-inputs"
+                f"{what} has dtype {value.dtype}, which carries no relevance; give its real and imaginary parts",
+                topic="kinds-of-inputs",
             )
         if value.is_inference():
             value = value.clone()
@@ -108,7 +112,8 @@ class Arguments:
             for tensor in floating_tensors(self.values.get(str(node.target), self.values.get(number))):
                 if limits is not None and tensor.numel() and not (limits[0] <= tensor.min() and tensor.max() <= limits[1]):
                     raise InputError(
-                        f"input {str(node.target)!r} has {tensor.min():g} to {tensor.max():g}, outside input_range={limits}",
+                        f"the values of input {str(node.target)!r} go from {tensor.min():g} to {tensor.max():g}, but "
+                        f"input_range={limits} was given to lrpfx.transform",
                         topic="range-of-the-input",
                     )
 
@@ -162,7 +167,8 @@ def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any
     if not arguments.leaves and not found:
         dtypes = ", ".join(str(dtype) for dtype in {arguments.at(place).dtype for place in arguments.integers})
         raise InputTypeError(
-            f"the inputs are {dtypes}, and no embedding reads them; convert them to a floating-point dtype",
+            f"the inputs have dtype {dtypes}, which carries no relevance, and no embedding reads them; convert them to a "
+            "floating-point dtype",
             topic="kinds-of-inputs",
         )
     return found

@@ -158,7 +158,8 @@ class Computation:
         if info.relevant_where_positive and any(((explained <= 0) & (seed != 0)).any() for seed in self.seeds):
             if self._is_compiled:
                 raise InputError(
-                    f"relevance starts where {name} is not positive: pass the module uncompiled", topic="start-of-relevance"
+                    f"relevance starts where {name} is not positive: pass the module that is not compiled",
+                    topic="start-of-relevance",
                 )
             runner = executed(self._traced, Execution(several=self._several, as_written=True))
             forward = self._run(runner, self._traced, further)

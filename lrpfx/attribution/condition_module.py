@@ -51,7 +51,9 @@ def condition(explain_model: nn.Module, layers: Key | Sequence[Key]) -> ExplainM
     """
     module = explainable(explain_model, "condition")
     if module is not explain_model:
-        raise InputTypeError("condition takes what lrpfx.transform returns: compile what condition returns", topic="conditions")
+        raise InputTypeError(
+            "condition takes the module that lrpfx.transform returns: compile what condition returns", topic="conditions"
+        )
     places = places_in(module.unfused_graph, layers)
     for place in places:
         if place in module.mask_names:
@@ -85,7 +87,7 @@ def places_in(graph: fx.Graph, layers: Key | Sequence[Key]) -> tuple[Key, ...]:
     several = [layers] if isinstance(layers, str) or is_edge(layers) else layers
     if not isinstance(several, Sequence):
         raise InputTypeError(
-            f"a condition is at a node, an edge as a pair of names, or a list, not {layers!r}", topic="conditions"
+            f"a condition is at a node, an edge as a pair of names, or a list of these, not {layers!r}", topic="conditions"
         )
     found: dict[Key, None] = {}
     for one in several:

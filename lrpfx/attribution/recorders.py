@@ -88,7 +88,8 @@ def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> 
     for node in nodes:
         if node not in before:
             raise InputError(
-                f"{node_info(start).name}, the start, does not depend on {node_info(node).name}", topic="no-path-to-the-input"
+                f"{node_info(start).name}, where relevance starts, does not depend on {node_info(node).name}",
+                topic="no-path-to-the-input",
             )
 
 

@@ -110,7 +110,7 @@ def attribution_graph(
         found = Computation(explain_model, inputs, question)
         if len(found.output) != 1:
             raise InputError(
-                f"an attribution graph is of one sample, but the batch is {len(found.output)}", topic="attribution-graphs"
+                f"an attribution graph is that of one sample, but the batch is {len(found.output)}", topic="attribution-graphs"
             )
         of_inputs = found.of_inputs if conditions else pytree.tree_map(lambda one: one[None], found.of_inputs)
         if place == 0:
@@ -137,7 +137,10 @@ def _downwards(graph: fx.Graph, names: Sequence[str]) -> list[str]:
     nodes = sorted(zip(resolve_names(graph, names), names, strict=True), key=lambda one: -order[one[0]])
     for (upper, above), (lower, below) in itertools.pairwise(nodes):
         if lower not in ancestors_of(upper):
-            raise InputError(f"{above} does not depend on {below}: layers must lie on one way", topic="attribution-graphs")
+            raise InputError(
+                f"{above} does not depend on {below}: the layers of an attribution graph lie on one way",
+                topic="attribution-graphs",
+            )
     return [name for _, name in nodes]
 
 
@@ -190,7 +193,8 @@ class _Drawing:
         self.side = min(_LARGEST, room - self.line)
         if self.side < _SMALLEST:
             raise InputError(
-                f"{max(map(len, self.rows))} concepts do not fit side by side into {width} pixels", topic="attribution-graphs"
+                f"{max(map(len, self.rows))} concepts in a row do not fit into a picture {width} pixels wide",
+                topic="attribution-graphs",
             )
         self.step = self.side + self.line + max(60, self.side // 2)
         colors = colors_of(cmap)

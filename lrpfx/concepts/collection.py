@@ -152,7 +152,8 @@ class Collection:
         """
         if not isinstance(layer, str) or layer not in self.facts.layers:
             raise InputError(
-                f"{layer!r} was not collected.{nearest(str(layer), self.layers)} There are {self.layers}", topic="collections"
+                f"{layer!r} was not collected.{nearest(str(layer), self.layers)} The layers are {self.layers}",
+                topic="collections",
             )
         found = self.facts.layers[layer]
         if not is_whole(channel):

@@ -215,13 +215,18 @@ class _Collector:
         given = [self.normalized] if isinstance(self.normalized, str) else self.normalized
         wrong = given if not isinstance(given, Sequence) else [one for one in given if one not in QUANTITIES]
         if wrong or not isinstance(given, Sequence) or isinstance(self.normalized, str):
-            raise InputError(f"normalize is a list of some of {QUANTITIES}, not {self.normalized!r}", topic="collections")
+            raise InputError(
+                f"normalize is a list of {' and '.join(map(repr, QUANTITIES))}, or of one or none, not {self.normalized!r}",
+                topic="collections",
+            )
         if isinstance(self.dataset, DataLoader):
             raise InputTypeError(
-                "collect makes its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
+                "collect loads its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
             )
         if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
-            raise InputTypeError(f"a dataset is an iterable of samples, not {type(self.dataset).__name__}", topic="collections")
+            raise InputTypeError(
+                f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}", topic="collections"
+            )
         if self.workers:
             self.check_numbered("workers= need")
 
@@ -229,7 +234,8 @@ class _Collector:
         """Raise `InputTypeError` unless samples are found by their numbers. `what`: needs it."""
         if not is_indexed(self.dataset):
             raise InputTypeError(
-                f"{what} a dataset with indices, which {type(self.dataset).__name__} does not have", topic="collections"
+                f"{what} a dataset with a length and indices, which {type(self.dataset).__name__} does not have",
+                topic="collections",
             )
 
     def _check_continued(self, found: Collection, path: Any) -> None:
@@ -267,7 +273,8 @@ class _Collector:
             value = computed.values[name]
             if len(value) != len(batch.numbers):
                 raise InputError(
-                    f"{name} has the shape {tuple(value.shape)}, without a dimension for {len(batch.numbers)} samples in front",
+                    f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the "
+                    f"{len(batch.numbers)} samples of the batch in front",
                     topic="collections",
                 )
             found = kind_of(self.module, name, tuple(value.shape), kind)
@@ -329,7 +336,8 @@ def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, 
     """Raise `InputError` for values of another form than those before, and for values that are not finite."""
     if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
         raise InputError(
-            f"{name} has the shape {tuple(values.shape)} for sample {batch.numbers[0]}, not {layer.channels} channels",
+            f"the values of {name} have the shape {tuple(values.shape)} for sample {batch.numbers[0]}, but {layer.channels} "
+            "channels for the samples before",
             topic="collections",
         )
     finite = torch.isfinite(values.flatten(1)).all(1)

@@ -77,6 +77,9 @@ def patching_effects(
     for name, multiplier in found.items():
         if before[name].shape != after[name].shape:
             shapes = f"{tuple(before[name].shape)} and {tuple(after[name].shape)}"
-            raise InputError(f"{name} has the shapes {shapes} for the two inputs", topic="attribution-graphs")
+            raise InputError(
+                f"{name} has the shapes {shapes} for the two inputs, which cannot take each other's place",
+                topic="attribution-graphs",
+            )
         effects[name] = (after[name] - before[name]) * multiplier
     return effects

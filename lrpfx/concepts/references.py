@@ -83,7 +83,9 @@ class Reference:
 
     def _image(self) -> Image.Image:
         if self.picture is None:
-            raise InputError("the samples are not images of shape (1 or 3 channels, height, width)", topic="collections")
+            raise InputError(
+                "the samples are not images, which are tensors of shape (1 or 3 channels, height, width)", topic="collections"
+            )
         return self.picture
 
     def _seen(self, picture: Image.Image) -> Image.Image:
@@ -202,22 +204,28 @@ class _ReferenceFinder:
         gates: bool,
     ) -> None:
         if not isinstance(collection, Collection):
-            raise InputTypeError(f"references are of a collection, not of a {type(collection).__name__}", topic="collections")
+            raise InputTypeError(
+                f"references are those of a collection, not of a {type(collection).__name__}", topic="collections"
+            )
         self.module = explainable(explain_model, "reference")  # not compiled, since relevance may start anywhere there
         self.collection = collection
         self.output = output
         self.gates = gates
         self._fields: dict[tuple[Any, ...], ReceptiveFields] = {}
         if not is_indexed(dataset):
-            raise InputTypeError(f"references need a dataset with indices, not {type(dataset).__name__}", topic="collections")
+            raise InputTypeError(
+                f"references need a dataset with indices, which {type(dataset).__name__} does not have", topic="collections"
+            )
         self.dataset = dataset
         self.preparation = Preparation(self.module.argument_names)
         if fingerprint_of_module(self.module) != collection.facts.model:
-            raise InputError("the collection was made of another model, other weights or other rules", topic="collections")
+            raise InputError(
+                "the collection was made of another model, of other weights or of other rules", topic="collections"
+            )
         given = collection.facts.target_of_samples if target is None else target
         if given is None:
             raise InputError(
-                f"the relevance is of the function {collection.facts.target}: pass it as target=", topic="collections"
+                f"the relevance is that of a function, {collection.facts.target}: pass it as target=", topic="collections"
             )
         self.target = as_target_of_samples(given, None)
 
@@ -231,7 +239,8 @@ class _ReferenceFinder:
     def _reference(self, name: str, layer: Layer, channel: int, ranked: Ranked, by: str, reduction: str) -> Reference:
         if ranked.sample >= len(self.dataset):
             raise InputError(
-                f"the collection has sample {ranked.sample}, the dataset only {len(self.dataset)}", topic="collections"
+                f"the dataset has {len(self.dataset)} samples, but the collection has sample {ranked.sample}",
+                topic="collections",
             )
         sample, label = parts_of(self.dataset[ranked.sample])
         inputs = default_collate([self.preparation.prepared(sample)])

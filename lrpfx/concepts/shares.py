@@ -88,11 +88,11 @@ def relevances(
         return _of_experts(attribution, layer, sample)
     if not isinstance(attribution, Attribution):
         raise InputTypeError(
-            f"relevances takes an lrpfx.Attribution, not {type(attribution).__name__}", topic="attribution-graphs"
+            f"relevances takes what lrpfx.attribute returns, not {type(attribution).__name__}", topic="attribution-graphs"
         )
     if attribution.targets is not None or attribution.conditions is not None:
         raise InputError(
-            "the table is of one target, and the attribution has several, or conditions", topic="attribution-graphs"
+            "the attribution has several targets or conditions; the table is that of one target", topic="attribution-graphs"
         )
     if layer not in attribution.layers:
         raise InputError(
@@ -105,13 +105,17 @@ def relevances(
         if of is None or of is Token:
             shape = tuple(values.shape)
             raise InputError(
-                f"the value of {layer} has the shape {shape}: say of=Channel, Token or Feature", topic="attribution-graphs"
+                f"the value of {layer} has the shape {shape}: say what is meant, of=Channel, of=Token or of=Feature",
+                topic="attribution-graphs",
             )
     if of not in (Channel, Feature, Token, Head):
         name = "Channel, since neurons are not summed over positions" if of is Neuron else "Channel, Feature, Token or Head"
         raise InputTypeError(f"of= is {name}", topic="attribution-graphs")
     if not -values.ndim <= of.dimension < values.ndim or of.dimension % values.ndim == 0:
-        raise InputError(f"{layer} has the shape {tuple(values.shape)}, without {of.__name__}s", topic="attribution-graphs")
+        raise InputError(
+            f"the value of {layer} has the shape {tuple(values.shape)}, without a dimension of {of.__name__}s",
+            topic="attribution-graphs",
+        )
     if sample is not None:
         if not is_whole(sample):
             raise InputTypeError(f"sample is the place of one of the batch, not {sample!r}", topic="attribution-graphs")
@@ -124,18 +128,20 @@ def relevances(
 def _of_experts(found: Any, path: str, sample: int | None) -> Shares:
     if not isinstance(found, Mapping):
         raise InputTypeError(
-            "of=Expert takes what lrpfx.attribution.relevance_of_experts returns: attributions do not tell experts apart",
+            "of=Expert takes what lrpfx.attribution.relevance_of_experts returns: an attribution does not tell which expert "
+            "had which token",
             topic="attribution-graphs",
         )
     if sample is not None:
         raise InputError(
-            "relevance of experts has the tokens of all samples: pass it one sample alone", topic="attribution-graphs"
+            "what relevance_of_experts returns has the tokens of all samples: pass it one sample alone",
+            topic="attribution-graphs",
         )
     if path not in found:
         raise InputError(f"{path!r} is not the path of a mixture.{nearest(path, found)}", topic="attribution-graphs")
     if found[path].ndim != 2:
         raise InputError(
-            f"relevance of experts is (tokens, experts), not {tuple(found[path].shape)}", topic="attribution-graphs"
+            f"relevance of experts has the shape (tokens, experts), not {tuple(found[path].shape)}", topic="attribution-graphs"
         )
     return _shares(path, Expert, found[path].detach().double().sum(0))
 

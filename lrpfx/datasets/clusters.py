@@ -100,7 +100,8 @@ class LabelAnalysis:
         number = self.best if clusters is None else clusters
         if number not in self.clusterings:
             raise InputError(
-                f"there is no clustering with {number!r} clusters, only with {[*self.clusterings]}", topic="statistics"
+                f"there is no clustering with {number!r} clusters, only with {', '.join(map(str, self.clusterings))}",
+                topic="statistics",
             )
         return self.clusterings[number]
 

@@ -317,7 +317,9 @@ class _Run:
         self.location.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
         counts = done_of(self.location, writer.manifest, BlockWriter(self.location, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
-            raise ArtefactError(f"{self.location} lacks blocks that were explained: run again to go on", topic="damaged-stores")
+            raise ArtefactError(
+                f"{self.location} does not have all blocks that were explained: run again to go on", topic="damaged-stores"
+            )
         if writer.manifest.samples is None:
             writer.finish(done)
 
@@ -335,7 +337,7 @@ def _preprocessing(explainer: Any) -> Preprocessing | None:
     if not isinstance(explainer, Explainer):
         if not isinstance(explainer, nn.Module):
             raise InputTypeError(
-                f"lrpfx.datasets.attribute takes an explainable module or an Explainer, not {type(explainer).__name__}"
+                f"lrpfx.datasets.attribute takes an explainable module or an lrpfx.Explainer, not {type(explainer).__name__}"
             )
         return None
     if explainer.tokenizer is not None:

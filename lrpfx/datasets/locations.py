@@ -40,7 +40,9 @@ class Location:
         try:
             system, root = fsspec.core.url_to_fs(self.path, **self.options)
         except (ImportError, ValueError, TypeError, OSError) as error:
-            raise InputError(f"fsspec cannot open {self.path}: {first_lines(error)}", topic="places-of-stores") from error
+            raise InputError(
+                f"{self.path} is not a path that fsspec opens here: {first_lines(error)}", topic="places-of-stores"
+            ) from error
         if not str(root).strip("/"):
             raise InputError(f"{self.path} is a whole file system: give the path of a store in it", topic="places-of-stores")
         return system, str(root).rstrip("/")
@@ -123,14 +125,19 @@ def location_of(path: Any, options: Mapping[str, Any] | None = None) -> Location
     `options`: for the file system of fsspec. Errors: `InputError`.
     """
     if options is not None and not isinstance(options, Mapping):
-        raise InputTypeError(f"storage_options are a dict, not {type(options).__name__}", topic="places-of-stores")
+        raise InputTypeError(
+            f"storage_options are a dict for the file system of fsspec, not {type(options).__name__}", topic="places-of-stores"
+        )
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if isinstance(text, str) and text.startswith(_LOCAL):
         text = path = text.partition("://")[2]
     if isinstance(text, str) and ("://" in text or "::" in text):
         return Location(text if text.endswith("://") else text.rstrip("/"), options)
     if options:
-        raise InputError(f"storage_options are for paths such as s3://bucket/store, not {path}", topic="places-of-stores")
+        raise InputError(
+            f"storage_options are for paths such as s3://bucket/store, and {path} is one of this machine",
+            topic="places-of-stores",
+        )
     try:
         return Location(as_path(path).expanduser().absolute())
     except FileNotFoundError as error:

@@ -203,7 +203,9 @@ def rows_in(dataset: Any) -> Generator[Row]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "ray" and not isinstance(error, ray.exceptions.RayError):
             raise
-        raise InputError(f"Ray gave up: {first_lines(error)}; another run goes on from here", topic="ray") from error
+        raise InputError(
+            f"Ray gave up: {first_lines(error)}; what was done is kept, and another run goes on", topic="ray"
+        ) from error
 
 
 def mapped(wanted: ActorNumbers, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
@@ -258,7 +260,8 @@ def packed(value: Any) -> bytes:
         torch.save(value, content, pickle_module=ray.cloudpickle)
     except Exception as error:
         raise InputError(
-            f"the model and the data set cannot be pickled for other processes: {first_lines(error)}", topic="ray"
+            f"the model and the data set go to other processes, and cannot be pickled for that: {first_lines(error)}",
+            topic="ray",
         ) from error
     return content.getvalue()
 
@@ -301,7 +304,8 @@ def received(coordinator: Any, place: int, threads: int) -> Any:
         versions, found = unpacked(content, "cuda" if ray.get_gpu_ids() else "cpu")
     except (ImportError, AttributeError) as error:
         raise InputError(
-            f"a process of Ray cannot load the model or the data set: {first_lines(error)}; install there what they import",
+            f"a process of Ray cannot load the model or the data set: {first_lines(error)}; install on all machines what they "
+            "import, or send it with ray.init(runtime_env=...)",
             topic="ray",
         ) from error
     different = [f"{name} {_VERSIONS[name]}, not {versions[name]}" for name in _VERSIONS if _VERSIONS[name] != versions[name]]
@@ -316,7 +320,8 @@ def count_attempt(coordinator: Any, what: str, number: int) -> None:
     attempts = ray.get(coordinator.attempt.remote(what, number))
     if attempts > RETRIES + 1:
         raise InputError(
-            f"{attempts - 1} processes of Ray that were to {what} {number} ended: a smaller batch_size= needs less memory",
+            f"{attempts - 1} processes of Ray that were to {what} {number} ended: perhaps a sample of it crashes them, or "
+            "their machines do not have enough memory; a smaller batch_size= or block_size= needs less",
             topic="ray",
         )
 

@@ -66,11 +66,15 @@ class RayEngine(Engine):
         _ = self.wanted
         if isinstance(source, StreamSource) and source.is_read_once:
             raise InputError(
-                "an iterator can be read only once: for Ray pass what it was made of, such as an IterableDataset", topic="ray"
+                "an iterator can be read only once, and only here: for Ray pass what it was made of, such as an "
+                "IterableDataset",
+                topic="ray",
             )
         if isinstance(source, IndexedSource) and source.loaded_by.are_prepared:
             raise InputError(
-                "Ray does not call the worker_init_fn= of a DataLoader: have the dataset do it at its first sample", topic="ray"
+                "the processes of Ray do not call the worker_init_fn= of a DataLoader: have the dataset do it where it first "
+                "loads a sample",
+                topic="ray",
             )
 
     def steps(self, work: Work) -> Generator[Step]:
@@ -127,9 +131,14 @@ class _ForLoaders:
         sample = next(islice(self.source.first(number + 1), number, None), None)
         if sample is None or sample.problem is not None:
             problem = "there is no such sample" if sample is None else sample.problem
-            raise InputError(f"a process of Ray cannot load sample {number}, but this one can: {problem}", topic="ray")
+            raise InputError(
+                f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}", topic="ray"
+            )
         if batched(0, [sample]).digest != digest:
-            raise InputError(f"sample {number} differs in a process of Ray: its file, or random preprocessing", topic="ray")
+            raise InputError(
+                f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random",
+                topic="ray",
+            )
 
 
 def _probe_of(source: SampleSource) -> tuple[int, int] | None:
@@ -157,11 +166,14 @@ class _Store:
             manifest = read_manifest(self.location)
         except ArtefactError as error:
             raise ArtefactError(
-                f"a process of Ray does not see the store, in a folder that all machines share or at s3://: {error}",
+                f"a process of Ray does not see the store: {error}; give a folder that all machines share, or a path such as "
+                "s3://",
                 topic="ray",
             ) from error
         if manifest.facts != self.manifest.facts:
-            raise ArtefactError(f"a process of Ray sees another store at {self.location}, not a shared one", topic="ray")
+            raise ArtefactError(
+                f"a process of Ray sees another store at {self.location}; give a folder that all machines share", topic="ray"
+            )
         return BlockWriter(self.location, self.manifest)
 
 

@@ -30,7 +30,8 @@ def without_channels(values: Floats, what: str) -> Floats:
         values = values.sum(axis=1)
     if values.ndim not in (2, 3) or values[0].size == 0:
         raise InputTypeError(
-            f"{what} of a sample is (channels, height, width) or less, not {values.shape[1:]}", topic="statistics"
+            f"{what} of a sample is (channels, height, width), (height, width) or a vector, not of shape {values.shape[1:]}",
+            topic="statistics",
         )
     return values
 

@@ -87,7 +87,8 @@ class Column:
         if wrong.any():
             number = int(block.numbers[wrong][0])
             raise InputError(
-                f"{self.what} of sample {number} is not finite: leave it out by samples=", topic="values-not-finite"
+                f"{self.what} of sample {number} is not finite everywhere: leave the sample out, with samples=",
+                topic="values-not-finite",
             )
         return values
 
@@ -104,7 +105,8 @@ class Column:
             part = array_of(self.source[first:end], self.what)
         if part.shape != (end - first, *self.shape):
             raise InputError(
-                f"{self.what}[{first}:{end}] has the shape {part.shape}, not {(end - first, *self.shape)}", topic="statistics"
+                f"{self.what} has the shape {(len(self), *self.shape)}, but [{first}:{end}] of it {part.shape}",
+                topic="statistics",
             )
         return part[numbers - first]
 
@@ -124,7 +126,10 @@ def column(source: Any, what: str, count: int | None = None) -> Column:
     """A checked quantity of the samples. `count`: how many samples there must be."""
     is_sized = hasattr(source, "shape") or hasattr(source, "__len__")
     if isinstance(source, (str, bytes)) or not hasattr(source, "__getitem__") or not is_sized:
-        raise InputTypeError(f"{what} is an array or a sequence of arrays, not {type(source).__name__}", topic="statistics")
+        raise InputTypeError(
+            f"{what} is an array with a row for each sample, or a sequence of arrays, not {type(source).__name__}",
+            topic="statistics",
+        )
     if hasattr(source, "shape"):
         if not len(source.shape):
             raise InputTypeError(f"{what} is an array with a row for each sample, not a single number", topic="statistics")
@@ -162,7 +167,8 @@ def labels_of(labels: Any, count: int) -> Column:
     single = found.shape == () and np.issubdtype(dtype, np.integer)
     if not single and not (len(found.shape) == 1 and np.issubdtype(dtype, np.bool_)):
         raise InputTypeError(
-            f"labels are integers (samples,) or booleans (samples, classes), not {dtype} {(count, *found.shape)}",
+            "labels are integers of shape (samples,), or booleans of shape (samples, classes) where a sample may have several, "
+            f"not {dtype} of shape {(count, *found.shape)}",
             topic="statistics",
         )
     return found

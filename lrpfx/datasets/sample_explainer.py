@@ -98,7 +98,9 @@ class SampleExplainer:
         except LrpfxError:
             raise
         except Exception as error:
-            raise InputError(f"samples from {numbers[0]} to {numbers[-1]}: {first_lines(error)}", topic="samples") from error
+            raise InputError(
+                f"samples {numbers[0]} to {numbers[-1]} cannot be explained: {first_lines(error)}", topic="samples"
+            ) from error
         kept = [at for at in range(len(numbers)) if at not in problems]
         rows = rows if not problems else {name: values[kept] for name, values in rows.items()}
         yield ExplainedRows(
@@ -147,7 +149,10 @@ class SampleExplainer:
         """Relevance with the samples in its first dimension, reduced."""
         first = len(self.leading)
         if relevance.ndim <= first or relevance.shape[first] != count:
-            raise InputError(f"relevance of {name} is {tuple(relevance.shape[first:])}, without {count} samples in front")
+            raise InputError(
+                f"the relevance of {name} has the shape {tuple(relevance.shape[first:])}, without a dimension for the "
+                f"{count} samples of the batch in front"
+            )
         moved = relevance.movedim(first, 0) if first else relevance
         if reduction is not None and channels is not None:
             moved = reduced(moved, reduction, channels + first, first + 1)
@@ -155,7 +160,9 @@ class SampleExplainer:
 
     def _output(self, output: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
         if not output.ndim or len(output) != count:
-            raise InputError(f"the output has the shape {tuple(output.shape)}, without {count} samples in front")
+            raise InputError(
+                f"the output has the shape {tuple(output.shape)}, without a dimension for {count} samples in front"
+            )
         if output.ndim != 2:
             if self.scores is not None:
                 raise InputError(f"scores= are of outputs (samples, classes), but this one is {tuple(output.shape)}")
@@ -277,7 +284,8 @@ def _channels_of_input(name: str, dimensions: int, embedded: bool) -> int:
     if dimensions in (2, 4, 5):
         return 1
     raise InputError(
-        f"the channels of {name} are not known, which has {dimensions} dimensions: record a layer instead of reduce="
+        f"{name} has {dimensions} dimensions with that of samples, and which of them has the channels is not known: leave out "
+        "reduce=, and record a layer instead"
     )
 
 

@@ -96,12 +96,16 @@ def spray(
     maps = column_of_relevance(relevance, "relevance")
     wanted = chosen(samples, len(maps))
     if not isinstance(clusters, Iterable):
-        raise InputTypeError(f"clusters are numbers, such as [2, 3, 4], not {clusters!r}", topic="statistics")
+        raise InputTypeError(
+            f"clusters are the numbers of clusters to make, such as [2, 3, 4], not {clusters!r}", topic="statistics"
+        )
     numbers = sorted({whole_number(one, "a number of clusters is a whole number", 2, "statistics") for one in clusters})
     if not numbers:
         raise InputError("clusters are the numbers of clusters to make, such as [2, 3, 4]", topic="statistics")
     if not isinstance(embeddings, Iterable):
-        raise InputTypeError(f"embeddings are some of {EMBEDDINGS}, not {embeddings!r}", topic="statistics")
+        raise InputTypeError(
+            f"embeddings are some of {' and '.join(map(repr, EMBEDDINGS))}, or none: (), not {embeddings!r}", topic="statistics"
+        )
     drawn = tuple(embeddings) if not isinstance(embeddings, str) else (embeddings,)
     if not all(one in EMBEDDINGS for one in drawn):
         raise InputError(f"embeddings are {' and '.join(map(repr, EMBEDDINGS))}, not {drawn!r}", topic="statistics")
@@ -178,7 +182,8 @@ def _reduced(maps: Column, samples: Numbers, settings: SpraySettings) -> Floats:
             found = np.empty((len(samples), *reduced.shape[1:]))
         if reduced.shape[1:] != found.shape[1:]:
             raise InputTypeError(
-                f"sample {block.numbers[0]} has another shape than sample {samples[0]}: pass size=(height, width)",
+                f"the relevance of sample {block.numbers[0]} has another shape than that of sample {samples[0]}: pass "
+                "size=(height, width), to which all maps are pooled",
                 topic="statistics",
             )
         found[block.places] = of_equal_weight(reduced) if settings.normalize else reduced

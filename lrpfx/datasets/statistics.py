@@ -140,7 +140,7 @@ class Summary:
     def _check(self, array: str, label: int | None) -> None:
         if array not in self.maps:
             raise InputError(
-                f"there is no array {array!r}.{nearest(str(array), self.maps)} Known: {[*self.maps]}", topic="statistics"
+                f"there is no array {array!r}.{nearest(str(array), self.maps)} There are {list(self.maps)}", topic="statistics"
             )
         if label not in self.maps[array]:
             raise InputError(
@@ -180,7 +180,10 @@ def summarize(
     truth = None if labels is None else labels_of(labels, count)
     starts = None if seeds is None else column(seeds, "seeds", count)
     if starts is not None and starts.shape != ():
-        raise InputError("seeds are one number for each sample, of shape (samples,)", topic="statistics")
+        raise InputError(
+            "seeds are one number for each sample, of shape (samples,): the relevance that its output was given",
+            topic="statistics",
+        )
     wanted = chosen(samples, count)
     rows, maps = [], {}
     for name, one in arrays.items():
@@ -201,7 +204,9 @@ def _sums(
         maps = without_channels(block.values, array.what)
         shape = maps.shape[1:] if shape is None else shape
         if maps.shape[1:] != shape:
-            raise InputError(f"{array.what} of sample {block.numbers[0]} has another shape", topic="statistics")
+            raise InputError(
+                f"{array.what} of sample {block.numbers[0]} has another shape, so there is no mean map", topic="statistics"
+            )
         maps = of_equal_weight(maps) if normalize else maps
         seeds = None if starts is None else np.concatenate([one.values for one in starts.floats(block.numbers)])
         labels = None if truth is None else truth.values(block.numbers)

@@ -55,7 +55,8 @@ class Manifest:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             version = data.get("format") if isinstance(data, dict) else None
             raise ArtefactError(
-                f"the store is not of this release of lrpfx (format {version!r}, not {FORMAT})", topic="damaged-stores"
+                f"the store is not of lrpfx, or of another release of it (format {version!r}, not {FORMAT})",
+                topic="damaged-stores",
             )
         facts = {name: value for name, value in data.items() if name not in ("format", "block", "samples", "arrays")}
         try:
@@ -86,13 +87,16 @@ def read_manifest(location: Location) -> Manifest:
     """The manifest of a store. Errors: `ArtefactError`."""
     if _GROUP not in (names := location.sizes()):
         there = f"it has {', '.join(sorted(names)[:3])}" if names else "it is empty"
-        raise ArtefactError(f"{location} is not a store of lrpfx: {there}, and no {_GROUP}", topic="damaged-stores")
+        raise ArtefactError(
+            f"{location} is not a store of lrpfx.datasets.attribute: {there}, and no {_GROUP}", topic="damaged-stores"
+        )
     attributes = _attributes(location)
     if MANIFEST not in attributes:
         raise ArtefactError(f"{location} is a Zarr group that lrpfx.datasets.attribute did not write", topic="damaged-stores")
     if attributes[MANIFEST] == _BEGINNING:
         raise ArtefactError(
-            f"{location} is not a store yet: its run has just begun, or was stopped; lrpfx.datasets.attribute begins anew",
+            f"{location} is not a store yet: a run has just begun it, or was stopped at that moment. lrpfx.datasets.attribute "
+            "begins anew there if nothing else is in it",
             topic="damaged-stores",
         )
     return Manifest.from_json(attributes[MANIFEST])
@@ -194,7 +198,9 @@ def create(location: Location, manifest: Manifest) -> BlockWriter:
     """
     names = location.sizes()
     if names and not _is_beginning(location):
-        raise ArtefactError(f"{location} is not empty: it has {', '.join(sorted(names)[:3])}", topic="damaged-stores")
+        raise ArtefactError(
+            f"{location} is not empty, and is not made a store: it has {', '.join(sorted(names)[:3])}", topic="damaged-stores"
+        )
     with location.errors("written"):
         store = location.zarr_store()
         group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
@@ -322,7 +328,9 @@ def read(location: Location, array: Any, key: Any) -> Array:
 def check_is_there(location: Location) -> None:
     """Raise `ArtefactError` if a store that was opened is gone: what is not there would read as not yet written."""
     if _GROUP not in location.sizes():
-        raise ArtefactError(f"the store {location} was moved or removed since it was opened", topic="damaged-stores")
+        raise ArtefactError(
+            f"the store {location} is not there any more: it was moved or removed since it was opened", topic="damaged-stores"
+        )
 
 
 def with_missed_chunks(store: Any) -> Any:

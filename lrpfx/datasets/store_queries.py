@@ -14,7 +14,9 @@ from lrpfx.support.numbered_names import numbered
 def checked_view(value: Any, what: str) -> Attributions:
     """The value, if it is a view of a store."""
     if not isinstance(value, Attributions):
-        raise InputTypeError(f"{what} is what lrpfx.datasets.open returns, not {value!r}", topic="reading-stores")
+        raise InputTypeError(
+            f"{what} is what lrpfx.datasets.attribute and lrpfx.datasets.open return, not {value!r}", topic="reading-stores"
+        )
     return value
 
 
@@ -41,7 +43,10 @@ def sole_target(view: Attributions, purpose: str) -> Any:
         several = settings.get(name)
         if isinstance(several, list):
             names = ", ".join(map(text_of, several))
-            raise InputError(f"{purpose} takes relevance of one target, but there are {name}: {names}", topic="reading-stores")
+            raise InputError(
+                f"{purpose} takes relevance of one target, but the store has {name} ({names}): explain with target= alone",
+                topic="reading-stores",
+            )
     return settings.get("targets")
 
 
@@ -68,6 +73,7 @@ def classes_of_relevance(view: Attributions, purpose: str) -> Array:
         found: Array = view[PREDICTION][:]
         return found
     raise InputError(
-        f"{purpose} groups samples by class, which {text_of(target)!r} does not say: pass labels=, such as view.labels",
+        f"{purpose} groups samples by class, and the store does not say which one relevance of {text_of(target)!r} is of: pass "
+        "labels=, such as view.labels or view['prediction'][:]",
         topic="reading-stores",
     )

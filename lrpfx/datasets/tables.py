@@ -174,7 +174,9 @@ class _Table:
     def _outputs(self) -> Column:
         name = layout.OUTPUT if layout.OUTPUT in self.view else layout.TOP_SCORES
         if self.view[name].ndim != 2:
-            raise ArtefactError(f"the array {name!r} of {self.view.path} is not one of outputs", topic="damaged-stores")
+            raise ArtefactError(
+                f"the array {name!r} of {self.view.path} does not have the dimensions of outputs", topic="damaged-stores"
+            )
         return column(self.view[name], name)
 
     def _classes_of_outputs(self, block: Block) -> NDArray[Any]:

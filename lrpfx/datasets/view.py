@@ -118,7 +118,10 @@ class StoredArray:
             return range(self._length)[operator.index(first)]
         found = np.arange(self._length)[first if isinstance(first, list) else np.asarray(first)]
         if found.ndim != 1:
-            raise InputTypeError(f"samples are chosen as in NumPy, in one dimension, not by {first!r}", topic="reading-stores")
+            raise InputTypeError(
+                f"samples are chosen by an index, a slice, or an array of indices or truth values, not {first!r}",
+                topic="reading-stores",
+            )
         return found
 
     def _values(self, chosen: Any) -> Any:
@@ -222,7 +225,8 @@ class Attributions:
     def __getitem__(self, name: str) -> StoredArray:
         if name not in self.names:
             raise InputError(
-                f"there is no array {name!r}.{nearest(str(name), self.names)} Known: {self.names}", topic="reading-stores"
+                f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}",
+                topic="reading-stores",
             )
         return StoredArray(self._location, self._manifest, self._layouts[name], self._arrays, len(self))
 

@@ -147,7 +147,9 @@ class CompiledModel(Compiled):
 def check_same(output: Array, before: Array) -> None:
     """Raise `InputError` unless a model still has the output that was explained."""
     if not np.allclose(output, before, rtol=1e-2, atol=1e-3 * float(np.abs(before).max())):
-        raise InputError("the model has changed since: explain the photograph again", topic="changed-weights")
+        raise InputError(
+            "the model has changed since this explanation was made; explain the photograph again", topic="changed-weights"
+        )
 
 
 def _scores_of(module: ExplainModule, output: OutputSelector) -> Scores:
@@ -204,7 +206,8 @@ class CompiledProgram(Compiled):
         only_largest = manifest["target"] == "max"
         if only_largest and any(not isinstance(one, Largest) for column in columns for one in column):
             raise InputError(
-                "the program explains the largest output; export it by lower(..., target='index')", topic="explainers"
+                "the program explains the largest output only; export it with lrpfx.lower(..., target='index')",
+                topic="explainers",
             )
         described = next(iter(manifest["arguments"].values()))
         count, size = len(inputs), described["shape"][0] or len(inputs)
@@ -229,18 +232,23 @@ class CompiledProgram(Compiled):
         results = manifest["results"]
         if manifest["target"] not in ("index", "targets", "max") or "relevance" not in results:
             raise InputError(
-                "the program does not explain classes of images: lower(..., target='index')", topic="classes-and-their-names"
+                "the program was not exported for classes of images: lrpfx.lower(..., target='index') explains one of each",
+                topic="classes-and-their-names",
             )
         if results["relevance"]["dtype"] == "uint8":
-            raise InputError("the program returns bytes of relevance; export it without reduce='bytes'", topic="explainers")
+            raise InputError(
+                "the program returns pictures of relevance in bytes; export it without reduce='bytes'", topic="explainers"
+            )
         if manifest["reduce"] == CHANNELS:
             raise InputError(
-                "the program returns relevance of channels; export it without reduce='channels'", topic="explainers"
+                'the program returns relevance of channels, not of pixels; export it without reduce="channels"',
+                topic="explainers",
             )
         missing = [name for name in record if name not in results]
         if missing:
             raise InputError(
-                f"the program does not record {missing[0]!r}; export it by lower(..., record={missing!r})", topic="explainers"
+                f"the program does not record {missing[0]!r}; export it with lrpfx.lower(..., record={missing!r})",
+                topic="explainers",
             )
 
     def _checked(self, target: Target) -> Target:
@@ -312,7 +320,8 @@ def checked_output(output: Any) -> Any:
     if output.ndim != 2:
         place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(
-            f"the output is {tuple(output.shape)}, not (batch, classes): choose by output=lambda output: output{place}",
+            f"the explained output has shape {tuple(output.shape)}, not (batch, classes); choose what has by a function that "
+            f"ends in {place}, such as output=lambda output: output{place} if the model returns one tensor",
             topic="classes-and-their-names",
         )
     return output

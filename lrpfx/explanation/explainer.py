@@ -108,7 +108,10 @@ class Explainer:
         self.captured = model if isinstance(model, Captured) else None
         given = model.model if isinstance(model, Captured) else model
         if not isinstance(given, (nn.Module, Runner)):
-            raise InputTypeError(f"an explainer takes a module or a runner, not {type(given).__name__}", topic="explainers")
+            raise InputTypeError(
+                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(given).__name__}",
+                topic="explainers",
+            )
         model = given
         self.model = model
         self.composite = composite
@@ -192,7 +195,9 @@ class Explainer:
         Raises `InputError`: there was no call yet, or the model is an exported program.
         """
         if not isinstance(self._compiled, CompiledModel):
-            raise InputError("there is no explainable module before the first call, or of a program", topic="explainers")
+            raise InputError(
+                "there is no explainable module before the first explanation, or for an exported program", topic="explainers"
+            )
         return self._compiled.module
 
     def spatial_layers(self) -> list[str]:
@@ -201,7 +206,9 @@ class Explainer:
         Raises `InputError`: there was no call yet.
         """
         if self._compiled is None:
-            raise InputError("layers are not known before the first call, which compiles the model", topic="explainers")
+            raise InputError(
+                "the layers are not known before the first explanation, which compiles the model", topic="explainers"
+            )
         return self._compiled.spatial_layers()
 
     # --- photographs ---------------------------------------------------------------------------------------------------------

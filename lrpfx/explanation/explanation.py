@@ -261,7 +261,7 @@ class Explanation(Explained):
         for name in chosen:
             if known[name].ndim != 3:
                 raise InputError(
-                    f"relevance of {name} has shape {known[name].shape}, not (channels, height, width)", topic="explainers"
+                    f"the relevance of {name} has shape {known[name].shape}, not (channels, height, width)", topic="explainers"
                 )
         maps = {"input": self.input_relevance.sum(0), **{name: known[name].sum(0) for name in chosen}}
         return pictures.strip(maps, columns=columns, title=title, caption=caption, style=styled(style, settings))
@@ -279,7 +279,9 @@ class Explanation(Explained):
     def _origin(self, what: str, remedy: str) -> Origin:
         origin = origin_of(self)
         if origin is None:
-            raise InputError(f"{what} is not in this copy of an explanation, without its model: {remedy}", topic="explainers")
+            raise InputError(
+                f"{what} is not part of this explanation, which is a copy without the model: {remedy}", topic="explainers"
+            )
         return origin
 
     # --- saving and showing ---------------------------------------------------------------------------------------------------
@@ -399,7 +401,9 @@ def save_picture(picture: Image.Image, path: Path) -> Path:
     try:
         picture.save(content, format=form)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:  # some have one colour only, or need a program
-        raise InputError(f"{path}: not as {form} ({first_lines(error)}); {_FORMATS}", topic="explainers") from error
+        raise InputError(
+            f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {_FORMATS}", topic="explainers"
+        ) from error
     return written(path, content.getvalue())
 
 

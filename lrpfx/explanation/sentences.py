@@ -183,7 +183,10 @@ class _OfText(Target):
         if output.ndim != 3:
             checked_output(output)
             if place is not None:
-                raise InputError("a position and a token are a target for models of tokens, not of classes", topic="sentences")
+                raise InputError(
+                    "a position and a token are a target for models that return tokens; this one returns classes",
+                    topic="sentences",
+                )
             return _Shown(resolved(inner, self.categories), output[0], self.categories, None)
         known, features = len(self.tokenizer), output.shape[2]
         if features < known:
@@ -209,7 +212,9 @@ class _OfText(Target):
         masked = [place for place, one in enumerate(ids) if one == mask and mask is not None]
         if len(masked) > 1:
             raise InputError(
-                f"the text has {len(masked)} masks: target=(position, token) explains any of them", topic="sentences"
+                f"the text has {len(masked)} masks, and one prediction is explained at a time: target=(position, token) "
+                "explains any of them",
+                topic="sentences",
             )
         if not masked and not self.text.is_chat and ids[last] in getattr(self.tokenizer, "all_special_ids", ()):
             end = self.tokenizer.decode([ids[last]])
@@ -227,7 +232,7 @@ class _OfText(Target):
         ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise InputError(
-                f"{token!r} is {len(ids)} tokens, not one; at the start of a word, it has its blank", topic="sentences"
+                f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic="sentences"
             )
         if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
             raise InputError(f"the tokenizer does not know {token!r}", topic="sentences")

@@ -71,7 +71,9 @@ def texts_in(given: Any) -> tuple[list[Any], bool]:
         return texts_in(given.item())
     elif isinstance(given, (torch.Tensor, np.ndarray)) and given.dtype != object and not _holds_text(given):
         if given.ndim not in (1, 2):
-            raise InputError(f"token ids are (tokens,) or (texts, tokens), not {tuple(given.shape)}", topic="sentences")
+            raise InputError(
+                f"token ids have the shape (tokens,) or (texts, tokens), not {tuple(given.shape)}", topic="sentences"
+            )
         found, several = (list(given), len(given) != 1) if given.ndim == 2 else ([given], False)
     else:
         several = isinstance(given, Iterable) and not isinstance(given, (bytes, bytearray))
@@ -90,7 +92,9 @@ def read(tokenizer: Any, text: Any) -> ReadText:
     if isinstance(text, Mapping):
         found, several = _texts_of_mapping(text)
         if several:
-            raise InputError(f"an encoding among texts holds {len(found)} texts; pass them one by one", topic="sentences")
+            raise InputError(
+                f"an encoding among several texts holds {len(found)} texts; pass them one by one", topic="sentences"
+            )
         (text,) = found
     if _is_chat(text):
         return _chat(tokenizer, text)
@@ -99,7 +103,8 @@ def read(tokenizer: Any, text: Any) -> ReadText:
     elif not isinstance(text, Encoding):
         if not (_is_row_of_ids(text) or isinstance(text, (torch.Tensor, np.ndarray))):
             raise InputTypeError(
-                f"a text is a string, token ids, what the tokenizer returns, or a chat, not {type(text).__name__}",
+                f"a text is a string, a list of token ids, what the tokenizer returns, or a list of messages, each with a role "
+                f"and its content, not {type(text).__name__}",
                 topic="sentences",
             )
         text = Encoding({"input_ids": _row(text)})
@@ -143,7 +148,9 @@ def _texts_of_mapping(given: Mapping[Any, Any]) -> tuple[list[Any], bool]:
         if _is_chat(given.get("messages")):
             return [given["messages"]], False
         raise InputTypeError(
-            f"a mapping with the keys {[*given]} is not a text: pass its text, or what the tokenizer returns", topic="sentences"
+            f"a mapping with the keys {', '.join(map(repr, given)) or '(none)'} is not a text: pass the text in it, or what "
+            "the tokenizer returns, which has 'input_ids'",
+            topic="sentences",
         )
     strange = [
         name
@@ -151,7 +158,10 @@ def _texts_of_mapping(given: Mapping[Any, Any]) -> tuple[list[Any], bool]:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in _OF_TEXT
     ]
     if strange:
-        raise InputError(f"the encoding holds {strange[0]!r}, which is not text: use lrpfx.attribute", topic="sentences")
+        raise InputError(
+            f"the encoding holds {strange[0]!r}, which is not text: lrpfx.attribute explains inputs of several kinds",
+            topic="sentences",
+        )
     values = {name: given[name] for name in _OF_TEXT if given.get(name) is not None}
     ids = values["input_ids"]
     nested = (
@@ -187,7 +197,9 @@ def _row(values: Any) -> torch.Tensor:
 def _encoded(tokenizer: Any, text: str) -> ReadText:
     given = tokenizer(text, return_tensors="pt")
     if not isinstance(given, Mapping) or "input_ids" not in given:
-        raise InputTypeError(f"the tokenizer returned {type(given).__name__} without input_ids", topic="sentences")
+        raise InputTypeError(
+            f"the tokenizer returned {type(given).__name__} without input_ids; pass one of Hugging Face", topic="sentences"
+        )
     words = getattr(given, "word_ids", None) if getattr(given, "is_fast", False) else None
     values = {str(name): value for name, value in given.items()}
     return ReadText(text, Encoding(values, list(words(0)) if callable(words) else None))
@@ -197,7 +209,9 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> ReadText:
     """Messages in the template of the tokenizer: the model answers them, or goes on with its own last message."""
     template = getattr(tokenizer, "apply_chat_template", None)
     if not callable(template):
-        raise InputError("the tokenizer has no template for chats: pass the text itself", topic="sentences")
+        raise InputError(
+            "the tokenizer has no template for chats (apply_chat_template): pass the text itself", topic="sentences"
+        )
     own = messages[-1]["role"] == "assistant"
     further = {"continue_final_message": True} if own else {"add_generation_prompt": True}
     try:
@@ -205,7 +219,9 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> ReadText:
     except LrpfxError:
         raise
     except Exception as error:  # templates are programs, and raise anything
-        raise InputError(f"the tokenizer cannot write these messages: {first_lines(error)}", topic="sentences") from error
+        raise InputError(
+            f"the tokenizer cannot write these messages as one text: {first_lines(error)}", topic="sentences"
+        ) from error
     (encoding,), _ = _texts_of_mapping(given)
     encoding = _completed(tokenizer, encoding)
     content = messages[-1].get("content")
@@ -229,7 +245,8 @@ def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     if words is not None and known > words:
         raise InputError(
-            f"the tokenizer has {known} tokens, the embedding {words}: another model, or resize_token_embeddings is due",
+            f"the tokenizer has {known} tokens, but the model's embedding has {words}: it belongs to another model, or tokens "
+            "were added to it after model.resize_token_embeddings(len(tokenizer))",
             topic="sentences",
         )
     limit = min((one for one in (words, known) if one), default=None)
@@ -240,7 +257,8 @@ def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:
     positions = _positions_of(model)
     if positions is not None and len(text.ids) > positions:
         raise InputError(
-            f"the text has {len(text.ids)} tokens, but the model has {positions} positions: cut it by truncation=True",
+            f"the text has {len(text.ids)} tokens, but the model has {positions} positions: cut it, for example with "
+            f"tokenizer(text, truncation=True, max_length={positions}, return_tensors='pt')",
             topic="sentences",
         )
 

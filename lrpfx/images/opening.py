@@ -103,7 +103,9 @@ def _encoded(content: Any, path: Any) -> tuple[Any, str]:
     if content is None and isinstance(path, str) and path:
         return _expanded(path), _expanded(path).name
     if not isinstance(content, bytes):
-        raise InputTypeError("an image of Hugging Face has neither its content as bytes nor a path", topic="image-files")
+        raise InputTypeError(
+            "an image of a dataset of Hugging Face has neither its content as bytes nor a path", topic="image-files"
+        )
     file = io.BytesIO(content)
     file.name = path if isinstance(path, str) else "the image"
     return file, Path(path).name if isinstance(path, str) else ""

@@ -56,10 +56,14 @@ class Preprocessing:
     def __init__(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise InputTypeError(
-                f"preprocess is a function, such as weights.transforms(), not {type(function).__name__}", topic="preprocessing"
+                f"preprocess is a function from a photograph to a tensor, such as weights.transforms(), not "
+                f"{type(function).__name__}",
+                topic="preprocessing",
             )
         if isinstance(function, type):
-            raise InputTypeError(f"preprocess is the class {function.__name__}, not a function: call it", topic="preprocessing")
+            raise InputTypeError(
+                f"preprocess is a function, not the class {function.__name__}; did you mean to call it?", topic="preprocessing"
+            )
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
         #: The values between those of a black and a white pixel, by channel. None before the first photograph, and if there is
@@ -73,7 +77,8 @@ class Preprocessing:
         result = self._applied(photograph)
         if not torch.isfinite(result).all():
             raise InputError(
-                f"preprocess returned values that are not finite for {photograph.width}×{photograph.height} pixels",
+                f"preprocess returned values that are not finite (NaN or infinite) for a photograph of {photograph.width}×"
+                f"{photograph.height} pixels; does it divide by a deviation or a range that is 0?",
                 topic="values-not-finite",
             )
         return result
@@ -115,7 +120,8 @@ class Preprocessing:
             raise
         except Exception as error:
             raise InputError(
-                f"preprocess failed on an RGB image of {photograph.width}×{photograph.height} pixels: {first_lines(error)}",
+                f"preprocess failed on a photograph of {photograph.width}×{photograph.height} pixels "
+                f"({type(error).__name__}: {first_lines(error)}); it gets a PIL image in RGB",
                 topic="preprocessing",
             ) from error
         if isinstance(result, Mapping) and "pixel_values" in result:  # of an image processor of transformers
@@ -132,15 +138,19 @@ class Preprocessing:
         if result.ndim == 4 and len(result) == 1:
             result = result[0]
         if result.ndim != 3:
-            raise InputError(f"preprocess returned {tuple(result.shape)}, not (channels, height, width)", topic="preprocessing")
+            raise InputError(
+                f"preprocess returned a tensor of shape {tuple(result.shape)}, not (channels, height, width)",
+                topic="preprocessing",
+            )
         if result.shape[2] in COLORS and result.shape[0] not in COLORS:
             raise InputError(
-                f"preprocess returned the shape {tuple(result.shape)}, with channels last: .permute or .transpose(2, 0, 1) it",
+                f"preprocess returned a tensor of shape {tuple(result.shape)}, with its channels last: models take (channels, "
+                "height, width), so let it end in .permute(2, 0, 1), or .transpose(2, 0, 1) for an array",
                 topic="preprocessing",
             )
         if not result.is_floating_point():
             raise InputTypeError(
-                f"preprocess returned a tensor of {result.dtype}, not of floating point", topic="preprocessing"
+                f"preprocess returned a tensor of {result.dtype}, not of floating-point numbers", topic="preprocessing"
             )
         return result.detach()
 

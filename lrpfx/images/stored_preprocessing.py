@@ -82,7 +82,7 @@ class StoredPreprocessing:
         height, width = self._resized(image)
         if height * width > MOST_PIXELS:
             raise InputError(
-                f"resized to {width}×{height}, the photograph would exceed {MOST_PIXELS} pixels", topic="preprocessing"
+                f"resized to {width}×{height} pixels, the photograph would have more than {MOST_PIXELS}", topic="preprocessing"
             )
         resized = image if (width, height) == image.size else image.resize((width, height), filter)
         return resized if self.size is None else _middle(resized, *self.size)
@@ -115,7 +115,8 @@ class StoredPreprocessing:
         wanted = "×".join(map(str, shape))
         if len(shape) != 3 or shape[0] != len(self.mean):
             raise InputError(
-                f"the input has shape {wanted}, but there are {len(self.mean)} channels: {self}", topic="preprocessing"
+                f"the input has shape {wanted}, but the preprocessing makes {len(self.mean)} channels: {self}",
+                topic="preprocessing",
             )
         size = self.output_size
         if size is not None and size != shape[1:]:
@@ -182,7 +183,7 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
         return preprocess
     if not callable(preprocess) or isinstance(preprocess, type):
         raise InputTypeError(
-            f"preprocess is a function of a photograph, not {type(preprocess).__name__}", topic="preprocessing"
+            f"preprocess is a function from a photograph to a tensor, not {type(preprocess).__name__}", topic="preprocessing"
         )
     remedy = (
         "a file holds a resize, a crop of the middle, a mean and a deviation: pass these as lrpfx.images.stored_preprocessing."
@@ -196,7 +197,8 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
     if not all(mean <= _LEVELS[0] and largest <= _LEVELS[1] for mean, largest in differences):
         largest = max(largest for _, largest in differences)
         raise InputError(
-            f"the preprocessing cannot be stored: it differs from {found} by up to {largest:.0f} of 255 levels; {remedy}",
+            f"the preprocessing cannot be stored: it does more than {found}, from which it differs by up to {largest:.0f} of "
+            f"255 levels; {remedy}",
             topic="preprocessing",
         )
     return found
@@ -240,7 +242,9 @@ def _difference(function: Callable[..., Any], stored: StoredPreprocessing, size:
     expected = expected[0] if expected.ndim == 4 else expected
     found = stored.array(noise)
     if expected.shape != found.shape:
-        raise InputError(f"it returns shape {expected.shape}, but {stored} gives {found.shape}", topic="preprocessing")
+        raise InputError(
+            f"it returns inputs of shape {expected.shape}, but {stored} gives {found.shape}", topic="preprocessing"
+        )
     levels = np.abs((expected - found) * np.reshape(stored.std, (-1, 1, 1))) * 255
     return float(levels.mean()), float(levels.max())
 

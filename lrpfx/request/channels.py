@@ -19,12 +19,16 @@ KINDS: dict[str, type[Index]] = {kind.__name__: kind for kind in (Channel, Featu
 def named_layers(module: ExplainModule, layers: Layers) -> dict[str, type[Index] | None]:
     """What counts the channels of each layer, by the name of its node; None where the layer says it."""
     if not isinstance(layers, (str, Sequence, Mapping)):
-        raise InputTypeError(f"layers are names, or a dict from names to kinds of channels, not {layers!r}", topic="conditions")
+        raise InputTypeError(
+            f"layers are names of nodes, or a dict from names to what counts their channels, not {layers!r}", topic="conditions"
+        )
     found: dict[str, type[Index] | None] = {}
     for pattern in [layers] if isinstance(layers, str) else layers:
         kind = layers[pattern] if isinstance(layers, Mapping) else None
         if kind is not None and kind not in KINDS.values():
-            raise InputTypeError(f"the channels of a layer are counted by {', '.join(KINDS)}, not {kind!r}", topic="conditions")
+            raise InputTypeError(
+                f"the channels of a layer are counted by {', '.join(KINDS)}, not by {kind!r}", topic="conditions"
+            )
         names = recorded_names(module.unfused_graph, [pattern])
         resolve_names(module.unfused_graph, names)
         found.update(dict.fromkeys(names, kind))
@@ -39,7 +43,9 @@ def kind_of(module: ExplainModule, name: str, shape: tuple[int, ...], kind: type
         (node,) = resolve_names(module.unfused_graph, [name])
         kind = channels_of(node, len(shape))
     if len(shape) < 2 or not -len(shape) < kind.dimension < len(shape):
-        raise InputError(f"{name} has the shape {shape}, without a dimension of {kind.__name__}s", topic="conditions")
+        raise InputError(
+            f"the values of {name} have the shape {shape}, without a dimension of {kind.__name__}s", topic="conditions"
+        )
     return kind
 
 

@@ -20,17 +20,25 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
     if isinstance(target, str):
         if categories is None:
             raise InputError(
-                f"the names of classes are not known, such as {target!r}: pass categories=", topic="classes-and-their-names"
+                f"the class {target!r} is a name, but the names are not known: pass categories=",
+                topic="classes-and-their-names",
             )
         found = [index for index, name in enumerate(categories) if name == target]
         found = found or [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
         if not found:
-            raise InputError(f"no class is named {target!r}.{nearest(target, categories)}", topic="classes-and-their-names")
+            raise InputError(
+                f"there is no class named {target!r}.{nearest(target, categories)}", topic="classes-and-their-names"
+            )
         if len(found) > 1:
-            raise InputError(f"{len(found)} classes are named {target!r}: say one of {found}", topic="classes-and-their-names")
+            raise InputError(
+                f"{len(found)} classes are named {target!r}: give an index, {' or '.join(map(str, found))}",
+                topic="classes-and-their-names",
+            )
         return found[0]
     if not is_whole(target):
-        raise InputTypeError(f"a class is an index or a name, not a {type(target).__name__}", topic="classes-and-their-names")
+        raise InputTypeError(
+            f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
+        )
     if classes is not None and not 0 <= target < classes:
         raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
     return int(target)

@@ -61,7 +61,9 @@ class Index:
         `shape`: of the value. `name`: of the node, for errors. Errors: `InputError`: the value has no such entries.
         """
         if not -len(shape) <= self.dimension < len(shape):
-            raise InputError(f"{self!r}: the value of {name} has the shape {tuple(shape)}", topic="conditions")
+            raise InputError(
+                f"{self!r}: the value of {name} has the shape {tuple(shape)}, without such a dimension", topic="conditions"
+            )
         place = self.dimension % len(shape)
         mask = torch.zeros([shape[place] if at == place else 1 for at in range(len(shape))])
         for index in self.indices:
@@ -104,7 +106,10 @@ class Neuron(Index):
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
         if len(shape) != len(self.indices) + 1:
-            raise InputError(f"{self!r}: the value of {name} has the shape {tuple(shape)}", topic="conditions")
+            raise InputError(
+                f"{self!r} has {len(self.indices)} indices, but the value of {name} has the shape {tuple(shape)}",
+                topic="conditions",
+            )
         for index, size in zip(self.indices, shape[1:], strict=True):
             _check_range(self, index, size, name, shape)
         mask = torch.zeros((1, *shape[1:]))
@@ -131,7 +136,9 @@ class Expert(Index):
         """
         for index in self.indices:
             if not -count <= index < count:
-                raise InputError(f"{self!r}: {index} is out of range: the mixture {name} has {count}", topic="conditions")
+                raise InputError(
+                    f"{self!r}: index {index} is out of range, since the mixture {name} has {count} experts", topic="conditions"
+                )
         wanted = torch.tensor([index % count for index in self.indices], device=experts.device)
         return torch.isin(experts, wanted).reshape(*experts.shape, *(1 for _ in shape[experts.ndim :])).cpu()
 
@@ -147,7 +154,10 @@ def _checked_index(what: str, index: Any) -> int:
 
 def _check_range(what: Index, index: int, size: int, name: str, shape: torch.Size) -> None:
     if not -size <= index < size:
-        raise InputError(f"{what!r}: {index} is out of range: {name} has the shape {tuple(shape)}", topic="conditions")
+        raise InputError(
+            f"{what!r}: index {index} is out of range, since the value of {name} has the shape {tuple(shape)}",
+            topic="conditions",
+        )
 
 
 class Mask:
@@ -191,11 +201,15 @@ def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor, name: str = "
 def places_of(graph: fx.Graph, conditions: Sequence[Condition]) -> tuple[Place, ...]:
     """The places of all conditions, each once. Raises an error for unknown names and what is no condition."""
     if not isinstance(conditions, (list, tuple)) or not conditions:
-        raise InputTypeError(f"conditions are a list of dicts from nodes to indices, not {conditions!r}", topic="conditions")
+        raise InputTypeError(
+            f"conditions are a list of dicts from names of nodes to indices, not {conditions!r}", topic="conditions"
+        )
     found: dict[Place, None] = {}
     for condition in conditions:
         if not isinstance(condition, Mapping) or not condition:
-            raise InputTypeError(f"a condition is a dict from nodes or edges to indices, not {condition!r}", topic="conditions")
+            raise InputTypeError(
+                f"a condition is a dict from names of nodes, or edges, to indices, not {condition!r}", topic="conditions"
+            )
         found |= dict.fromkeys(checked_place(graph, _place_of(key, wanted)) for key, wanted in condition.items())
     return tuple(found)
 
@@ -207,14 +221,18 @@ def _place_of(key: Any, wanted: Any) -> Any:
     if not experts or not isinstance(key, str):
         return key
     if len(experts) < len(several):
-        raise InputTypeError(f"the condition at {key} has both experts and other indices", topic="conditions")
+        raise InputTypeError(
+            f"the condition at {key} has experts and other indices, which are those of different values", topic="conditions"
+        )
     return ExpertsOf(key)
 
 
 def checked_place(graph: fx.Graph, place: SomePlace) -> SomePlace:
     """The place. Raises an error unless it is a node or an edge of the graph that relevance flows through."""
     if not isinstance(place, (str, ExpertsOf)) and not is_edge(place):
-        raise InputTypeError(f"a condition is at a node, or an edge as a pair of names, not at {place!r}", topic="conditions")
+        raise InputTypeError(
+            f"a condition is at a node, or at an edge as a pair of names, not at {place!r}", topic="conditions"
+        )
     source, _ = ends_of(graph, place)
     dtype = node_info(source).dtype
     if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):

@@ -109,7 +109,8 @@ def computes(result: Any, selector: OutputSelector) -> bool:
         raise InputError(message, topic="choice-of-output")
     if operations.writes:
         raise InputError(
-            f"output= writes into the model's output ({operations.writes}), not into clone()", topic="choice-of-output"
+            f"output= writes into the model's output ({operations.writes}); change a copy of it, such as logits.clone()",
+            topic="choice-of-output",
         )
     return found.dependence is Dependence.LINEAR
 

@@ -28,12 +28,15 @@ def product_of(graph: fx.Graph, name: str) -> fx.Node:
         return named[0]
     if name not in mixtures:
         raise InputError(
-            f"{name!r} is not a mixture of grouped or batched products.{nearest(name, mixtures)}", topic="conditions"
+            f"{name!r} is not a mixture of experts with grouped or batched products.{nearest(name, mixtures)}",
+            topic="conditions",
         )
     *others, last = mixtures[name]
     if any(_passes_by(node, last) for node in others):
         names = ", ".join(node_info(node).name for node in mixtures[name])
-        raise InputError(f"the products of the mixture {name!r} do not end in one: name one of {names}", topic="conditions")
+        raise InputError(
+            f"the products of the mixture {name!r} do not all end in one; name one of them: {names}", topic="conditions"
+        )
     return last
 
 
@@ -84,7 +87,8 @@ def experts_of_rows(
     of_a_row = value.ndim - experts.ndim  # dimensions: features, and in batched products columns
     if not is_index or of_a_row != (2 if matrices else 1) or value.shape[: experts.ndim] != experts.shape:
         raise InputError(
-            f"{product} does not tell its experts: {tuple(value.shape)}, looked up by {experts.dtype} {tuple(experts.shape)}",
+            f"{product} does not tell which expert has which token: its value has the shape {tuple(value.shape)}, its matrices "
+            f"are looked up by {experts.dtype} of the shape {tuple(experts.shape)}",
             topic="conditions",
         )
     return experts, count

@@ -55,7 +55,10 @@ def _resolved(name: str, nodes: Mapping[str, fx.Node], graph: fx.Graph) -> fx.No
     items = _items(node, nodes)
     if items is not None:
         instead = f"record its items instead: {', '.join(map(repr, items))}" if items else "it has no items that are read"
-        raise InputError(f"{node_info(node).name!r} returns several tensors; {instead}", topic="names-of-nodes")
+        raise InputError(
+            f"{node_info(node).name!r} returns several tensors, which have no common relevance; {instead}",
+            topic="names-of-nodes",
+        )
     return node
 
 

@@ -30,12 +30,13 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
             chosen = getattr(result, str(selector)) if is_attribute else result[selector]
         except (AttributeError, KeyError, IndexError, TypeError) as error:
             raise InputError(
-                f"there is no output {selector!r}, but {_describe_output(result)}", topic="choice-of-output"
+                f"the model's output has no {selector!r}; it is {_describe_output(result)}", topic="choice-of-output"
             ) from error
     if isinstance(chosen, torch.Tensor):
         if chosen.is_complex():
             raise InputTypeError(
-                f"the output has dtype {chosen.dtype}, which carries no relevance; return torch.view_as_real(z)",
+                f"the output has dtype {chosen.dtype}, which carries no relevance; let the model return real numbers, such as "
+                "z.abs(), or torch.view_as_real(z) for both parts",
                 topic="choice-of-output",
             )
         if not chosen.is_floating_point():

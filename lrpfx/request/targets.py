@@ -185,7 +185,9 @@ class Label(_OfClasses):
 
     def of_labels(self, labels: Sequence[int | None]) -> Target:
         if any(label is None or label < 0 for label in labels):
-            raise InputError('the sample has no label, which target="true" needs', topic="samples")
+            raise InputError(
+                'the sample has no label, which target="true" needs: pairs of an input and a label have one', topic="samples"
+            )
         return Classes(torch.tensor(labels))
 
     def __str__(self) -> str:
@@ -206,7 +208,9 @@ class Classes(_OfClasses):
         super().check(output, chosen)
         batch, classes = output.shape
         if self.indices.ndim and self.indices.shape != (batch,):
-            raise InputError(f"the target has shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets")
+            raise InputError(
+                f"target indices have shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets"
+            )
         indices = self.indices.long()  # small integers do not hold all classes, and some cannot be compared
         outside = indices[(indices < 0) | (indices >= classes)]
         if outside.numel():
@@ -289,7 +293,9 @@ class Position(Target):
 
     def __post_init__(self) -> None:
         if isinstance(self.position, bool) or not isinstance(self.position, (int, torch.Tensor)):
-            raise InputTypeError(f"a position is an index or a tensor, not {type(self.position).__name__}", topic="targets")
+            raise InputTypeError(
+                f"a position is an index or a tensor of indices, not {type(self.position).__name__}", topic="targets"
+            )
         if isinstance(self.position, torch.Tensor) and (self.position.is_floating_point() or self.position.dtype == torch.bool):
             raise InputTypeError(f"positions are integers, not a tensor of {self.position.dtype}", topic="targets")
 
@@ -300,7 +306,8 @@ class Position(Target):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if output.ndim != 3:
             raise InputError(
-                f"(position, token) is for outputs (batch, positions, tokens), not {tuple(output.shape)}; see targets=",
+                f"a position and a token are a target for outputs of shape (batch, positions, tokens), and this one is "
+                f"{tuple(output.shape)}; several targets of each sample are passed as targets=",
                 topic="targets",
             )
         batch, length, _ = output.shape
@@ -375,7 +382,8 @@ class ForEach(Target):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if len(self.targets) != len(output):
             raise InputError(
-                f"target= has {len(self.targets)} entries for a batch of {len(output)}; several of each: pass them as targets=",
+                f"a list as the target has one entry for each sample, but it has {len(self.targets)} and the batch is "
+                f"{len(output)}; to explain several targets of each sample, pass them as targets=",
                 topic="targets",
             )
         for number, one in enumerate(self.targets):
@@ -460,7 +468,9 @@ class Function(Target):
         found = without_arrays(self.function(output))
         if not isinstance(found, torch.Tensor) or found.shape != output.shape:
             shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-            raise InputError(f"the target function returned {shape} for an output of {tuple(output.shape)}", topic="targets")
+            raise InputError(
+                f"the target function returned {shape} for an output of shape {tuple(output.shape)}", topic="targets"
+            )
         return found
 
     def __str__(self) -> str:
@@ -533,7 +543,9 @@ def listed(values: Any) -> list[Any]:
 def check_one_of(target: Any, targets: Any) -> None:
     """Raise `InputError` if both one target and several were given."""
     if targets is not None and target is not None:
-        raise InputError("target= is one target for each sample and targets= are several: pass one of them", topic="targets")
+        raise InputError(
+            "target= is one target for each sample, targets= are several for each; pass one of them", topic="targets"
+        )
 
 
 def without_arrays(target: Any) -> Any:
@@ -544,7 +556,9 @@ def without_arrays(target: Any) -> Any:
         try:
             return torch.as_tensor(target)
         except TypeError as error:
-            raise InputTypeError(f"torch does not have the dtype of the target, {target.dtype}", topic="targets") from error
+            raise InputTypeError(
+                f"a target is an array of dtype {target.dtype}, which torch does not have", topic="targets"
+            ) from error
     if isinstance(target, (tuple, list)):
         items = [without_arrays(item) for item in target]
         return tuple(items) if isinstance(target, tuple) else items

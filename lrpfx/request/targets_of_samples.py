@@ -75,14 +75,18 @@ class TargetsOfSamples:
             return (self.target,)
         assert self.each is not None
         if number >= len(self.each):
-            raise InputError(f"target= has {len(self.each)} classes, but more were given", topic="classes-and-their-names")
+            raise InputError(
+                f"target= has {len(self.each)} classes, one for each, but more were given", topic="classes-and-their-names"
+            )
         return (self.each[number],)
 
     def check_number(self, count: int) -> None:
         """Raise `InputError` unless there are as many targets as samples."""
         if self.each is not None and len(self.each) != count:
             raise InputError(
-                f"target= has {len(self.each)} classes, but {count} were given: see targets=", topic="classes-and-their-names"
+                f"target= has {len(self.each)} classes, one for each, but {count} were given; several classes for each are "
+                "targets=",
+                topic="classes-and-their-names",
             )
 
 

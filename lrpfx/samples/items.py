@@ -68,10 +68,13 @@ def _label_of(value: Any) -> int:
     plain = value.item() if _is_single(value) or isinstance(value, np.generic) else value
     if not is_whole(plain):
         raise InputTypeError(
-            f"a label is {plain!r}, a {type(plain).__name__}, not a class index: leave it out", topic="samples"
+            f"labels are class indices, but one is {plain!r}, a {type(plain).__name__}: leave it out of the samples",
+            topic="samples",
         )
     if abs(plain) >= _LABELS:
-        raise InputTypeError(f"labels are class indices, and {plain} is too large: leave it out", topic="samples")
+        raise InputTypeError(
+            f"labels are class indices, which {plain} is too large for: leave it out of the samples", topic="samples"
+        )
     return plain
 
 

@@ -58,7 +58,8 @@ class Workers:
             return iter(loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise InputError(
-                f"the data set cannot be pickled for the processes that load samples: {first_lines(error)}; see workers=0",
+                f"the data set goes to the processes that load samples, and cannot be pickled for that: {first_lines(error)}; "
+                "define its functions in a module instead of by lambda, or load in this process with workers=0",
                 topic="samples",
             ) from error
 
@@ -79,7 +80,8 @@ def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
     if not number:
         if loader.num_workers and loader.worker_init_fn is not None:
             raise InputError(
-                "the worker_init_fn= of the DataLoader is not called without worker processes: leave out workers=0",
+                "the DataLoader has a worker_init_fn=, which is not called where samples are loaded without worker processes: "
+                "leave out workers=0, or pass a dataset that needs none",
                 topic="samples",
             )
         return Workers()
@@ -91,7 +93,9 @@ def check_loader(loader: DataLoader[Any]) -> None:
     """Raise `InputError` for what decides which samples there are, and cannot be honoured."""
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise InputError(
-            f"a {type(loader).__name__} makes batches of its own: pass its dataset, or a DataLoader of torch", topic="samples"
+            f"a {type(loader).__name__} makes its batches in a way of its own, which cannot be made anew: pass its dataset, or "
+            "a DataLoader of torch",
+            topic="samples",
         )
     if loader.batch_size is None and loader.batch_sampler is not None:
         raise InputError(
@@ -138,7 +142,10 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     """The indices that a sampler gives, in their order."""
     name = type(sampler).__name__
     if isinstance(sampler, _RANDOM):
-        raise InputError(f"a {name} gives an order that another run would not repeat: {_A_LIST}", topic="samples")
+        raise InputError(
+            f"the DataLoader takes samples in the order of a {name}, which another run would not repeat: {_A_LIST}",
+            topic="samples",
+        )
     try:
         if type(sampler) is SequentialSampler:
             return range(len(sampler.data_source))
@@ -146,7 +153,7 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     except TypeError as error:
         what = sampler.data_source if type(sampler) is SequentialSampler else sampler
         raise InputTypeError(
-            f"a {type(what).__name__} without length has no known order: {_A_LIST}", topic="samples"
+            f"the {type(what).__name__} of the DataLoader has no length, and so no known order: {_A_LIST}", topic="samples"
         ) from error
     if isinstance(sampler, range):
         return sampler
@@ -156,7 +163,10 @@ def _indices_of(sampler: Any) -> Sequence[Any]:
     if found != again:
         raise InputError(f"the {name} of the DataLoader gives another order each time: {_A_LIST}", topic="samples")
     if len(found) != length:
-        raise InputError(f"the {name} has a length of {length}, but gives another number: {_A_LIST}", topic="samples")
+        raise InputError(
+            f"the {name} of the DataLoader has a length of {length}, and gives other indices than so many: {_A_LIST}",
+            topic="samples",
+        )
     if all(type(index) is int and abs(index) < 1 << 62 for index in found):
         return range(length) if found == list(range(length)) else array("q", found)
     return found

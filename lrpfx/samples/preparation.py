@@ -107,7 +107,9 @@ def _image(inputs: Any) -> Image.Image:
         found = [value for value in inputs.values() if _may_be_image(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:
-            raise InputError(f"a sample is one image, but {len(found)} of its entries are: {list(inputs)}", topic="samples")
+            raise InputError(
+                f"a sample is one image, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
+            )
         inputs = found[0]
     opened = list(islice(photographs(inputs), 2))
     if len(opened) != 1:
@@ -128,7 +130,8 @@ def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
         return inputs
     if isinstance(inputs, (Image.Image, str, bytes)) or hasattr(inputs, "__fspath__"):
         raise InputTypeError(
-            f"the sample is a {type(inputs).__name__}, not tensors: for images, pass lrpfx.Explainer(model, preprocess=...)",
+            f"the sample is a {type(inputs).__name__}, and an explainable module takes tensors: for images, pass "
+            "lrpfx.Explainer(model, preprocess=...)",
             topic="samples",
         )
     if not isinstance(inputs, Mapping):

@@ -37,7 +37,9 @@ def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
 def checked_numbers(samples: Any, count: int | None) -> list[int]:
     """The numbers of some of `count` samples, in rising order. `InputError` for others and for repetitions."""
     if not isinstance(samples, Iterable):
-        raise InputTypeError(f"samples are numbers of samples, such as range(100), not {samples!r}", topic="samples")
+        raise InputTypeError(
+            f"samples are the numbers of several samples, such as range(100), not {samples!r}", topic="samples"
+        )
     found = samples.tolist() if isinstance(samples, (torch.Tensor, np.ndarray)) else list(samples)
     if not all(is_whole(one) and one >= 0 for one in found):
         raise InputTypeError("samples are the numbers of samples, from 0", topic="samples")

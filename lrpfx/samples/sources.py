@@ -175,7 +175,9 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
     try:
         yield from batches
     except RuntimeError as error:
-        raise InputError(f"a process that loads samples ended: {first_lines(error)}; run again", topic="samples") from error
+        raise InputError(
+            f"a process that loads samples ended: {first_lines(error)}; run again to go on", topic="samples"
+        ) from error
 
 
 class ImageFolder(Sequence[dict[str, Any]]):
@@ -242,7 +244,10 @@ class StreamSource(SampleSource):
         except LrpfxError:
             raise
         except Exception as error:
-            raise InputError(f"the data set ended with an error: {first_lines(error)}", topic="samples") from error
+            raise InputError(
+                f"the data set ended with an error: {first_lines(error)}; what was explained before is in the store",
+                topic="samples",
+            ) from error
 
     def _sample(self, number: int, item: Any) -> Sample:
         return item._replace(number=number) if self.preparation is None else self.preparation.sample(number, lambda: item)
@@ -266,7 +271,9 @@ class StreamSource(SampleSource):
         block = count = 0
         while (first := next(rest, None)) is not None:
             if not plan.size_of(block):
-                raise InputError(f"the data set has changed: it had {plan.samples} samples, and has more", topic="changed-data")
+                raise InputError(
+                    f"the data set has changed: it had {plan.samples} samples, and has more now", topic="changed-data"
+                )
             of_block = chain([first], islice(rest, plan.size_of(block) - 1))
             if block < len(done) and done[block]:
                 count += self._skip(of_block, plan, block)
@@ -297,7 +304,8 @@ class StreamSource(SampleSource):
         if count != expected:
             first = block * plan.block
             raise InputError(
-                f"the data set has changed: it has {count} samples from {first} on, not {expected}", topic="changed-data"
+                f"the data set has changed: it has {count} samples from number {first} on, and had {expected}",
+                topic="changed-data",
             )
         return count
 
@@ -336,11 +344,14 @@ def source_of(data: Any, preparation: Preparation, workers: int | None) -> Sampl
         return IndexedSource(data, preparation, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise InputTypeError(
-            f"data is a folder, a DataLoader, or an iterable of samples, not {type(data).__name__}", topic="samples"
+            f"data is a folder, a dataset or a DataLoader of torch, a sequence or an iterable of samples, not "
+            f"{type(data).__name__}",
+            topic="samples",
         )
     if workers:
         raise InputTypeError(
-            f"workers= need a dataset with indices, not {type(data).__name__}; a DataLoader has workers of its own",
+            f"workers= need a dataset with a length and indices, which {type(data).__name__} does not have; a DataLoader of it "
+            "has workers of its own",
             topic="samples",
         )
     return StreamSource(data, preparation, {"workers": 0})
@@ -352,7 +363,10 @@ def _of_path(path: Any, preparation: Preparation, workers: Workers) -> SampleSou
     except RuntimeError as error:
         raise InputError(f"{path}: {error}", topic="samples") from error
     if preparation.preprocess is None:
-        raise InputError("a folder of images needs an lrpfx.Explainer with preprocess=", topic="samples")
+        raise InputError(
+            "a folder of images needs an lrpfx.Explainer with preprocess=: an explainable module takes tensors",
+            topic="samples",
+        )
     if place.is_dir():
         return IndexedSource(ImageFolder(place), preparation, workers, "folder")
     if not place.exists():

@@ -35,7 +35,9 @@ def sole_writer(target: Path) -> Iterator[None]:
         try:
             lock.acquire()
         except Timeout as error:
-            raise InputError(f"another run writes to {target}: wait for its end", topic="files-and-folders") from error
+            raise InputError(
+                f"another run writes to {target}: wait until it has ended, or give another path", topic="files-and-folders"
+            ) from error
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise

@@ -22,12 +22,16 @@ def scores_of_tokens(relevance: Any, tokens: int, targets: int | None, sample: i
     values = _array(relevance)
     if targets is None and tokens > 1 and values.shape == (tokens, tokens):
         raise InputError(
-            f"relevance of shape {values.shape} can be read in two ways: pass relevance.sum(-1), or name targets=[...]",
+            f"relevance of shape {values.shape} for {tokens} tokens can be read in two ways: sum it over the embedding, "
+            "relevance.sum(-1), or name its targets, targets=[...]",
             topic="text-heatmaps",
         )
     leading = targets is not None and (targets > 1 or (values.ndim > 1 and values.shape[0] == 1))
     if leading and (values.ndim == 0 or values.shape[0] != targets):
-        raise InputError(f"{targets} targets are named, but relevance has the shape {values.shape}", topic="text-heatmaps")
+        raise InputError(
+            f"{targets} targets are named, but relevance has the shape {values.shape}: its first dimension is theirs",
+            topic="text-heatmaps",
+        )
     rows = values if leading else values[None]
     return np.stack([_of_one(row, tokens, sample, values.shape, targets is not None) for row in rows])
 
@@ -50,7 +54,8 @@ def _of_one(values: Scores, tokens: int, sample: int | None, shape: tuple[int, .
         found.append(own.sum(-1) if embedding else own)
     if any(not np.array_equal(found[0], other) for other in found[1:]):
         raise InputError(
-            f"relevance of shape {shape} can be read in two ways: pass (tokens,) or (1, tokens, embedding)",
+            f"relevance of shape {shape} for {tokens} token(s) can be read in two ways: pass it as (tokens,), summed over the "
+            "embedding, or as (1, tokens, embedding)",
             topic="text-heatmaps",
         )
     return found[0]
@@ -75,10 +80,13 @@ def _array(relevance: Any) -> Scores:
         values = np.asarray(relevance, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputTypeError(
-            f"relevance is a tensor or an array, not {type(relevance).__name__}", topic="text-heatmaps"
+            f"relevance is a tensor, an array, or the result of lrpfx.attribute, not {type(relevance).__name__}",
+            topic="text-heatmaps",
         ) from None
     if not np.isfinite(values).all():
-        raise InputError(f"relevance has {(~np.isfinite(values)).sum()} entries that are not finite", topic="values-not-finite")
+        raise InputError(
+            f"relevance has {int((~np.isfinite(values)).sum())} entries that are not finite", topic="values-not-finite"
+        )
     return values
 
 
@@ -111,7 +119,9 @@ def _chosen_input(relevance: dict[str, Any], input: str | None) -> tuple[Any, di
     name = input or ("input_ids" if "input_ids" in relevance else next(iter(relevance), "") if len(relevance) == 1 else "")
     if name not in relevance:
         known = ", ".join(relevance) or "(none)"
-        raise InputError(f"relevance is of the inputs {known}: pass input=, the one with the tokens", topic="text-heatmaps")
+        raise InputError(
+            f"relevance is that of the inputs {known}: pass input=, the one with the tokens", topic="text-heatmaps"
+        )
     return relevance[name], {other: value for other, value in relevance.items() if other != name}
 
 
@@ -123,13 +133,15 @@ def _chosen_embeddings(
         chosen = [name for name in relevance if not any(part in name.lower() for part in _OF_PLACES)]
         if len(chosen) != 1:
             known = ", ".join(relevance)
-            raise InputError(f"several embeddings read the tokens, {known}: pass embedding=", topic="text-heatmaps")
+            raise InputError(
+                f"the tokens are read by the embeddings {known}: pass embedding=, one or several of them", topic="text-heatmaps"
+            )
     else:
         chosen = [embedding] if isinstance(embedding, str) else list(embedding)
         unknown = [name for name in chosen if name not in relevance]
         if unknown or not chosen:
             raise InputError(
-                f"there is no embedding {(unknown or [''])[0]!r}, only {', '.join(relevance)}", topic="text-heatmaps"
+                f"there is no embedding {(unknown or [''])[0]!r}; there are {', '.join(relevance)}", topic="text-heatmaps"
             )
     shown = torch.stack([relevance[name] for name in chosen]).sum(0)
     return shown, {name: value for name, value in relevance.items() if name not in chosen}

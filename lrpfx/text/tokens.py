@@ -246,11 +246,15 @@ def _rows(values: Any) -> int | None:
 def _row(values: Any, place: int | None, what: str) -> list[Any]:
     """One row of values as a list."""
     if isinstance(values, str):
-        raise InputTypeError("tokens are a list, not a text: pass what the tokenizer returns for it", topic="text-heatmaps")
+        raise InputTypeError(
+            "tokens are a list of tokens or ids, not one text: pass what the tokenizer returns for it", topic="text-heatmaps"
+        )
     row = values if place is None or _rows(values) is None else values[place]
     listed = row.tolist() if isinstance(row, (torch.Tensor, np.ndarray)) else row
     if not isinstance(listed, Iterable) or isinstance(listed, (str, Mapping)):
-        raise InputTypeError(f"{what} are a list, one entry for each token, not {type(values).__name__}", topic="text-heatmaps")
+        raise InputTypeError(
+            f"{what} are a list of one entry for each token, not {type(values).__name__}", topic="text-heatmaps"
+        )
     listed = list(listed)
     if any(isinstance(item, (list, tuple)) for item in listed):
         raise InputError(f"{what} have more than two dimensions", topic="text-heatmaps")

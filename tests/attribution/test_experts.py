@@ -251,7 +251,7 @@ def test_products_that_do_not_end_in_one_are_named():
     model = nn.Sequential(nn.Linear(6, 6), TwoResults()).eval()
     x = torch.rand(2, 6)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
-    with pytest.raises(InputError, match=re.escape("do not end in one: name one of 1.matmul, 1.matmul_1")):
+    with pytest.raises(InputError, match=re.escape("do not all end in one; name one of them: 1.matmul, 1.matmul_1")):
         lrpfx.attribute(explain_model, x, 0, conditions=[{"1": Expert(0)}])
     conditions = [{"1.matmul": Expert(index), "1.matmul_1": Expert(index)} for index in range(3)]
     found = lrpfx.attribute(explain_model, x, 0, conditions=[*conditions, {"1.matmul": Expert(0, 1, 2)}]).relevance
@@ -331,7 +331,7 @@ def test_tables_of_experts():
     with pytest.raises(InputTypeError, match="of=Expert takes what"):
         relevances(attribution, "mixture", of=Expert)
     for of in (None, Channel):
-        with pytest.raises(InputTypeError, match="relevances takes an"):
+        with pytest.raises(InputTypeError, match="relevances takes what"):
             relevances(found, "mixture", of=of)
     with pytest.raises(InputError, match="the tokens of all samples"):
         relevances(found, "mixture", of=Expert, sample=0)

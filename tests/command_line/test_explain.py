@@ -241,7 +241,7 @@ def test_a_name_of_a_class_wins_over_an_index(folder):
     (folder / "letters.txt").write_text("cat\nCat\n2\n2\nbee\n")
     assert [options.class_of(text, ["cat", "Cat", "2", "2"]) for text in ("cat", "Cat", "3")] == [0, 1, 3]
     for text in ("CAT", "2"):
-        with pytest.raises(lrpfx.InputError, match="say one of"):
+        with pytest.raises(lrpfx.InputError, match="give an index"):
             options.class_of(text, ["cat", "Cat", "2", "2"])
     for command in (("explain", "small_model:make", "images"), ("run", "model.pt2", "images", "other")):
         refused("class -1 is out of range", run, *command, "--raw", *named, "--target", "-1")

@@ -135,7 +135,7 @@ def test_one_process_at_a_time_writes_to_a_file(explain_model, dataset, tmp_path
 
 @pytest.mark.parametrize("label", ["cat", None, 1.5, True])
 def test_labels_that_are_no_class_indices(explain_model, dataset, label):
-    with pytest.raises(lrpfx.InputError, match="not a class index"):
+    with pytest.raises(lrpfx.InputError, match="labels are class indices"):
         collect(explain_model, [(image, label) for image in dataset.tensors[0][:3]], LAYERS)
 
 
@@ -227,7 +227,7 @@ def test_datasets_of_other_kinds(explain_model, dataset):
         collect(explain_model, [pairs[0], pairs[1][0]], LAYERS)
     with pytest.raises(lrpfx.InputTypeError, match=r"pass loader\.dataset"):
         collect(explain_model, torch.utils.data.DataLoader(dataset), LAYERS)
-    with pytest.raises(lrpfx.InputError, match="is empty"):
+    with pytest.raises(lrpfx.InputError, match="no samples"):
         collect(explain_model, [], LAYERS)
 
 

@@ -62,5 +62,5 @@ def test_attributions_of_several_targets_are_refused():
     several = lrpfx.attribute(explain_model, torch.ones(1, 3), targets=[0, 1], record="0")
     with pytest.raises(InputError, match="of one target"):
         relevances(several, "0")
-    with pytest.raises(InputTypeError, match="relevances takes an"):
+    with pytest.raises(InputTypeError, match="relevances takes what"):
         relevances(several.layers, "0")

@@ -399,7 +399,7 @@ def test_errors_of_a_run(data, asked, message, explain_model, tmp_path):
 def test_errors_of_what_explains(tmp_path):
     with pytest.raises(lrpfx.InputError, match="the module that lrpfx"):
         lrpfx.datasets.attribute(Small().eval(), Noise(4), tmp_path / "a")
-    with pytest.raises(lrpfx.InputError, match=r"an explainable module or an Explainer"):
+    with pytest.raises(lrpfx.InputError, match=r"an explainable module or an lrpfx\.Explainer"):
         lrpfx.datasets.attribute("model", Noise(4), tmp_path / "a")
     with pytest.raises(lrpfx.InputError, match="tokens that are padded"):
         lrpfx.datasets.attribute(lrpfx.Explainer(Small(), tokenizer=str), ["text"], tmp_path / "a")

@@ -348,7 +348,7 @@ def test_what_cannot_run(data, engine, message, explain_model, tmp_path):
 
 
 def test_collections_of_streams_take_one_process(explain_model):
-    with pytest.raises(lrpfx.InputTypeError, match="a dataset with indices"):
+    with pytest.raises(lrpfx.InputTypeError, match="length and indices"):
         lrpfx.concepts.collect(explain_model, Stream(Noise(8)), ["first"], engine="ray")
 
 
@@ -410,7 +410,7 @@ def test_what_is_not_free_is_refused(wanted, resources, free):
 
 def test_prepared_workers_are_refused(explain_model, tmp_path):
     loader = torch.utils.data.DataLoader(Noise(8), num_workers=1, worker_init_fn=print)
-    with pytest.raises(lrpfx.InputError, match="does not call the worker_init_fn="):
+    with pytest.raises(lrpfx.InputError, match="do not call the worker_init_fn="):
         lrpfx.datasets.attribute(explain_model, loader, tmp_path / "store", engine="ray")
 
 

@@ -248,7 +248,7 @@ def test_mistakes(path, settings, error, message, view, tmp_path):
 
 
 def test_what_is_no_view(view, tmp_path):
-    with pytest.raises(InputTypeError, match="returns, not"):
+    with pytest.raises(InputTypeError, match=r"what lrpfx\.datasets\.attribute and lrpfx\.datasets\.open return"):
         lrpfx.datasets.write_table(view.path, tmp_path / "a.parquet")
     with pytest.raises(InputTypeError, match="a path is"):
         lrpfx.datasets.write_table(view, 3)

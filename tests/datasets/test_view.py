@@ -197,7 +197,7 @@ def test_a_store_that_is_gone_is_not_one_without_values(call, how, copy):
     copy.rename(copy.with_name("elsewhere"))
     if how == "emptied":  # as a folder is where nothing is mounted any more
         copy.mkdir()
-    with pytest.raises(lrpfx.ArtefactError, match=r"was moved or removed|there is no store"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"is not there any more: it was moved or removed|there is no store"):
         GONE[call](found)
     assert not copy.with_suffix(".parquet").exists()
 

@@ -144,7 +144,7 @@ def test_wrong_arguments(model, explainer, photographs):
         lrpfx.explain(model, photographs[0])
     with pytest.raises(InputError, match="pass preprocess="):
         lrpfx.explain(model, "photo.png")
-    with pytest.raises(InputError, match="names of classes are not known"):
+    with pytest.raises(InputError, match="names are not known"):
         lrpfx.explain(model, photographs[0], "cat", preprocess=PREPROCESS)
     with pytest.raises(InputTypeError, match="not str"):
         lrpfx.Explainer("resnet50")
@@ -494,7 +494,7 @@ def test_a_changed_model_is_compiled_again(photographs):
 
 
 def test_layers_are_not_known_before_the_first_explanation(explainer, photographs):
-    with pytest.raises(InputError, match="before the first call"):
+    with pytest.raises(InputError, match="before the first explanation"):
         explainer.spatial_layers()
     assert explainer(photographs[0]).rules.startswith("GammaByDepth(low=") and explainer.spatial_layers()
 
@@ -734,5 +734,5 @@ def test_contrasts_have_names_of_classes_and_are_one_of_several_targets(explaine
     found = explainer(photographs[0], targets=[1, named])
     by_index = explainer(photographs[0], {0: 1.0, 2: -0.5})
     assert (found.answers[1].input_relevance == by_index.input_relevance).all()
-    with pytest.raises(InputError, match="no class is named"):
+    with pytest.raises(InputError, match="no class named"):
         explainer(photographs[0], {"unknown": 1.0})

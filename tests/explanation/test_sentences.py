@@ -258,7 +258,7 @@ def test_contrasts_and_positions():
     ):
         with pytest.raises(InputError, match=message):
             explainer(FILM, target)
-    with pytest.raises(InputError, match="not of classes"):
+    with pytest.raises(InputError, match="this one returns classes"):
         classes("the film", (1, "great"))
 
 
@@ -293,7 +293,7 @@ def test_limits_of_the_model_are_named():
         def __len__(self):
             return 9
 
-    with pytest.raises(InputError, match="the tokenizer has 9 tokens, the embedding 8"):
+    with pytest.raises(InputError, match="the tokenizer has 9 tokens, but the model's embedding has 8"):
         lrpfx.explain(classifier(), "the film", tokenizer=Larger())
 
 

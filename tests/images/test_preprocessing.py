@@ -252,7 +252,7 @@ def test_wrong_results(function, error, message):
 def test_wrong_functions():
     with pytest.raises(InputTypeError, match="not str"):
         Preprocessing("imagenet")
-    with pytest.raises(InputTypeError, match="call it"):
+    with pytest.raises(InputTypeError, match="did you mean to call it"):
         Preprocessing(transforms.ToTensor)
 
 

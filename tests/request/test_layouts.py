@@ -118,7 +118,7 @@ def test_tables_and_collections_agree(case):
     explain_model, x, meanings = case
     for name, meaning in meanings.items():
         if meaning is None:
-            with pytest.raises(lrpfx.InputError, match="say of=Channel"):
+            with pytest.raises(lrpfx.InputError, match="say what is meant"):
                 relevances(lrpfx.attribute(explain_model, x, 0, record=name), name)
             continue
         layer = collect(explain_model, x, name, target=0).facts.layers[name]

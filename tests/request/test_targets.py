@@ -93,7 +93,7 @@ def test_programs_that_take_no_target(explain_model, images, target, name, tmp_p
     assert runner.manifest["explained"]["target"] == str(as_target(target)) and runner.verify() < 1e-5
     wanted = lrpfx.attribute(explain_model, images, target)
     torch.testing.assert_close(runner(images)["relevance"], wanted.relevance, rtol=1e-4, atol=1e-6)
-    with pytest.raises(lrpfx.InputError, match="does not explain classes"):
+    with pytest.raises(lrpfx.InputError, match="not exported for classes"):
         lrpfx.Explainer(runner)(images)
 
 

@@ -117,7 +117,7 @@ def test_inputs_outside_their_range_are_an_error():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus(), input_range=(0.0, 1.0))
     lrpfx.attribute(explain_model, torch.rand(2, 3, 8, 8))
     for call in (lrpfx.attribute, lrpfx.ledger):
-        with pytest.raises(lrpfx.InputError, match=r"has -0\.\d+ to .*, outside input_range=\(0.0, 1.0\)"):
+        with pytest.raises(lrpfx.InputError, match=r"go from -0\.\d+ to .*, but input_range=\(0.0, 1.0\) was given"):
             call(explain_model, torch.rand(2, 3, 8, 8) - torch.eye(8))
 
 
