@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import InitVar, dataclass
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,10 +29,7 @@ OutputFunction = Callable[[torch.Tensor], torch.Tensor]
 def identity(obj: Any) -> Any:
     """The argument.
 
-    Parameters
-    ----------
-    obj
-        Anything.
+    `obj`: anything.
     """
     return obj
 
@@ -39,10 +37,7 @@ def identity(obj: Any) -> Any:
 def constant(obj: Any) -> Callable[..., Any]:
     """A function that always returns the same.
 
-    Parameters
-    ----------
-    obj
-        What it returns.
+    `obj`: what it returns.
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -59,44 +54,33 @@ def occlude_independent(
 ) -> torch.Tensor:
     """The input where a mask is true, and something else elsewhere.
 
-    Parameters
-    ----------
-    input
-        The input.
-    mask
-        Truth values, of the input's shape.
-    fill_fn
-        The function of the input that gives its values elsewhere.
-    invert
-        Whether to keep the input where the mask is false instead.
+    `input`: the input. `mask`: truth values, of the input's shape. `fill_fn`: the function of the input that gives its values
+    elsewhere. `invert`: whether to keep the input where the mask is false instead.
     """
     mask = ~mask if invert else mask
     return input * mask + ~mask * fill_fn(input)
 
 
+@dataclass(eq=False, repr=False)
 class Attributor(NativeContext):
     """Base of the attributors.
 
     As a context manager, the composite is registered once for all calls in the context; otherwise for each call.
 
-    Parameters
-    ----------
-    model
-        The model, a module.
-    composite
-        The composite to register on it; None for none.
-    attr_output
-        The weights of the output: a tensor of its shape, a function of the output, or None for the output itself.
+    `model`: the model, a module. `composite`: the composite to register on it; None for none. `attr_output`: the weights of the
+    output: a tensor of its shape, a function of the output, or None for the output itself.
     """
+
+    model: nn.Module
+    composite: Composite | None = None
+    attr_output: InitVar[AttrOutput] = None
 
     def __new__(cls, *args: Any, **keywords: Any) -> Self:
         if inspect.isabstract(cls):  # checked here since io.IOBase.__new__, unlike object.__new__, does not
             raise TypeError(f"{cls.__name__} is abstract: it has no {', '.join(sorted(cls.__abstractmethods__))}")
         return super().__new__(cls)
 
-    def __init__(self, model: nn.Module, composite: Composite | None = None, attr_output: AttrOutput = None) -> None:
-        self.model = model
-        self.composite = composite
+    def __post_init__(self, attr_output: AttrOutput) -> None:
         self.attr_output_fn = self._function_of(attr_output)
 
     @staticmethod
@@ -128,17 +112,8 @@ class Attributor(NativeContext):
     def __call__(self, input: torch.Tensor, attr_output: AttrOutput = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's output, and the attribution.
 
-        Parameters
-        ----------
-        input
-            The input, a batch.
-        attr_output
-            As for the class, which it overrides.
-
-        Raises
-        ------
-        RuleError
-            The model has rules already, for example those of a call in another thread.
+        `input`: the input, a batch. `attr_output`: as for the class, which it overrides. Errors: `RuleError`: the model has
+        rules already, for example those of a call in another thread.
         """
         attr_output_fn = self.attr_output_fn if attr_output is None else self._function_of(attr_output)
         if self.composite is None or not self.composite.reserve():
@@ -158,54 +133,26 @@ class Attributor(NativeContext):
     def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's output, and the attribution.
 
-        Parameters
-        ----------
-        input
-            The input, a batch.
-        attr_output_fn
-            The function from the output to its weights.
+        `input`: the input, a batch. `attr_output_fn`: the function from the output to its weights.
         """
 
 
+@dataclass(eq=False, repr=False)
 class Gradient(Attributor):
     """The gradient, which under a composite is relevance.
 
-    Other arguments: as for `Attributor`.
-
-    Parameters
-    ----------
-    create_graph
-        As for `torch.autograd.grad`: whether the attribution can be differentiated.
-    retain_graph
-        As for `torch.autograd.grad`.
+    `create_graph`: as for `torch.autograd.grad`: whether the attribution can be differentiated. `retain_graph`: as for
+    `torch.autograd.grad`. Other arguments: as for `Attributor`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        composite: Composite | None = None,
-        attr_output: AttrOutput = None,
-        create_graph: bool = False,
-        retain_graph: bool | None = None,
-    ) -> None:
-        super().__init__(model, composite, attr_output)
-        self.create_graph = create_graph
-        self.retain_graph = retain_graph
+    create_graph: bool = False
+    retain_graph: bool | None = None
 
     def grad(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and gradient.
 
-        Parameters
-        ----------
-        input
-            The input, a batch.
-        attr_output_fn
-            The function from the output to its weights.
-
-        Raises
-        ------
-        InputTypeError
-            The input is not a tensor of floating-point numbers.
+        `input`: the input, a batch. `attr_output_fn`: the function from the output to its weights. Errors: `InputTypeError`:
+        the input is not a tensor of floating-point numbers.
         """
         if not input.is_floating_point():
             raise InputTypeError(f"the input has dtype {input.dtype}, which has no gradient")
@@ -229,22 +176,13 @@ class Gradient(Attributor):
 class _Sampling(Gradient):
     """Base of attributors that average the gradient over `n_iter` variants of the input."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        composite: Composite | None = None,
-        attr_output: AttrOutput = None,
-        create_graph: bool = False,
-        retain_graph: bool | None = None,
-        n_iter: int = 20,
-        batch_size: int = 1,
-        progress: bool = False,
-    ) -> None:
-        super().__init__(model, composite, attr_output, create_graph, retain_graph)
-        _check_positive(n_iter=n_iter, batch_size=batch_size)
-        self.n_iter = n_iter
-        self.batch_size = batch_size
-        self.progress = progress
+    n_iter: int
+    batch_size: int
+    progress: bool
+
+    def __post_init__(self, attr_output: AttrOutput) -> None:
+        super().__post_init__(attr_output)
+        _check_positive(n_iter=self.n_iter, batch_size=self.batch_size)
 
     def _mean_gradient(
         self, input: torch.Tensor, variant: Callable[[int], torch.Tensor], attr_output_fn: OutputFunction
@@ -262,43 +200,25 @@ class _Sampling(Gradient):
         return output, total / self.n_iter
 
 
+@dataclass(eq=False, repr=False)
 class SmoothGrad(_Sampling):
     """The mean gradient over noisy inputs.
 
     The noise is normal. The last input has no noise, and its output is returned.
 
+    `noise_level`: the standard deviation of the noise, as a share of the value range of each sample. `n_iter`: how many inputs.
+    `batch_size`: how many of them run together. `progress`: whether to show a bar (needs tqdm).
     Other arguments: as for `Gradient`.
-
-    Parameters
-    ----------
-    noise_level
-        The standard deviation of the noise, as a share of the value range of each sample.
-    n_iter
-        How many inputs.
-    batch_size
-        How many of them run together.
-    progress
-        Whether to show a bar (needs tqdm).
 
     References
     ----------
     .. [1] Smilkov et al. 2017, https://arxiv.org/abs/1706.03825
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        composite: Composite | None = None,
-        attr_output: AttrOutput = None,
-        create_graph: bool = False,
-        retain_graph: bool | None = None,
-        noise_level: float = 0.1,
-        n_iter: int = 20,
-        batch_size: int = 1,
-        progress: bool = False,
-    ) -> None:
-        super().__init__(model, composite, attr_output, create_graph, retain_graph, n_iter, batch_size, progress)
-        self.noise_level = noise_level
+    noise_level: float = 0.1
+    n_iter: int = 20
+    batch_size: int = 1
+    progress: bool = False
 
     def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
         dims = tuple(range(1, input.ndim))
@@ -311,44 +231,31 @@ class SmoothGrad(_Sampling):
         return self._mean_gradient(input, noisy, attr_output_fn)
 
 
+@dataclass(eq=False, repr=False)
 class IntegratedGradients(_Sampling):
     """The gradient along the line from a baseline to the input, times their difference.
 
+    `baseline_fn`: the function from an input to its baseline, by default zeros. `n_iter`: how many points of the line.
+    `batch_size`: how many of them run together. `progress`: whether to show a bar (needs tqdm).
     Other arguments: as for `Gradient`.
-
-    Parameters
-    ----------
-    baseline_fn
-        The function from an input to its baseline, by default zeros.
-    n_iter
-        How many points of the line.
-    batch_size
-        How many of them run together.
-    progress
-        Whether to show a bar (needs tqdm).
 
     References
     ----------
     .. [1] Sundararajan et al. 2017, https://arxiv.org/abs/1703.01365
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        composite: Composite | None = None,
-        attr_output: AttrOutput = None,
-        create_graph: bool = False,
-        retain_graph: bool | None = None,
-        baseline_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        n_iter: int = 20,
-        batch_size: int = 1,
-        progress: bool = False,
-    ) -> None:
-        super().__init__(model, composite, attr_output, create_graph, retain_graph, n_iter, batch_size, progress)
-        self.baseline_fn = torch.zeros_like if baseline_fn is None else baseline_fn
+    baseline_fn: Callable[[torch.Tensor], torch.Tensor] | None = None
+    n_iter: int = 20
+    batch_size: int = 1
+    progress: bool = False
+
+    def __post_init__(self, attr_output: AttrOutput) -> None:
+        super().__post_init__(attr_output)
+        self.baseline_fn = self.baseline_fn or torch.zeros_like
 
     def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
         input = input if self.create_graph else input.detach()
+        assert self.baseline_fn is not None
         baseline = self.baseline_fn(input)
 
         def between(index: int) -> torch.Tensor:
@@ -358,59 +265,35 @@ class IntegratedGradients(_Sampling):
         return output, gradient * (input - baseline)
 
 
+@dataclass(eq=False, repr=False)
 class Occlusion(Attributor):
     """Weighted outputs for the input with all but one window occluded; each is added to the positions in its window.
 
     A window that extends past the end of a dimension wraps around to its start.
 
-    Other arguments: as for `Attributor`.
-
-    Parameters
-    ----------
-    occlusion_fn
-        The function of an input and a boolean mask that occludes everything outside the mask, by default with zeros.
-    window
-        An int for all dimensions but the batch, or a tuple for the last dimensions, the batch included at most; other
-        dimensions are covered entirely.
-    stride
-        The same, but steps for other dimensions equal the window.
-    batch_size
-        How many windows run together.
-    progress
-        Whether to show a bar (needs tqdm).
-
-    Raises
-    ------
-    InputError
-        A size is not positive.
-    InputTypeError
-        A size is not an int or a tuple.
+    `occlusion_fn`: the function of an input and a boolean mask that occludes everything outside the mask, by default with
+    zeros. `window`: an int for all dimensions but the batch, or a tuple for the last dimensions, the batch included at most;
+    other dimensions are covered entirely. `stride`: the same, but steps for other dimensions equal the window. `batch_size`:
+    how many windows run together. `progress`: whether to show a bar (needs tqdm). Other arguments: as for `Attributor`. Errors:
+    `InputError`: a size is not positive; `InputTypeError`: a size is not an int or a tuple.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        composite: Composite | None = None,
-        attr_output: AttrOutput = None,
-        occlusion_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-        window: int | tuple[int, ...] = 8,
-        stride: int | tuple[int, ...] = 8,
-        batch_size: int = 1,
-        progress: bool = False,
-    ) -> None:
-        super().__init__(model, composite, attr_output)
-        for name, value, least in (("window", window, 0), ("stride", stride, 1)):
+    occlusion_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    window: int | tuple[int, ...] = 8
+    stride: int | tuple[int, ...] = 8
+    batch_size: int = 1
+    progress: bool = False
+
+    def __post_init__(self, attr_output: AttrOutput) -> None:
+        super().__post_init__(attr_output)
+        for name, value, least in (("window", self.window, 0), ("stride", self.stride, 1)):
             sizes = value if isinstance(value, tuple) else (value,)
             if not all(isinstance(size, int) for size in sizes) or isinstance(value, bool):
                 raise InputTypeError(f"{name} is an int or a tuple of ints, not {value!r}")
             if any(size < least for size in sizes):
                 raise InputError(f"a {name} is at least {least} in each dimension, not {value!r}")
-        _check_positive(batch_size=batch_size)
-        self.occlusion_fn = occlude_independent if occlusion_fn is None else occlusion_fn
-        self.window = window
-        self.stride = stride
-        self.batch_size = batch_size
-        self.progress = progress
+        _check_positive(batch_size=self.batch_size)
+        self.occlusion_fn = self.occlusion_fn or occlude_independent
 
     def _masks(self, input: torch.Tensor) -> tuple[int, Iterator[torch.Tensor]]:
         """The number of windows, and a boolean mask of the input's shape for each."""
@@ -425,6 +308,7 @@ class Occlusion(Attributor):
 
     @torch.no_grad()
     def forward(self, input: torch.Tensor, attr_output_fn: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.occlusion_fn is not None
         result = torch.zeros_like(input)
         count, masks = self._masks(input)
         samples = len(input)

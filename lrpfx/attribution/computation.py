@@ -9,20 +9,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from lrpfx.attribution import plausibility
 from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
 from lrpfx.attribution.cache import cache_of
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
-from lrpfx.attribution.plausibility import (
-    Watch,
-    advice,
-    advice_on_sign,
-    constants_of_function,
-    is_inverted,
-    magnitudes,
-    objection_to,
-    out_of_balance,
-    saturates,
-)
+from lrpfx.attribution.plausibility import Watch
 from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
 from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Kind, Linear
@@ -191,7 +182,9 @@ class Computation:
                 parts.append(relevances_of(forward.output, wanted, seed, forward.factors))
             found = [torch.stack(of_tensor) for of_tensor in zip(*parts, strict=True)]
         elif self._several:
-            alone = _has_code(self.module) or (question.chunk_size is None and forward.output.device.type == "cpu")
+            # rules with code of a user take one relevance at a time
+            has_code = any(isinstance(one, RuleModule) and one.ruled.rule.has_code for one in self.module.modules())
+            alone = has_code or (question.chunk_size is None and forward.output.device.type == "cpu")
             size = 1 if alone else int(question.chunk_size or len(tasks))
             found = _relevances_in_chunks(forward, wanted, tasks, masks, size, question.progress)
         else:
@@ -253,20 +246,22 @@ class Computation:
         explains_class = any(target.is_of_classes for target in self.targets)
         row = None if final is None else node_info(final).operator
         softmax = final if row is not None and row.values.probability is Probability.OF_ALL_LOGITS else None
-        if softmax is not None and explains_class and saturates(softmax):
-            return advice(softmax)
-        if final is not None and softmax is None and explains_class and is_inverted(final, self.seeds):
-            return advice_on_sign(final)
+        if softmax is not None and explains_class and plausibility.saturates(softmax):
+            return plausibility.advice(softmax)
+        if final is not None and softmax is None and explains_class and plausibility.is_inverted(final, self.seeds):
+            return plausibility.advice_on_sign(final)
         for seed, passed in zip(self.seeds, self._passages, strict=False):
             if passed.is_large:
-                return constants_of_function(float(seed.double().sum()), passed.constants)
+                return plausibility.constants_of_function(float(seed.double().sum()), passed.constants)
         shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
-        amounts = [passed.magnitude for passed in self._passages] or [magnitudes([seed[None]], 1)[0] for seed in self.seeds]
+        amounts = [passed.magnitude for passed in self._passages] or [
+            plausibility.magnitudes([seed[None]], 1)[0] for seed in self.seeds
+        ]
 
         def scale() -> float:
             return float(self.output.abs().amax()) if explains_class and self.output.numel() else 0.0
 
-        return objection_to(shares, amounts, scale, softmax, self._watch) or self._balance() or self._cut_inputs()
+        return plausibility.objection_to(shares, amounts, scale, softmax, self._watch) or self._balance() or self._cut_inputs()
 
     def _balance(self) -> str | None:
         """Where an operation without a rule, whose gradient the user keeps, makes or loses relevance: looked at once."""
@@ -277,7 +272,7 @@ class Computation:
         kept = [node_info(node) for node in data_calls(self.module.graph) if node_info(node).keeps_gradient]
         if not kept or any(issubclass(info.kind or Kind, Linear) for info in kept):
             return None  # the map of a composite that leaves dense layers their gradient is a gradient
-        return out_of_balance(self._watch(0))
+        return plausibility.out_of_balance(self._watch(0))
 
     def _cut_inputs(self) -> str | None:
         """What to change where a rule takes all relevance from an input: said once for each module."""
@@ -419,8 +414,3 @@ def _in_format_of(tensor: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor
         if tensor.ndim == relevance.ndim == dimensions and tensor.is_contiguous(memory_format=memory_format):
             return relevance.contiguous(memory_format=memory_format)
     return relevance
-
-
-def _has_code(module: nn.Module) -> bool:
-    """Whether any rule has custom code, which takes one relevance at a time."""
-    return any(isinstance(one, RuleModule) and one.ruled.rule.has_code for one in module.modules())

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import nn
@@ -60,53 +60,31 @@ class Attribution(Generic[Relevance]):
         return summary_of(self.output, self.relevance, self.layers, self.constants, self.targets, self.conditions)
 
 
+class _Options(TypedDict, total=False):
+    """The arguments of `attribute` by name, for its signatures."""
+
+    targets: TargetsLike | None
+    conditions: Sequence[Condition] | None
+    start: str | None
+    record: str | Sequence[str]
+    record_multipliers: str | Sequence[str]
+    output: OutputSelector
+    chunk_size: int | None
+    constants: bool
+    progress: bool
+
+
 @overload
 def attribute(
-    explain_model: nn.Module,
-    inputs: torch.Tensor,
-    target: TargetLike = None,
-    *,
-    targets: TargetsLike | None = None,
-    conditions: Sequence[Condition] | None = None,
-    start: str | None = None,
-    record: str | Sequence[str] = (),
-    record_multipliers: str | Sequence[str] = (),
-    output: OutputSelector = None,
-    chunk_size: int | None = None,
-    constants: bool = False,
-    progress: bool = False,
+    explain_model: nn.Module, inputs: torch.Tensor, target: TargetLike = None, **options: Unpack[_Options]
 ) -> Attribution[torch.Tensor]: ...
 @overload
 def attribute(
-    explain_model: nn.Module,
-    inputs: Mapping[str, Any],
-    target: TargetLike = None,
-    *,
-    targets: TargetsLike | None = None,
-    conditions: Sequence[Condition] | None = None,
-    start: str | None = None,
-    record: str | Sequence[str] = (),
-    record_multipliers: str | Sequence[str] = (),
-    output: OutputSelector = None,
-    chunk_size: int | None = None,
-    constants: bool = False,
-    progress: bool = False,
+    explain_model: nn.Module, inputs: Mapping[str, Any], target: TargetLike = None, **options: Unpack[_Options]
 ) -> Attribution[dict[str, Any]]: ...
 @overload
 def attribute(
-    explain_model: nn.Module,
-    inputs: Sequence[Any],
-    target: TargetLike = None,
-    *,
-    targets: TargetsLike | None = None,
-    conditions: Sequence[Condition] | None = None,
-    start: str | None = None,
-    record: str | Sequence[str] = (),
-    record_multipliers: str | Sequence[str] = (),
-    output: OutputSelector = None,
-    chunk_size: int | None = None,
-    constants: bool = False,
-    progress: bool = False,
+    explain_model: nn.Module, inputs: Sequence[Any], target: TargetLike = None, **options: Unpack[_Options]
 ) -> Attribution[tuple[Any, ...]]: ...
 def attribute(
     explain_model: nn.Module,
@@ -196,18 +174,7 @@ def attribute(
     ----------
     .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
     """
-    question = Question(
-        target=target,
-        targets=targets,
-        conditions=conditions,
-        start=start,
-        record=record,
-        record_multipliers=record_multipliers,
-        output=output,
-        chunk_size=chunk_size,
-        constants=constants,
-        progress=progress,
-    )
+    question = Question(target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress)
     found = Computation(explain_model, inputs, question)
     message = None if torch.compiler.is_compiling() else found.objection()
     if message is not None:

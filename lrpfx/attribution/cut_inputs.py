@@ -7,7 +7,7 @@ from torch import fx
 
 from lrpfx.attribution.infinite_masks import other_reader
 from lrpfx.ir.kinds import Embedding, Gate, GatedProduct, Softmax, WeightedValues
-from lrpfx.ir.node import ancestors_of, is_data, node_info
+from lrpfx.ir.node import ancestors_of, calls, is_data, node_info
 from lrpfx.request.outputs import OutputSelector, explained_nodes
 from lrpfx.rules.formulas import Only, ValueOnly
 
@@ -32,7 +32,8 @@ def advice_on_cut_inputs(graph: fx.Graph, rule_of: Callable[[fx.Node], Any], out
     if not cut:
         return None
     first = cut[0]
-    nodes = (node for node in graph.nodes if first in ancestors_of(node) and _cuts(node, rule_of(node)))
+    rules = ((node, rule_of(node)) for node in calls(graph) if node_info(node).kind in _SHARING)
+    nodes = (node for node, rule in rules if isinstance(rule, (Only, ValueOnly)) and first in ancestors_of(node))
     place = next(node for node in nodes if first not in _inputs_behind([node], _is_cut, rule_of))
     info = node_info(place)
     entry = next(entry for kind, entry in _SHARING.items() if info.kind is kind)
@@ -87,7 +88,3 @@ def _is_mask(graph: fx.Graph, placeholder: fx.Node) -> bool:
 def _is_cut(rule: Any, place: int) -> bool:
     """Whether a rule gives nothing to one of two factors, which is at a place from the end."""
     return (isinstance(rule, Only) and place != rule.input - 2) or (isinstance(rule, ValueOnly) and place != -1)
-
-
-def _cuts(node: fx.Node, rule: Any) -> bool:
-    return node.op.startswith("call") and node_info(node).kind in _SHARING and isinstance(rule, (Only, ValueOnly))

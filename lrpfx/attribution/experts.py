@@ -7,6 +7,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.infinite_masks import bound_inputs
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Repeats
@@ -25,12 +26,8 @@ def relevance_of_experts(
     output; it is 0 for a token that the router did not send to it. The mixtures are those whose experts are grouped or batched
     products, as in transformers.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Raises
-    ------
-    InputError
-        There is no mixture. The errors of `lrpfx.attribute` are raised too.
+    Other arguments: as for `lrpfx.attribute`. Errors: `InputError`: there is no mixture. The errors of `lrpfx.attribute` are
+    raised too.
     """
     module = explainable(explain_model, "relevance_of_experts")
     mixtures = mixtures_of(module.graph)
@@ -54,15 +51,9 @@ def relevance_of_experts(
 def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
     """The values of all nodes."""
     interpreter = fx.Interpreter(module, garbage_collect_values=False)
-
-    def run(*args: Any, **options: Any) -> Any:
-        inputs = module.graph.find_nodes(op="placeholder")
-        by_name = [options.get(str(node.target), node.args[0] if node.args else None) for node in inputs]
-        return interpreter.run(*(args or by_name))
-
     arguments = Arguments(inputs, module)
     arguments.admit(module)
-    arguments.call(run)
+    arguments.call(lambda *args, **options: interpreter.run(*bound_inputs(module.graph, args, options)))
     return interpreter.env
 
 

@@ -1,7 +1,7 @@
 """Inputs that may hold minus infinity: those that only hide keys from queries, according to the operator table."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,13 @@ def input_node(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:
     in_order = list(placeholders.values())
     first = place[0]
     return in_order[first] if isinstance(first, int) and first < len(in_order) else placeholders.get(str(first))
+
+
+def bound_inputs(graph: fx.Graph, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+    """What each input of a graph gets from the arguments of a call."""
+    placeholders = graph.find_nodes(op="placeholder")
+    given = dict(zip((str(node.target) for node in placeholders), args, strict=False)) | dict(keywords)
+    return [given.get(str(node.target), *node.args) for node in placeholders]
 
 
 def items_at(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:

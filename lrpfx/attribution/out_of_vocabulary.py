@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.attribution.infinite_masks import bound_inputs
 from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import node_info
 from lrpfx.operators.table import spelling_of
@@ -20,11 +21,9 @@ class OutOfVocabulary(fx.Interpreter):
         self.problem: str | None = None
 
     def __call__(self, *args: Any, **keywords: Any) -> str | None:
-        placeholders = self.graph.find_nodes(op="placeholder")
-        given = dict(zip((str(node.target) for node in placeholders), args, strict=False)) | keywords
         try:
             with undisturbed(), torch.no_grad():
-                self.run(*(given.get(str(node.target), *node.args) for node in placeholders))
+                self.run(*bound_inputs(self.graph, args, keywords))
         except (RuntimeError, TypeError, ValueError, IndexError):  # the error that is being explained
             return self.problem
         return None
@@ -41,9 +40,7 @@ class OutOfVocabulary(fx.Interpreter):
                 inputs = self.graph.find_nodes(op="placeholder")
                 direct = next((f" of the input {str(node.target)!r}" for node in inputs if node is bound["input"]), "")
                 what = f"indices{direct}" if direct else "indices that forward computes, such as positions of a long sequence,"
-                self.problem = (
-                    f"the embedding {name} has {len(weight)} entries, but the {what} include {shown}: valid are 0 to "
-                    f"{len(weight) - 1}"
-                )
+                valid = f"valid are 0 to {len(weight) - 1}"
+                self.problem = f"the embedding {name} has {len(weight)} entries, but the {what} include {shown}: {valid}"
                 raise IndexError(self.problem)
         return super().run_node(n)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.attribution.infinite_masks import bound_inputs
 from lrpfx.ir.kinds import Softmax
 from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
 from lrpfx.rules.formulas import Epsilon, Norm, SoftmaxTaylor
@@ -49,10 +50,8 @@ class Watch(fx.Interpreter):
 
     def run_with(self, *args: Any, **keywords: Any) -> Any:
         """The module's result."""
-        placeholders = self.graph.find_nodes(op="placeholder")
-        given = dict(zip((str(node.target) for node in placeholders), args, strict=False)) | keywords
         with undisturbed():
-            return self.run(*(given.get(str(node.target), *node.args) for node in placeholders))
+            return self.run(*bound_inputs(self.graph, args, keywords))
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not n.op.startswith("call"):

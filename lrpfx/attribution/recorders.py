@@ -75,7 +75,9 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
             terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
         output.args = ((output.args[0], *nodes, *terms),)
         if first:
-            _remove_unread(graph)
+            for node in reversed(graph.nodes):  # the calls that nothing reads now
+                if node.op not in ("placeholder", "output") and not node.users:
+                    graph.erase_node(node)
         recorders[key] = TreeGraphModule(module, graph, module.title)
     return recorders[key]
 
@@ -89,13 +91,6 @@ def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> 
                 f"{node_info(start).name}, where relevance starts, does not depend on {node_info(node).name}",
                 topic="no-path-to-the-input",
             )
-
-
-def _remove_unread(graph: fx.Graph) -> None:
-    """Remove the calls that nothing reads."""
-    for node in reversed(graph.nodes):
-        if node.op not in ("placeholder", "output") and not node.users:
-            graph.erase_node(node)
 
 
 def recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:

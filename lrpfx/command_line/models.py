@@ -22,9 +22,9 @@ from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.photographs import image_shape, preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
-from lrpfx.explanation.compiled import placed_for
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.samples.preparation import on_device_of
 from lrpfx.support.files import hash_of_file
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
 
@@ -112,7 +112,7 @@ class NamedModel:
 def graph_of(model: nn.Module, preprocess: Callable[..., Any], image: Image.Image) -> Captured:
     """The graph of a model for images like this one, which several composites share."""
     input, _ = Preprocessing(preprocess).prepared(image)
-    return capture(model, placed_for(model, input[None]))
+    return capture(model, on_device_of(model, input[None], True))
 
 
 def model_named(

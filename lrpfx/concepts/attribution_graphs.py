@@ -41,15 +41,11 @@ _GREY, _INK, _SOFT = (210, 210, 210), (20, 20, 20), (95, 95, 95)
 class AttributionGraph:
     """The concepts that carry the relevance of a target, layer by layer.
 
-    Attributes
-    ----------
-    graph
-        From `TARGET` downwards. A node (layer, channel) has the attributes `relevance`, what flows into it from the nodes
-        above, `share`, its part of the sum of magnitudes over all channels of its layer, those that are not in the graph
-        included, and `heatmap`, the relevance of the inputs that flows through it. An edge has the `relevance` that flows along
-        it and its `share` of the sum of magnitudes over all channels below.
-    layers
-        The names of the layers, the one nearest to the output first.
+    `graph`: from `TARGET` downwards. A node (layer, channel) has the attributes `relevance`, what flows into it from the nodes
+    above, `share`, its part of the sum of magnitudes over all channels of its layer, those that are not in the graph included,
+    and `heatmap`, the relevance of the inputs that flows through it. An edge has the `relevance` that flows along it and its
+    `share` of the sum of magnitudes over all channels below. `layers`: the names of the layers, the one nearest to the output
+    first.
     """
 
     graph: "nx.DiGraph[Concept]"
@@ -93,29 +89,19 @@ def attribution_graph(
     Relevance flows from layer to layer through the concepts of the graph alone, so what flows into a concept is the sum of its
     edges. It takes one forward pass for each layer and one backward pass for each concept.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    inputs
-        One sample, as a batch of one.
-    layers
-        Names as for `record=`, in any order; they are decomposed from the one nearest to the output downwards.
-    channels
-        Those to begin with in the first; by default those with the largest magnitude of relevance.
-    width
-        How many are kept of each layer, or how many of each of them, from the output downwards.
-
-    Raises
-    ------
-    InputError
-        The batch has several samples, layers do not lie on one way, or a channel is out of range. The errors of
-        `lrpfx.attribute` are raised too.
+    `inputs`: one sample, as a batch of one. `layers`: names as for `record=`, in any order; they are decomposed from the one
+    nearest to the output downwards. `channels`: those to begin with in the first; by default those with the largest magnitude
+    of relevance. `width`: how many are kept of each layer, or how many of each of them, from the output downwards.
+    Other arguments: as for `lrpfx.attribute`. Errors: `InputError`: the batch has several samples, layers do not lie on one
+    way, or a channel is out of range. The errors of `lrpfx.attribute` are raised too.
     """
     module = explainable(explain_model, "attribution_graph")
     named = named_layers(module, layers)
     names = _downwards(module.unfused_graph, list(named))
-    widths = _widths(width, names)
+    given = list(width) if isinstance(width, Sequence) else [width] * len(names)
+    if len(given) != len(names):
+        raise InputError(f"there are {len(given)} widths for {len(names)} layers", topic="attribution-graphs")
+    widths = [whole_number(one, "width is a number of concepts", 1, "attribution-graphs") for one in given]
     graph: nx.DiGraph[Concept] = nx.DiGraph()
     conditions: list[Condition] | None = None  # one for each parent
     parents, above = [TARGET], dict[Any, Any]()
@@ -130,7 +116,9 @@ def attribution_graph(
         if place == 0:
             graph.add_node(TARGET, relevance=float(found.seeds[0].sum()), share=1.0)
         for number, parent in enumerate(parents):
-            graph.nodes[parent]["heatmap"] = _part(of_inputs, number)
+            graph.nodes[parent]["heatmap"] = pytree.tree_map(
+                lambda one, number=number: one[number][0] if isinstance(one, torch.Tensor) else one, of_inputs
+            )
         if name is None:
             break
         values = found.layers[name][:, 0] if conditions else found.layers[name]  # in place of the batch: the parents
@@ -156,13 +144,6 @@ def _downwards(graph: fx.Graph, names: Sequence[str]) -> list[str]:
     return [name for _, name in nodes]
 
 
-def _widths(width: int | Sequence[int], names: Sequence[str]) -> list[int]:
-    given = list(width) if isinstance(width, Sequence) else [width] * len(names)
-    if len(given) != len(names):
-        raise InputError(f"there are {len(given)} widths for {len(names)} layers", topic="attribution-graphs")
-    return [whole_number(one, "width is a number of concepts", 1, "attribution-graphs") for one in given]
-
-
 def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name: str) -> list[int]:
     """The channels of a layer that the graph has, the largest magnitude first."""
     if channels is None:
@@ -171,10 +152,7 @@ def _kept(totals: torch.Tensor, channels: Sequence[int] | None, width: int, name
         if not kept:
             raise InputError(f"no relevance flows through {name}", topic="attribution-graphs")
         return kept
-    if not isinstance(channels, Sequence):
-        raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
-    wrong = [one for one in channels if not is_whole(one)]
-    if wrong or not len(channels):
+    if not isinstance(channels, Sequence) or not len(channels) or not all(map(is_whole, channels)):
         raise InputTypeError(f"channels are one or more indices, not {channels!r}", topic="attribution-graphs")
     outside = [one for one in channels if not -len(totals) <= one < len(totals)]
     if outside:
@@ -195,14 +173,6 @@ def _connect(
         whole = flow.abs().sum() or 1.0
         for channel in kept:
             graph.add_edge(parent, (name, channel), relevance=float(flow[channel]), share=float(flow[channel] / whole))
-
-
-def _part(of_inputs: Any, number: int) -> Any:
-    """The relevance of the only sample under one condition."""
-    return pytree.tree_map(lambda one: one[number][0] if isinstance(one, torch.Tensor) else one, of_inputs)
-
-
-# --- drawing -----------------------------------------------------------------------------------------------------------------
 
 
 class _Drawing:
@@ -267,18 +237,15 @@ class _Drawing:
         facts = self.graph.nodes[concept]
         middle, top = self._place(concept)
         box = (middle - self.side // 2, top, middle - self.side // 2 + self.side, top + self.side)
+        draw.rectangle(box, fill="white")
         drawn = self._heatmap(facts["heatmap"])
-        if drawn is None:
-            draw.rectangle(box, fill="white")
-        else:
+        if drawn is not None:
             drawn = ImageOps.contain(drawn, (self.side, self.side), Image.Resampling.BICUBIC)
-            draw.rectangle(box, fill="white")
             image.paste(drawn, (middle - drawn.width // 2, top + (self.side - drawn.height) // 2))
         draw.rectangle(box, outline=self._color(facts["relevance"]), width=2)
-        below = (middle, box[3] + 2)
         draw.rectangle((box[0], box[3] + 1, box[2], box[3] + self.line), fill="white")
         text = "" if concept == TARGET else f"{concept[1]}: {facts['share']:.0%}"
-        draw.text(below, text, fill=_INK, font=self.font, anchor="ma")
+        draw.text((middle, box[3] + 2), text, fill=_INK, font=self.font, anchor="ma")
 
     def _heatmap(self, relevance: Any) -> Image.Image | None:
         """The heatmap of an image's relevance; None for other inputs."""

@@ -12,7 +12,7 @@ from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.files import as_path, checked_path, whole_file
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import is_whole, whole_number
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.stored_arrays import RefusedError, read_arrays
 
@@ -131,8 +131,8 @@ class Collection:
         groups = self.rankings.get((layer, by, reduction, grouping), {})
         if grouping != "all" and group not in groups:
             raise InputError(self._without_class(grouping, group), topic="collections")
-        if count is not None and (not is_whole(count) or count < 1):
-            raise InputError(f"count is a positive number of samples, not {count!r}", topic="collections")
+        if count is not None:
+            whole_number(count, "count is a number of samples", 1, "collections")
         ranking = groups[int(group)]
         place = int(channel) % kind.channels
         found = [
@@ -171,8 +171,6 @@ class Collection:
             return f"the samples were not ranked by {grouping} class: {why}"
         return f"no sample has the {grouping} class {group!r}; the classes are {classes}"
 
-    # --- samples -------------------------------------------------------------------------------------------------------------
-
     def has(self, sample: int) -> bool:
         """Whether a sample was seen.
 
@@ -191,8 +189,6 @@ class Collection:
         return replace(
             self, rankings=dict(rankings), samples=_united([*self.samples, *seen]), probes=_thinned({**self.probes, **probes})
         )
-
-    # --- files ---------------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the collection to a file, whole or not at all.
@@ -239,17 +235,8 @@ _ARRAYS = ("scores", "samples", "positions")  # of a ranking
 def merge(parts: Iterable[Collection]) -> Collection:
     """The collection of the samples of all parts.
 
-    Parameters
-    ----------
-    parts
-        The collections. Their order does not matter.
-
-    Raises
-    ------
-    InputError
-        Parts have different models, layers or settings, or two have the same sample.
-    InputTypeError
-        A part is not a collection.
+    `parts`: the collections. Their order does not matter. Errors: `InputError`: parts have different models, layers or
+    settings, or two have the same sample; `InputTypeError`: a part is not a collection.
     """
     if not isinstance(parts, Iterable):
         raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}", topic="collections")
@@ -294,9 +281,6 @@ def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]
         else:
             found.append((first, last))
     return tuple(found)
-
-
-# --- reading -----------------------------------------------------------------------------------------------------------------
 
 
 def _read(content: bytes) -> Collection:

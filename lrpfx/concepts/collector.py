@@ -32,7 +32,7 @@ from lrpfx.samples.preparation import Preparation, on_device_of
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 
@@ -132,16 +132,6 @@ def collect(
 
 
 @dataclass(frozen=True)
-class _Shard:
-    """Collects from the samples with some numbers, in another process."""
-
-    collector: "_Collector"
-
-    def __call__(self, numbers: Sequence[int]) -> Collection:
-        return merge(self.collector.parts(numbers, None, False))
-
-
-@dataclass(frozen=True)
 class _Collector:
     """What is collected, of which dataset: arguments of `collect`."""
 
@@ -209,15 +199,17 @@ class _Collector:
         numbers = [one for one in numbers_of(self.dataset, samples) if before is None or not before.has(one)]
         size = -(-_TOGETHER // self.batch_size) * self.batch_size
         shards = [numbers[first : first + size] for first in range(0, len(numbers), size)]
-        collector = replace(self, workers=0)
-        return progress_bar(engine.mapped(_Shard(collector), shards), progress, unit="shard", total=len(shards))
+        done = engine.mapped(replace(self, workers=0).shard, shards)
+        return progress_bar(done, progress, unit="shard", total=len(shards))
+
+    def shard(self, numbers: Sequence[int]) -> Collection:
+        """The collection of the samples with some numbers, made in another process."""
+        return merge(self.parts(numbers, None, False))
 
     def check(self) -> None:
         """Raise `InputError` for settings that are wrong."""
         for name, low in {"top": 1, "top_by_class": 0, "batch_size": 1, "workers": 0}.items():
-            value = getattr(self, name)
-            if not is_whole(value) or not low <= value <= _MOST:
-                raise InputError(f"{name} is a whole number from {low} to {_MOST}, not {value!r}", topic="collections")
+            whole_number(getattr(self, name), f"{name} is a whole number", low, "collections", _MOST)
         if isinstance(self.save_every, bool) or not isinstance(self.save_every, (int, float)) or not self.save_every >= 0:
             raise InputError(f"save_every is a number of seconds, not {self.save_every!r}", topic="collections")
         given = [self.normalized] if isinstance(self.normalized, str) else self.normalized

@@ -24,17 +24,8 @@ from lrpfx.runtime.explain_module import explainable
 def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[str]) -> dict[str, torch.Tensor]:
     """The values of nodes for an input, by name.
 
-    Other arguments: as for `lrpfx.attribute`.
-
-    Parameters
-    ----------
-    names
-        Names or patterns, as for `record=` of `lrpfx.attribute`.
-
-    Raises
-    ------
-    InputError
-        A name is unknown.
+    `names`: names or patterns, as for `record=` of `lrpfx.attribute`. Other arguments: as for `lrpfx.attribute`. Errors:
+    `InputError`: a name is unknown.
     """
     module = explainable(explain_model, "values_of")
     wanted = recorded_names(module.unfused_graph, names)

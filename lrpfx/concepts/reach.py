@@ -111,7 +111,7 @@ class Call:
         """One component of the reach of each result."""
         follow = _transfer_of(self.row)
         try:
-            found = None if follow is None else follow(self, number, values)
+            found = None if follow is None or self.row is None else follow(self, self.row, number, values)
             if found is not None:
                 return [one.broadcast_to(value.shape) for one, value in zip(found, values, strict=True)]
         except (RuntimeError, TypeError, ValueError, LookupError):
@@ -131,7 +131,7 @@ class Call:
         return self.args[0] if self.args else next(iter(self.options.values()))
 
 
-Transfer = Callable[[Call, int, list[torch.Tensor]], Sequence[torch.Tensor] | None]
+Transfer = Callable[[Call, Operator, int, list[torch.Tensor]], Sequence[torch.Tensor] | None]
 
 
 def _transfer_of(row: Operator | None) -> Transfer | None:
@@ -158,31 +158,30 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
 # tell. Then any entry may depend on all entries of all arguments.
 
 
-def _united(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _united(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those at their place."""
-    assert call.row is not None
-    if call.row.entries.chooses:
-        return [_chosen(call, number)]
-    read = _tracked(call.first if call.row.spellings.like else (call.args, call.options))
+    if row.entries.chooses:
+        return [_chosen(call, row, number)]
+    read = _tracked(call.first if row.spellings.like else (call.args, call.options))
     if not read:
         return [_nothing(value) for value in values]
     united = _union([_compact(one.reach[number]) for one in read])
-    for decided in _decided(call):
+    for decided in _decided(call, row):
         united = torch.where(decided, 0.0, united)
     return [united] * len(values)
 
 
-def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _mixed(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on all those along some dimensions of the first argument, which reductions remove."""
-    assert call.row is not None and call.row.entries.mixes is not None
+    assert row.entries.mixes is not None
     rank = getattr(_value(call.first), "ndim", 0)
-    dims = [dim % rank for dim in call.row.entries.mixes(call.bound, rank)] if rank else []
+    dims = [dim % rank for dim in row.entries.mixes(call.bound, rank)] if rank else []
     if not dims:
-        return _united(call, number, values)
+        return _united(call, row, number, values)
     if not isinstance(call.first, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
     kept = _compact(call.first.reach[number]).amax(dims, keepdim=True)
-    if issubclass(call.row.kind, kinds.Softmax) and len(dims) == 1 and not call.row.values.negates:
+    if issubclass(row.kind, kinds.Softmax) and len(dims) == 1 and not row.values.negates:
         hidden = call.first.constant & is_hidden(call.first.value)
         if hidden.any():
             return [torch.where(hidden & ~hidden.all(dims[0], keepdim=True), 0.0, kept)]
@@ -190,19 +189,17 @@ def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
     return [kept if one.ndim == rank else removed for one in values]
 
 
-def _accumulated(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _accumulated(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those up to their place along a dimension."""
-    assert call.row is not None and call.row.entries.accumulates is not None
+    assert row.entries.accumulates is not None
     united = _union([one.reach[number] for one in _tracked((call.args, call.options))]).broadcast_to(values[0].shape)
-    for dim in call.row.entries.accumulates(call.bound, united.ndim):
+    for dim in row.entries.accumulates(call.bound, united.ndim):
         united = united.cummax(dim).values
     return [united] * len(values)
 
 
-def _moved(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _moved(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries are entries of the first argument: the function moves their reach as well."""
-    row = call.row
-    assert row is not None
     sources = len(call.args) if row.outputs.result_per_argument else 2 if row.entries.overwrites else 1
     options = dict(call.options)
     moved, others = list(call.args[:sources]), list(call.args[sources:])
@@ -224,21 +221,19 @@ def _moved(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
     return found if all(one.shape == value.shape and one.dtype == _COUNT for one, value in pairs) else None
 
 
-def _pooled(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _pooled(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """The largest reach in a window. That of a place in it is the same."""
     (source,) = _tracked((call.args, call.options))
     reach = source.reach[number]
-    assert call.row is not None
-    if call.row.dimensions.spatial and reach.ndim == call.row.rank_of_batch:
+    if row.dimensions.spatial and reach.ndim == row.rank_of_batch:
         reach = _compact(reach, dims=(0, 1))  # channels that have the same reach
     args, options = map_arguments((call.args, call.options), lambda leaf: reach if leaf is source else _value(leaf))
     return [pytree.tree_leaves(call.function(*args, **options))[0]] * len(values)
 
 
-def _windowed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _windowed(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """Entries depend on those in windows of the last dimensions, and, for convolutions, on all channels of their group."""
-    row, bound = call.row, call.bound
-    assert row is not None
+    bound = call.bound
     source, result = call.first, values[0]
     if not isinstance(source, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
@@ -269,7 +264,7 @@ def _windowed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[t
     return [found] * len(values)
 
 
-def _looked_up(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _looked_up(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """A vector depends on the integer that selects it; a bag of vectors on all that do."""
     if not isinstance(call.first, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
@@ -279,15 +274,14 @@ def _looked_up(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[
     return [reach.amax(-1, keepdim=True)] if reach.ndim == 2 else None
 
 
-def _multiplied(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _multiplied(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """An entry of a matrix product depends on a row of the first factor and a column of the second."""
-    assert call.row is not None
-    first, second = (call.bound[name] for name in call.row.data)
-    if isinstance(first, Tracked) and isinstance(second, Tracked) and issubclass(call.row.kind, kinds.WeightedValues):
+    first, second = (call.bound[name] for name in row.data)
+    if isinstance(first, Tracked) and isinstance(second, Tracked) and issubclass(row.kind, kinds.WeightedValues):
         without = first.constant & (first.value == 0)  # weights of values that a mask hides
         if without.any():
-            return [_weighted(first.reach[number], second.reach[number], without, call.row.product.reversed)]
-    if call.row.product.reversed:
+            return [_weighted(first.reach[number], second.reach[number], without, row.product.reversed)]
+    if row.product.reversed:
         first, second = second, first
     parts = []
     if isinstance(first, Tracked):
@@ -310,9 +304,8 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor, without: torch.Tensor
     return of_results.mT if transposed else of_results
 
 
-def _contracted(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _contracted(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """An entry of a sum of products depends on the entries with the same indices, for all indices that are summed over."""
-    assert call.row is not None
     equation, *factors = call.args
     if len(factors) == 1 and isinstance(factors[0], (tuple, list)):
         factors = list(factors[0])
@@ -320,7 +313,7 @@ def _contracted(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
         return None
     given, kept = equation.replace(" ", "").split("->")
     terms = given.split(",")
-    if call.row.product.reversed:
+    if row.product.reversed:
         factors = factors[::-1]
     parts = []
     for term, factor in zip(terms, factors, strict=True):
@@ -338,7 +331,7 @@ def _contracted(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
     return [_union(parts)]
 
 
-def _weighted_and_summed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+def _weighted_and_summed(call: Call, row: Operator, number: int, values: list[torch.Tensor]) -> Sequence[torch.Tensor] | None:
     """An entry depends on the weights and values that it is the sum of; not on values whose weight a mask makes 0."""
     weights, given, dim, keepdim = (call.bound[name] for name in ("input", "other", "dim", "keepdim"))
     parts = [_compact(one.reach[number]) for one in (weights, given) if isinstance(one, Tracked)]
@@ -358,10 +351,9 @@ def _largest(call: Call, number: int) -> torch.Tensor:
 # --- entries that do not depend on the inputs -------------------------------------------------------------------------------
 
 
-def _decided(call: Call) -> list[torch.Tensor]:
+def _decided(call: Call, row: Operator) -> list[torch.Tensor]:
     """Where a constant among the operands decides about the result."""
-    assert call.row is not None
-    decides = call.row.values.absorbs
+    decides = row.values.absorbs
     if decides is None:
         return []
     found = []
@@ -373,10 +365,9 @@ def _decided(call: Call) -> list[torch.Tensor]:
     return found
 
 
-def _chosen(call: Call, number: int) -> torch.Tensor:
+def _chosen(call: Call, row: Operator, number: int) -> torch.Tensor:
     """An entry depends on the chosen operand where the condition is constant, on all operands elsewhere."""
-    assert call.row is not None
-    condition, first, second = (call.bound[name] for name in call.row.entries.chooses)
+    condition, first, second = (call.bound[name] for name in row.entries.chooses)
     zero = torch.zeros((), dtype=_COUNT, device=_value(condition).device)
     taken, left = (_reach(way, number) if isinstance(way, (Tracked, torch.Tensor)) else zero for way in (first, second))
     chosen = torch.where(_value(condition).bool(), taken, left)

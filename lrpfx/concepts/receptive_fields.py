@@ -34,14 +34,8 @@ class ReceptiveFields:
     the structure of the inputs, with None for what is not a tensor. Slices are empty where the entry does not depend on an
     input. Fields are those of all samples of the batch, united.
 
-    Parameters
-    ----------
-    layer
-        The name of the layer.
-    value
-        Its value, with the entries of the inputs that each entry depends on.
-    inputs
-        The inputs.
+    `layer`: the name of the layer. `value`: its value, with the entries of the inputs that each entry depends on. `inputs`: the
+    inputs.
     """
 
     def __init__(self, layer: str, value: Tracked, inputs: Any) -> None:
@@ -54,15 +48,7 @@ class ReceptiveFields:
     def __getitem__(self, position: Position) -> Any:
         """The field of a position.
 
-        Parameters
-        ----------
-        position
-            As the class says.
-
-        Raises
-        ------
-        InputError
-            The position is out of range, or has another number of coordinates.
+        `position`: as the class says. Errors: `InputError`: the position is out of range, or has another number of coordinates.
         """
         whole = (len(self._reach[0]), *self.shape)
         if isinstance(position, Index):
@@ -103,22 +89,10 @@ class ReceptiveFields:
 def receptive_fields(explain_model: nn.Module, inputs: Inputs, layer: str, *, gates: bool = True) -> ReceptiveFields:
     """The receptive fields of all entries of a layer's value. The model runs once, up to the layer.
 
-    Parameters
-    ----------
-    explain_model
-        As for `lrpfx.attribute`.
-    inputs
-        As for `lrpfx.attribute`; only their shapes matter, so one sample does.
-    layer
-        The name of a node or module, as for `record=`.
-    gates
-        Whether what only scales a signal counts, such as the channel gates of squeeze-and-excitation, which see the whole
-        image; relevance does not flow through it.
-
-    Raises
-    ------
-    InputError
-        The name is unknown, or the layer depends on no dimension of the input after the batch.
+    `explain_model`: as for `lrpfx.attribute`. `inputs`: as for `lrpfx.attribute`; only their shapes matter, so one sample does.
+    `layer`: the name of a node or module, as for `record=`. `gates`: whether what only scales a signal counts, such as the
+    channel gates of squeeze-and-excitation, which see the whole image; relevance does not flow through it. Errors:
+    `InputError`: the name is unknown, or the layer depends on no dimension of the input after the batch.
     """
     module = explainable(explain_model, "receptive_fields")
     names = recorded_names(module.unfused_graph, layer)
@@ -146,12 +120,8 @@ def receptive_field(explain_model: nn.Module, inputs: Inputs, layer: str, positi
 
     For several positions, `receptive_fields` is faster.
 
+    `position`: the index that `ReceptiveFields` takes; the result is what it returns.
     Other arguments: as for `receptive_fields`.
-
-    Parameters
-    ----------
-    position
-        The index that `ReceptiveFields` takes; the result is what it returns.
     """
     return receptive_fields(explain_model, inputs, layer, gates=gates)[position]
 

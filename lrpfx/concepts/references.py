@@ -1,8 +1,8 @@
 """References: the samples that show what a channel stands for, cropped to what its unit sees, and their sheets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.collector import scores_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.images.opening import as_image
 from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
 from lrpfx.pictures.contours import enclosing_level
@@ -30,6 +31,7 @@ from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed, parts_of
 from lrpfx.samples.preparation import Preparation
 from lrpfx.support.html import Html, image_html
+from lrpfx.support.table import Rows
 from lrpfx.support.torch_internals import pytree
 
 #: The share of the relevance that `Reference.masked` leaves as it is.
@@ -44,25 +46,11 @@ _ROUNDING = 1e-5  # ... and relative to the largest of the sample
 class Reference:
     """A sample that shows what a channel stands for.
 
-    Attributes
-    ----------
-    sample
-        Its number in the dataset.
-    score
-        What it is ranked by.
-    position
-        Where in the channel the entry is largest, as for `Ranked`.
-    label
-        Of the sample, if the dataset has labels.
-    input
-        As the dataset gives it.
-    relevance
-        What passes through this channel alone; in the structure of the input, with the relevance of embeddings for integers.
-    field
-        What the unit with the largest entry sees, a slice for each dimension of the input, so that
-        `reference.input[reference.field]` is that part.
-    picture
-        The input as an image, if it is one.
+    `sample`: its number in the dataset. `score`: what it is ranked by. `position`: where in the channel the entry is largest,
+    as for `Ranked`. `label`: of the sample, if the dataset has labels. `input`: as the dataset gives it. `relevance`: what
+    passes through this channel alone; in the structure of the input, with the relevance of embeddings for integers. `field`:
+    what the unit with the largest entry sees, a slice for each dimension of the input, so that
+    `reference.input[reference.field]` is that part. `picture`: the input as an image, if it is one.
     """
 
     sample: int
@@ -111,28 +99,17 @@ class Reference:
         return None if self.picture is None else image_html(self.masked, f"sample {self.sample}, {self.score:.3g}", 160)
 
 
-class References(Sequence[Reference]):
+class References(Rows[Reference]):
     """The samples that show what one channel stands for, those with the largest scores first.
 
     `layer`: the name of the layer. `channel`: the index of the channel. `references`: the samples.
     """
 
     def __init__(self, layer: str, channel: int, references: Sequence[Reference]) -> None:
+        super().__init__(references)
         self.layer = layer
         self.channel = channel
-        self.references = tuple(references)
-
-    @overload
-    def __getitem__(self, index: int) -> Reference: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Reference, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Reference | tuple[Reference, ...]:
-        return self.references[index]
-
-    def __len__(self) -> int:
-        return len(self.references)
+        self.references = self.rows
 
     def __repr__(self) -> str:
         return f"<references of {self.layer}, {self.channel}: samples {', '.join(str(one.sample) for one in self)}>"
@@ -159,32 +136,11 @@ def reference(
     For samples ranked by relevance, their relevance is that of the target through this channel; for samples ranked by
     activation, that of the channel's own activation.
 
-    Parameters
-    ----------
-    explain_model
-        That of which `lrpfx.concepts.collect` made the collection.
-    dataset
-        The dataset, likewise.
-    collection
-        The collection.
-    layer
-        The name of the layer.
-    channel
-        The index of the channel.
-    by, reduction, predicted, true, count
-        See `Collection.top`.
-    target
-        As for `collect`; by default the target that the collection was made for, if that was not a function.
-    output
-        As for `collect`.
-    gates
-        See `receptive_fields`.
-
-    Raises
-    ------
-    InputError
-        The model is another one, or samples do not have the scores that they were ranked by, as those of another dataset or of
-        random preprocessing.
+    `explain_model`: that of which `lrpfx.concepts.collect` made the collection. `dataset`: the dataset, likewise. `collection`:
+    the collection. `layer`: the name of the layer. `channel`: the index of the channel. `by`, `reduction`, `predicted`, `true`,
+    `count`: see `Collection.top`. `target`: as for `collect`; by default the target that the collection was made for, if that
+    was not a function. `output`: as for `collect`. `gates`: see `receptive_fields`. Errors: `InputError`: the model is another
+    one, or samples do not have the scores that they were ranked by, as those of another dataset or of random preprocessing.
     """
     return _ReferenceFinder(explain_model, dataset, collection, target, output, gates).references(
         layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count
@@ -212,25 +168,10 @@ def gallery(
 ) -> Image.Image:
     """A sheet with a row for each channel: its references, cropped to what its unit sees and masked by their relevance.
 
-    Other arguments: as for `reference`.
-
-    Parameters
-    ----------
-    channels
-        Such as `relevances(attribution, layer).indices[:5]`.
-    cropped
-        Whether to show only what the unit sees.
-    masked
-        Whether to darken what has no relevance.
-    **settings
-        Those of `lrpfx.pictures.sheet`.
-
-    Raises
-    ------
-    InputError
-        The samples are not images, or as for `reference`.
-    InputTypeError
-        The channels are not a list.
+    `channels`: such as `relevances(attribution, layer).indices[:5]`. `cropped`: whether to show only what the unit sees.
+    `masked`: whether to darken what has no relevance. `settings`: those of `lrpfx.pictures.sheet`.
+    Other arguments: as for `reference`. Errors: `InputError`: the samples are not images, or as for `reference`;
+    `InputTypeError`: the channels are not a list.
     """
     finder = _ReferenceFinder(explain_model, dataset, collection, target, output, gates)
     if not isinstance(channels, Sequence):
@@ -238,22 +179,16 @@ def gallery(
     rows = []
     for channel in channels:
         found = finder.references(layer, channel, by=by, reduction=reduction, predicted=predicted, true=true, count=count)
-        rows.append([(_title(found, one), _drawn(one, cropped, masked)) for one in found])
+        whole = found if cropped else [replace(one, field=(slice(0, 0),) * 3) for one in found]
+        drawn = [one.masked if masked else one.cropped for one in whole]
+        titles = [f"channel {found.channel}\n" * (not place) + f"{one.score:.3g}" for place, one in enumerate(found)]
+        rows.append(list(zip(titles, drawn, strict=True)))
     if not any(rows):
         raise InputError("there are no references to draw", topic="collections")
     empty = [str(channel) for channel, row in zip(channels, rows, strict=True) if not row]
     note = f"without any {by}: {', '.join(empty)}" if empty else None
     named = {"title": f"{layer}: largest {by} ({reduction})", "caption": note}
     return sheet([row for row in rows if row], **{**named, **settings})
-
-
-def _title(found: References, one: Reference) -> str:
-    return (f"channel {found.channel}\n" if one is found[0] else "") + f"{one.score:.3g}"
-
-
-def _drawn(one: Reference, cropped: bool, masked: bool) -> Image.Image:
-    whole = one if cropped else Reference(**{**vars(one), "field": (slice(0, 0),) * 3})
-    return whole.masked if masked else whole.cropped
 
 
 class _ReferenceFinder:
@@ -350,11 +285,9 @@ class _ReferenceFinder:
         else:
             scores = scores_of(layer, values, normalized)[0][reduction][0]
         if not abs(scores[channel] - ranked.score) <= _SAME * abs(ranked.score) + _ROUNDING * np.abs(scores).max():
-            raise InputError(
-                f"sample {ranked.sample} has {scores[channel]:.4g} for {name}, channel {channel}, but was ranked by "
-                f"{ranked.score:.4g}: it is of another dataset, of another target, or its preprocessing is random",
-                topic="collections",
-            )
+            found = f"{scores[channel]:.4g} for {name}, channel {channel}, but was ranked by {ranked.score:.4g}"
+            cause = "it is of another dataset, of another target, or its preprocessing is random"
+            raise InputError(f"sample {ranked.sample} has {found}: {cause}", topic="collections")
 
 
 def _picture_of(sample: Any, module: ExplainModule) -> Image.Image | None:
@@ -365,8 +298,4 @@ def _picture_of(sample: Any, module: ExplainModule) -> Image.Image | None:
     if values.ndim != 3 or len(values) not in (1, 3):
         return None
     (first, *_) = module.graph.find_nodes(op="placeholder")
-    limits = node_info(first).value_range or (float(values.min()), float(values.max()))
-    low, high = limits
-    scaled = ((values - low) / (high - low) if high > low else torch.full_like(values, 0.5)).clamp(0, 1)
-    pixels = scaled.expand(3, -1, -1).movedim(0, -1)
-    return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))
+    return as_image(values, node_info(first).value_range)

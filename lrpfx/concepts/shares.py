@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,7 @@ from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neuron, Token
 from lrpfx.support.html import Html
 from lrpfx.support.numbers import is_whole
-from lrpfx.support.table import Table
+from lrpfx.support.table import Rows, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,28 +32,16 @@ class Share:
     share: float
 
 
-class Shares(Sequence[Share]):
+class Shares(Rows[Share]):
     """The shares of all channels, the largest magnitude first.
 
     `layer`: the name of the layer. `kind`: what the indices are, such as "channel". `rows`: the shares.
     """
 
     def __init__(self, layer: str, kind: str, rows: Sequence[Share]) -> None:
+        super().__init__(rows)
         self.layer = layer
         self.kind = kind
-        self.rows = tuple(rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Share: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Share, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Share | tuple[Share, ...]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     @property
     def indices(self) -> list[int]:
@@ -76,8 +64,8 @@ class Shares(Sequence[Share]):
         return self._table().to_html()
 
     def _table(self) -> Table:
-        columns = {self.kind: "int64", "relevance": "float64", "share": "float64"}
-        return Table(columns, [(row.index, row.relevance, f"{row.share:.1%}") for row in self.rows[:_SHOWN]])
+        rows = [(row.index, row.relevance, f"{row.share:.1%}") for row in self.rows[:_SHOWN]]
+        return Table({self.kind: "int64", "relevance": "float64", "share": "float64"}, rows)
 
 
 def relevances(
@@ -89,24 +77,12 @@ def relevances(
 ) -> Shares:
     """The relevance of each channel of a recorded layer, with its share, the largest magnitude first.
 
-    Parameters
-    ----------
-    attribution
-        That of one target and no condition. For experts, what `lrpfx.attribution.relevance_of_experts` returns.
-    layer
-        The name of the layer, or the path of a mixture.
-    of
-        `Channel`, `Feature`, `Token` or `Head`; by default what an index means in conditions, but for hidden states, whose
-        tokens or features may be meant. `Expert` for experts, whose relevance is summed over tokens.
-    sample
-        One of the batch; by default, relevance is summed over the batch.
-
-    Raises
-    ------
-    InputError
-        The layer was not recorded, or the attribution has several targets or a condition.
-    InputTypeError
-        An argument has the wrong type.
+    `attribution`: that of one target and no condition. For experts, what `lrpfx.attribution.relevance_of_experts` returns.
+    `layer`: the name of the layer, or the path of a mixture. `of`: `Channel`, `Feature`, `Token` or `Head`; by default what an
+    index means in conditions, but for hidden states, whose tokens or features may be meant. `Expert` for experts, whose
+    relevance is summed over tokens. `sample`: one of the batch; by default, relevance is summed over the batch. Errors:
+    `InputError`: the layer was not recorded, or the attribution has several targets or a condition; `InputTypeError`: an
+    argument has the wrong type.
     """
     if of is Expert:
         return _of_experts(attribution, layer, sample)

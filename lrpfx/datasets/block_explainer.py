@@ -17,15 +17,6 @@ from lrpfx.samples.preparation import UNKNOWN, Sample, SampleBatch
 _HEAP = 31 << 20
 
 
-def keep_memory() -> None:
-    """Have the C library keep freed memory for the next batch, as it does once it has seen a large block freed.
-
-    Else glibc gives it back to the system after each backward pass of a small network, and gets it again page by page, which
-    takes a tenth of the time.
-    """
-    torch.empty(_HEAP, dtype=torch.uint8)
-
-
 @dataclass
 class BlockExplainer:
     """Explains the batches of blocks. `objection`: to the first of its maps, if they are implausible."""
@@ -40,7 +31,9 @@ class BlockExplainer:
 
         They come at once, since what follows may fail. The last block of something of unknown length comes with no samples.
         """
-        keep_memory()
+        # Once glibc has seen a large block freed, it keeps freed memory for the next batch. Else it would give it back to the
+        # system after each backward pass of a small network, and get it again page by page: a tenth of the time.
+        torch.empty(_HEAP, dtype=torch.uint8)
         rows: BlockRows | None = None
         for batch in batches:
             if rows is not None and rows.block != batch.block:

@@ -182,15 +182,9 @@ class Spray:
         return sheet(rows, title=title, **settings)
 
     def _rows(self, clusters: int | None) -> list[tuple[int, int, int, int, float, str]]:
+        counts = {label: len(self[label].clustering(clusters).clusters) for label in self.analyses}
         return [
-            (
-                label,
-                len(self[label].clustering(clusters).clusters),
-                one.number,
-                one.size,
-                one.share,
-                " ".join(map(str, one.typical)),
-            )
+            (label, counts[label], one.number, one.size, one.share, " ".join(map(str, one.typical)))
             for label, one in self.table(clusters)
         ]
 

@@ -35,7 +35,7 @@ from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.identity.descriptions import described
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
@@ -141,26 +141,19 @@ def attribute(
     if isinstance(data, (str, bytes)) and not data:
         raise InputError("the path of the data is empty")
     location = location_of(output, storage_options)
-    batch = _count("batch_size", _batch_size_of(explainer, data) if batch_size is None else batch_size)
-    block = None if block_size is None else _count("block_size", block_size)
-    if workers is not None and (not is_whole(workers) or workers < 0):
-        raise InputError(f"workers is a number of processes, not {workers!r}")
+    batch = whole_number(_batch_size_of(explainer, data) if batch_size is None else batch_size, "batch_size is a number", 1)
+    block = None if block_size is None else whole_number(block_size, "block_size is a number", 1)
+    for name, number, least in (("workers", workers, 0), ("scores", scores, 1)):
+        if number is not None:
+            whole_number(number, f"{name} is a number", least)
     chosen = engine_named(engine)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise InputError(f"dtype is {', '.join(map(repr, _DTYPES))}, not {dtype!r}")
-    if scores is not None:
-        _count("scores", scores)
     stored = _Stored(record, checked_reduction("reduce", reduce, OF_NUMBERS), dtype, scores)
     with location.sole_writer():
         run = _Run(explainer, data, location, question, stored, batch, block, workers, chosen)
         run.all_blocks(progress)
     return Attributions(location)
-
-
-def _count(name: str, value: Any) -> int:
-    if not is_whole(value) or value < 1:
-        raise InputError(f"{name} is a positive number of samples, not {value!r}")
-    return int(value)
 
 
 def _batch_size_of(explainer: Any, data: Any) -> Any:
@@ -199,22 +192,15 @@ class _Run:
         self.batch_size = batch_size
         self.block_size = block_size
         self.stored = stored
-        preprocess = _preprocessing(explainer)
-        self.categories = explainer.categories if isinstance(explainer, Explainer) else None
-        if isinstance(explainer, Explainer):
-            self.source = source_of(data, Preparation((), preprocess), workers)
-            engine.check(self.source)
-            output = explainer.output if question.output is None else question.output
-            module, others = self._compiled(explainer), explainer.record
-            question = replace(question, output=output)
-        else:
-            module, others = explainer, ()
-            names = explainable(module, "lrpfx.datasets.attribute").argument_names
-            self.source = source_of(data, Preparation(names), workers)
-            engine.check(self.source)
-        self.explainer = self._sample_explainer(module, question, isinstance(explainer, Explainer), others)
-
-    # --- what is asked -------------------------------------------------------------------------------------------------------
+        preprocess, is_own = _preprocessing(explainer), isinstance(explainer, Explainer)
+        names = () if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
+        self.source = source_of(data, Preparation(names, preprocess), workers)
+        engine.check(self.source)
+        self.categories = explainer.categories if is_own else None
+        module, others = (self._compiled(explainer), explainer.record) if is_own else (explainer, ())
+        if is_own and question.output is None:
+            question = replace(question, output=explainer.output)
+        self.explainer = self._sample_explainer(module, question, is_own, others)
 
     def _compiled(self, explainer: Explainer) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
@@ -256,8 +242,6 @@ class _Run:
             "categories": None if self.categories is None else list(self.categories),
             "data": self.source.identity(),
         }
-
-    # --- the store -----------------------------------------------------------------------------------------------------------
 
     def _opened(self) -> BlockWriter:
         """The store, as a former run left it or new."""
@@ -305,8 +289,6 @@ class _Run:
             f"none of the first {len(samples)} samples can be loaded; sample {samples[0].number}: {samples[0].problem}",
             topic="samples",
         )
-
-    # --- the work ------------------------------------------------------------------------------------------------------------
 
     def all_blocks(self, progress: Progress) -> None:
         """Explain and write all blocks that are not done."""

@@ -172,9 +172,6 @@ def _planned(wanted: ActorNumbers, has: Mapping[str, float], free: Mapping[str, 
     return pool
 
 
-# --- datasets of Ray ---------------------------------------------------------------------------------------------------------
-
-
 def dataset_of(rows: Callable[[], Iterator[Row]], cpus: float) -> Any:
     """A dataset of Ray with these rows, which one task makes one after the other, as fast as they are taken."""
     _, data = packages()
@@ -253,9 +250,6 @@ class _Caller:
         except Exception as error:
             problem = packed_problem(error)
         return {"result": [result], "problem": [problem]}
-
-
-# --- what goes to other processes and back -----------------------------------------------------------------------------------
 
 
 def packed(value: Any) -> bytes:

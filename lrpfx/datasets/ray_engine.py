@@ -10,31 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from lrpfx.datasets import ray_cluster
 from lrpfx.datasets.block_explainer import BlockExplainer
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
 from lrpfx.datasets.locations import Location
-from lrpfx.datasets.ray_cluster import (
-    ActorNumbers,
-    Pool,
-    Row,
-    count_attempt,
-    dataset_of,
-    mapped,
-    new_coordinator,
-    packages,
-    packed,
-    packed_problem,
-    received,
-    rows_in,
-    running,
-    unpacked,
-)
+from lrpfx.datasets.ray_cluster import Row
 from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
 from lrpfx.samples.plan import BlockPlan, DoneBlocks
 from lrpfx.samples.preparation import SampleBatch, batched
 from lrpfx.samples.sources import IndexedSource, SampleSource, StreamSource
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 
 
 @dataclass(frozen=True)
@@ -57,19 +43,19 @@ class RayEngine(Engine):
     gpus: float | None = None
 
     @property
-    def wanted(self) -> ActorNumbers:
+    def wanted(self) -> ray_cluster.ActorNumbers:
         """The actors to have.
 
         Errors: `InputError`: `explainers` or `cpus` is not a positive number, or `gpus` is negative.
         """
         for name, value in (("explainers", self.explainers), ("cpus", self.cpus)):
-            if value is not None and (not is_whole(value) or value < 1):
-                raise InputError(f"{name} of a RayEngine is a positive number, not {value!r}", topic="ray")
+            if value is not None:
+                whole_number(value, f"{name} of a RayEngine is a number", 1, "ray")
         gpus = self.gpus
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):
             raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}", topic="ray")
-        packages()
-        return ActorNumbers(self.explainers, self.cpus, gpus)
+        ray_cluster.packages()
+        return ray_cluster.ActorNumbers(self.explainers, self.cpus, gpus)
 
     def check(self, source: SampleSource) -> None:
         """Check the numbers of actors, and the source of samples.
@@ -99,13 +85,15 @@ class RayEngine(Engine):
         pending = _blocks_of(work)
         if pending is not None and not pending:
             return
-        with running(self.wanted) as pool:
+        with ray_cluster.running(self.wanted) as pool:
             plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
             store = _Store(work.writer.location, work.writer.manifest)
-            coordinator = new_coordinator(
+            coordinator = ray_cluster.new_coordinator(
                 (work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source))
             )
-            yield from _steps_in(rows_in(_explained(coordinator, pending, pool, getattr(work.source, "workers", 0))))
+            yield from _steps_in(
+                ray_cluster.rows_in(_explained(coordinator, pending, pool, getattr(work.source, "workers", 0)))
+            )
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
@@ -113,7 +101,7 @@ class RayEngine(Engine):
         `function`: what each actor computes. `items`: what it takes.
         """
         if items:
-            yield from mapped(self.wanted, function, items)
+            yield from ray_cluster.mapped(self.wanted, function, items)
 
 
 def engine_named(engine: Any) -> Engine:
@@ -197,15 +185,15 @@ def _blocks_of(work: Work) -> list[int] | None:
     return work.plan.pending(work.source.length)
 
 
-def _explained(coordinator: Any, pending: list[int] | None, pool: Pool, workers: int) -> Any:
+def _explained(coordinator: Any, pending: list[int] | None, pool: ray_cluster.Pool, workers: int) -> Any:
     """The dataset of Ray whose rows are the blocks that were explained and written."""
-    _, data = packages()
+    _, data = ray_cluster.packages()
     most = pool.explainers
     if pending is None:
-        loaded = dataset_of(lambda: _rows_of_stream(coordinator), 1)
+        loaded = ray_cluster.dataset_of(lambda: _rows_of_stream(coordinator), 1)
     else:
         most = min(most, len(pending))
-        loaded = dataset_of(lambda: ({"block": block} for block in pending), 0).map_batches(
+        loaded = ray_cluster.dataset_of(lambda: ({"block": block} for block in pending), 0).map_batches(
             _Loader,
             fn_constructor_args=(coordinator,),
             batch_size=1,
@@ -236,11 +224,12 @@ def _steps_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
         raise problem
 
 
-# --- actors ------------------------------------------------------------------------------------------------------------------
-
-
 def _loaded_row(block: int, batches: list[SampleBatch], problem: BaseException | None = None) -> Row:
-    return {"block": block, "batches": packed(batches), "problem": b"" if problem is None else packed_problem(problem)}
+    return {
+        "block": block,
+        "batches": ray_cluster.packed(batches),
+        "problem": b"" if problem is None else ray_cluster.packed_problem(problem),
+    }
 
 
 class _Loader:
@@ -254,9 +243,9 @@ class _Loader:
         block = int(rows["block"][0])
         try:
             if self._found is None:
-                self._found = received(self.coordinator, _FOR_LOADERS, 1)
+                self._found = ray_cluster.received(self.coordinator, _FOR_LOADERS, 1)
                 self._found.check()
-            count_attempt(self.coordinator, "load block", block)
+            ray_cluster.count_attempt(self.coordinator, "load block", block)
             source = self._found.source
             assert isinstance(source, IndexedSource)
             found = _loaded_row(block, source.block(self._found.plan, block))
@@ -270,9 +259,9 @@ def _rows_of_stream(coordinator: Any) -> Iterator[Row]:
 
     A process that takes the place of another gives the same rows, whatever is done by then: Ray counts them.
     """
-    count_attempt(coordinator, "read the data set, in turn", 0)
+    ray_cluster.count_attempt(coordinator, "read the data set, in turn", 0)
     try:
-        found: _ForLoaders = received(coordinator, _FOR_LOADERS, 1)
+        found: _ForLoaders = ray_cluster.received(coordinator, _FOR_LOADERS, 1)
         found.check()
         writer = found.store.writer()
         now = done_of(found.store.location, found.store.manifest, writer.arrays)
@@ -298,8 +287,8 @@ class _Explainer:
         block, samples, objection, problem = int(rows["block"][0]), 0, None, bytes(rows["problem"][0])
         try:
             if not problem:
-                batches = unpacked(rows["batches"][0])
-                count_attempt(self.coordinator, "explain block", block)
+                batches = ray_cluster.unpacked(rows["batches"][0])
+                ray_cluster.count_attempt(self.coordinator, "explain block", block)
                 with self._alone:
                     explainer = self._ready()
                     written = [filled for _, filled in explainer.blocks(batches) if filled is not None]
@@ -308,12 +297,12 @@ class _Explainer:
                     explainer.writer.write(filled.block, filled.arrays, filled.digest)
                     samples += filled.count
         except Exception as error:
-            problem = packed_problem(error)
+            problem = ray_cluster.packed_problem(error)
         found = {"block": block, "samples": samples, "objection": objection or "", "problem": problem}
         return {name: [value] for name, value in found.items()}
 
     def _ready(self) -> BlockExplainer:
         if self._found is None:
-            explainer, store = received(self.coordinator, _FOR_EXPLAINERS, self.threads)
+            explainer, store = ray_cluster.received(self.coordinator, _FOR_EXPLAINERS, self.threads)
             self._found = BlockExplainer(explainer, store.writer())
         return self._found

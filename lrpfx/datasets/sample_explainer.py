@@ -10,21 +10,8 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.layout import (
-    CONDITION,
-    LAYERS,
-    NO_LABEL,
-    OUTPUT,
-    PREDICTION,
-    REACHED,
-    RELEVANCE,
-    SAMPLE,
-    SEED,
-    TARGET,
-    TOP_CLASSES,
-    TOP_SCORES,
-    Array,
-)
+from lrpfx.datasets import layout
+from lrpfx.datasets.layout import Array
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.node import is_floating
 from lrpfx.request.channels import kind_of
@@ -75,7 +62,10 @@ class SampleExplainer:
     @property
     def leading(self) -> tuple[str, ...]:
         """The dimensions of relevance before those of the values."""
-        return (*((CONDITION,) if self.question.conditions is not None else ()), *((TARGET,) if self.has_several else ()))
+        return (
+            *((layout.CONDITION,) if self.question.conditions is not None else ()),
+            *((layout.TARGET,) if self.has_several else ()),
+        )
 
     def explained(
         self, group: SampleGroup, samples: Sequence[Sample], observe: Callable[[Computation], object]
@@ -95,7 +85,10 @@ class SampleExplainer:
                 return
             middle = len(numbers) // 2
             for part in (slice(None, middle), slice(middle, None)):
-                yield from self.explained(SampleGroup(group.places[part], _taken(group.inputs, part)), samples, observe)
+                inputs = pytree.tree_map(
+                    lambda leaf, part=part: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, group.inputs
+                )
+                yield from self.explained(SampleGroup(group.places[part], inputs), samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
@@ -114,11 +107,9 @@ class SampleExplainer:
             [group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()}
         )
 
-    # --- one batch -----------------------------------------------------------------------------------------------------------
-
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """The outputs and relevance of a batch."""
-        known = [None if label == NO_LABEL else label for label in labels]
+        known = [None if label == layout.NO_LABEL else label for label in labels]
         given = self.question.targets if self.has_several else [self.question.target]
         targets = [_Reported(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
@@ -151,7 +142,7 @@ class SampleExplainer:
             if reduction is not None:
                 shape = tuple(relevance.shape[len(self.leading) :])
                 channels = kind_of(self.module, name, shape, None).dimension % own
-            values[LAYERS + name] = self._row(name, relevance, count, reduction, channels)
+            values[layout.LAYERS + name] = self._row(name, relevance, count, reduction, channels)
         return values
 
     def _row(self, name: str, relevance: torch.Tensor, count: int, reduction: Reduction, channels: int | None) -> torch.Tensor:
@@ -175,12 +166,12 @@ class SampleExplainer:
         if output.ndim != 2:
             if self.scores is not None:
                 raise InputError(f"scores= are of outputs (samples, classes), but this one is {tuple(output.shape)}")
-            return {OUTPUT: output.to(self.dtype)}
-        prediction = {PREDICTION: output.argmax(1)}
+            return {layout.OUTPUT: output.to(self.dtype)}
+        prediction = {layout.PREDICTION: output.argmax(1)}
         if self.scores is None:
-            return {OUTPUT: output.to(self.dtype), **prediction}
+            return {layout.OUTPUT: output.to(self.dtype), **prediction}
         best = output.argsort(dim=1, descending=True, stable=True)[:, : self.scores]  # as argmax, the first of equal ones
-        return {TOP_SCORES: output.gather(1, best).to(self.dtype), TOP_CLASSES: best, **prediction}
+        return {layout.TOP_SCORES: output.gather(1, best).to(self.dtype), layout.TOP_CLASSES: best, **prediction}
 
     def _sums(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
         """The relevance that the output was given, and what of it reached the inputs."""
@@ -188,25 +179,29 @@ class SampleExplainer:
         first = len(self.leading)
         parts = [signal.flatten(first + 1) if signal.ndim > first + 1 else signal[..., None] for signal in found.signals]
         reached = torch.stack([part.sum(-1, dtype=torch.float64) for part in parts]).sum(0)
-        return {SEED: seeds if self.has_several else seeds[:, 0], REACHED: reached.movedim(first, 0)}
-
-    # --- dimensions ----------------------------------------------------------------------------------------------------------
+        return {layout.SEED: seeds if self.has_several else seeds[:, 0], layout.REACHED: reached.movedim(first, 0)}
 
     def dimensions(self, values: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
         """The names of the dimensions of each array."""
-        targets = (TARGET,) if self.has_several else ()
-        known = {SEED: targets, REACHED: self.leading, PREDICTION: (), TOP_CLASSES: ("rank",), TOP_SCORES: ("rank",)}
+        targets = (layout.TARGET,) if self.has_several else ()
+        known = {
+            layout.SEED: targets,
+            layout.REACHED: self.leading,
+            layout.PREDICTION: (),
+            layout.TOP_CLASSES: ("rank",),
+            layout.TOP_SCORES: ("rank",),
+        }
         found = {}
         for name, value in values.items():
             own = known.get(name)
-            if own is None and name == OUTPUT:
+            if own is None and name == layout.OUTPUT:
                 own = ("class",) if value.ndim == 2 else self._numbered(name, value.ndim - 1)
             if own is None:
-                reduction = self.reductions[name.removeprefix(LAYERS)] if name.startswith(LAYERS) else self.reduce
+                reduction = self.reductions[name.removeprefix(layout.LAYERS)] if name.startswith(layout.LAYERS) else self.reduce
                 count = value.ndim - 1 - len(self.leading)
                 kept = (f"{name}.channel",) if reduction == CHANNELS else self._numbered(name, count)
                 own = (*self.leading, *kept)
-            found[name] = (SAMPLE, *own)
+            found[name] = (layout.SAMPLE, *own)
         return found
 
     def _numbered(self, name: str, count: int) -> tuple[str, ...]:
@@ -268,7 +263,7 @@ def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.T
         relevance = relevance[0]
     if isinstance(relevance, tuple):
         relevance = dict(zip(names, relevance, strict=False))
-    yield from _named(relevance, RELEVANCE)
+    yield from _named(relevance, layout.RELEVANCE)
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -292,10 +287,6 @@ def _channels_of_input(name: str, dimensions: int, embedded: bool) -> int:
         f"{name} has {dimensions} dimensions with that of samples, and which of them has the channels is not known: leave out "
         "reduce=, and record a layer instead"
     )
-
-
-def _taken(inputs: Any, part: slice) -> Any:
-    return pytree.tree_map(lambda leaf: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, inputs)
 
 
 def as_copies(inputs: Any, count: int) -> Any:

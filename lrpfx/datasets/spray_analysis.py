@@ -117,7 +117,7 @@ def spray(
         dimensions=whole_number(dimensions, "dimensions is a number", 2, "statistics"),
         embeddings=tuple(name for name in EMBEDDINGS if name in drawn),
         typical=whole_number(typical, "typical is a number of samples", 1, "statistics"),
-        seed=_checked_seed(seed),
+        seed=whole_number(seed, "seed is a whole number", 0, "statistics", _SEEDS - 1),
     )
     for name in settings.embeddings:
         _embedding_class(name)
@@ -135,13 +135,6 @@ def spray(
         reasons = "; ".join(f"class {label}: {reason}" for label, reason in list(skipped.items())[:3])
         raise InputError(f"no class can be clustered: {reasons or 'no sample has a label'}", topic="statistics")
     return Spray(settings, analyses, skipped)
-
-
-def _checked_seed(seed: Any) -> int:
-    found = whole_number(seed, "seed is a whole number", 0, "statistics")
-    if found >= _SEEDS:
-        raise InputError(f"seed is less than 2³², not {seed!r}", topic="statistics")
-    return found
 
 
 class _NothingToClusterError(Exception):

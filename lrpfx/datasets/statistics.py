@@ -22,14 +22,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _SHOWN = 40  # rows of the table as text
-_COLUMNS = {
-    "array": "str",
-    "class": "object",
-    "samples": "int64",
-    "total": "float64",
-    "magnitude": "float64",
-    "share": "float64",
-}
+_COLUMNS = {"array": "str", "class": "object", "samples": "int64"}
+_COLUMNS |= dict.fromkeys(("total", "magnitude", "share"), "float64")
 
 
 @dataclass(frozen=True)
@@ -133,16 +127,11 @@ class Summary:
         return self._shown().to_html()
 
     def _shown(self) -> Table:
-        return Table(
-            _COLUMNS,
-            [
-                (
-                    *(row.array, "all" if row.label is None else row.label, row.samples, row.total, row.magnitude),
-                    None if row.share is None else f"{row.share:.1%}",
-                )
-                for row in self.rows[:_SHOWN]
-            ],
-        )
+        rows = []
+        for row in self.rows[:_SHOWN]:
+            share = None if row.share is None else f"{row.share:.1%}"
+            rows.append((row.array, "all" if row.label is None else row.label, row.samples, row.total, row.magnitude, share))
+        return Table(_COLUMNS, rows)
 
     def _title(self, array: str, label: int | None, names: Sequence[str] | None) -> str:
         of_class = "all" if label is None else names[label] if names is not None else f"class {label}"
@@ -173,30 +162,13 @@ def summarize(
 
     Memory holds one map for each class and array.
 
-    Parameters
-    ----------
-    relevance
-        Arrays with a row for each sample by name, such as the input's and those of layers: (channels, height, width), (height,
-        width) or (features,).
-    labels
-        Integers of shape (samples,), negative for none; or booleans of shape (samples, classes), where a sample counts for each
-        of its classes.
-    seeds
-        The relevance that the output of each sample was given, shape (samples,), of which the shares are.
-    samples
-        The numbers of the samples to use, by default all.
-    normalize
-        Whether each sample's map is divided by its sum of magnitudes before the mean is taken; totals and shares are as they
-        were.
-    progress
-        Whether to show a bar (needs tqdm).
-
-    Raises
-    ------
-    InputError
-        A value is not finite, or a shape does not fit.
-    InputTypeError
-        An argument has the wrong type.
+    `relevance`: arrays with a row for each sample by name, such as the input's and those of layers: (channels, height, width),
+    (height, width) or (features,). `labels`: integers of shape (samples,), negative for none; or booleans of shape (samples,
+    classes), where a sample counts for each of its classes. `seeds`: the relevance that the output of each sample was given,
+    shape (samples,), of which the shares are. `samples`: the numbers of the samples to use, by default all. `normalize`:
+    whether each sample's map is divided by its sum of magnitudes before the mean is taken; totals and shares are as they were.
+    `progress`: whether to show a bar (needs tqdm). Errors: `InputError`: a value is not finite, or a shape does not fit;
+    `InputTypeError`: an argument has the wrong type.
     """
     if not isinstance(relevance, Mapping) or not relevance:
         raise InputTypeError("relevance is a mapping from names to arrays, with at least one", topic="statistics")

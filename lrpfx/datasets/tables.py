@@ -10,22 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.datasets.layout import (
-    CONDITION,
-    ERROR,
-    EXPLAINED,
-    KEY,
-    LABEL,
-    OUTPUT,
-    PREDICTION,
-    REACHED,
-    SEED,
-    STATUS,
-    TARGET,
-    TOP_CLASSES,
-    TOP_SCORES,
-    names_of_relevance,
-)
+from lrpfx.datasets import layout
 from lrpfx.datasets.rows import Block, Column, Numbers, column
 from lrpfx.datasets.statistics import sums_of
 from lrpfx.datasets.store import MANIFEST
@@ -116,24 +101,24 @@ class _Table:
         self.arrow = optional_package("pyarrow", PURPOSE, EXTRA)
         self.conditions, self.targets = conditions_of(view), targets_of(view)
         self.of_sample = max(1, len(self.conditions)) * len(self.targets)  # rows
-        self.has_scores = PREDICTION in view
-        self.arrays = names_of_relevance(view.names)
+        self.has_scores = layout.PREDICTION in view
+        self.arrays = layout.names_of_relevance(view.names)
         self.schema = self._schema()
 
     def _schema(self) -> Any:
         arrow = self.arrow
         whole, number, text = arrow.int64(), arrow.float64(), arrow.string()
-        types = {"sample": whole, KEY: text, LABEL: whole}
-        types |= {PREDICTION: whole} if self.has_scores else {}
-        types |= {STATUS: text, ERROR: text}
-        types |= {CONDITION: text} if self.conditions else {}
-        types |= {TARGET: text}
+        types = {"sample": whole, layout.KEY: text, layout.LABEL: whole}
+        types |= {layout.PREDICTION: whole} if self.has_scores else {}
+        types |= {layout.STATUS: text, layout.ERROR: text}
+        types |= {layout.CONDITION: text} if self.conditions else {}
+        types |= {layout.TARGET: text}
         if self.has_scores:
             types |= {"score_of_prediction": number, "score_of_label": number}
-            types |= {TOP_CLASSES: arrow.list_(whole), TOP_SCORES: arrow.list_(number)} if self.top else {}
-        types |= dict.fromkeys((SEED, REACHED, "share_reached"), number)
+            types |= {layout.TOP_CLASSES: arrow.list_(whole), layout.TOP_SCORES: arrow.list_(number)} if self.top else {}
+        types |= dict.fromkeys((layout.SEED, layout.REACHED, "share_reached"), number)
         types |= {name: number for array in self.arrays for name in _columns_of(array)}
-        always = {"sample", STATUS, CONDITION, TARGET}
+        always = {"sample", layout.STATUS, layout.CONDITION, layout.TARGET}
         fields = [arrow.field(name, kind, nullable=name not in always) for name, kind in types.items()]
         return arrow.schema(fields, metadata={MANIFEST: json.dumps(self.view.manifest)})
 
@@ -147,14 +132,14 @@ class _Table:
 
     def _group(self, numbers: Numbers) -> dict[str, Any]:
         """The columns of some samples."""
-        status = self._values(STATUS, numbers)
-        places = np.flatnonzero(status == EXPLAINED)
+        status = self._values(layout.STATUS, numbers)
+        places = np.flatnonzero(status == layout.EXPLAINED)
         found = {
             "sample": self.arrow.array(numbers),
-            KEY: self._texts(self._values(KEY, numbers)),
-            LABEL: self._classes(self._values(LABEL, numbers)),
-            STATUS: self._texts(np.where(status == EXPLAINED, "explained", "failed")),
-            ERROR: self._texts(self._values(ERROR, numbers)),
+            layout.KEY: self._texts(self._values(layout.KEY, numbers)),
+            layout.LABEL: self._classes(self._values(layout.LABEL, numbers)),
+            layout.STATUS: self._texts(np.where(status == layout.EXPLAINED, "explained", "failed")),
+            layout.ERROR: self._texts(self._values(layout.ERROR, numbers)),
         }
         if self.has_scores:
             found |= self._scores(numbers, places)
@@ -166,11 +151,9 @@ class _Table:
     def _values(self, name: str, numbers: Numbers) -> NDArray[Any]:
         return column(self.view[name], name).values(numbers)
 
-    # --- columns of samples --------------------------------------------------------------------------------------------------
-
     def _scores(self, numbers: Numbers, places: Numbers) -> dict[str, Any]:
         """The outputs of samples. `places`: those that are explained."""
-        prediction, label = self._values(PREDICTION, numbers), self._values(LABEL, numbers)
+        prediction, label = self._values(layout.PREDICTION, numbers), self._values(layout.LABEL, numbers)
         scores = {name: np.full(len(numbers), np.nan) for name in ("score_of_prediction", "score_of_label")}
         top: list[tuple[NDArray[Any], Floats]] = []
         for block in self._outputs().floats(numbers[places]):
@@ -183,13 +166,13 @@ class _Table:
         found = {name: self._numbers(values) for name, values in scores.items()}
         if self.top:
             found |= {
-                TOP_CLASSES: self._lists([classes for classes, _ in top], len(numbers), places, self.arrow.int64()),
-                TOP_SCORES: self._lists([largest for _, largest in top], len(numbers), places, self.arrow.float64()),
+                layout.TOP_CLASSES: self._lists([classes for classes, _ in top], len(numbers), places, self.arrow.int64()),
+                layout.TOP_SCORES: self._lists([largest for _, largest in top], len(numbers), places, self.arrow.float64()),
             }
-        return {PREDICTION: self._classes(prediction), **found}
+        return {layout.PREDICTION: self._classes(prediction), **found}
 
     def _outputs(self) -> Column:
-        name = OUTPUT if OUTPUT in self.view else TOP_SCORES
+        name = layout.OUTPUT if layout.OUTPUT in self.view else layout.TOP_SCORES
         if self.view[name].ndim != 2:
             raise ArtefactError(
                 f"the array {name!r} of {self.view.path} does not have the dimensions of outputs", topic="damaged-stores"
@@ -198,23 +181,24 @@ class _Table:
 
     def _classes_of_outputs(self, block: Block) -> NDArray[Any]:
         """The class of each output."""
-        if OUTPUT in self.view:
+        if layout.OUTPUT in self.view:
             return np.broadcast_to(np.arange(block.values.shape[1]), block.values.shape)
-        return self._values(TOP_CLASSES, block.numbers)
-
-    # --- columns of samples, conditions and targets --------------------------------------------------------------------------
+        return self._values(layout.TOP_CLASSES, block.numbers)
 
     def _asked(self, count: int) -> dict[str, Any]:
         """The names of conditions and targets in each row of `count` samples."""
         pairs = list(product(self.conditions or [""], self.targets)) * count
-        return {CONDITION: self.arrow.array([one for one, _ in pairs]), TARGET: self.arrow.array([one for _, one in pairs])}
+        return {
+            layout.CONDITION: self.arrow.array([one for one, _ in pairs]),
+            layout.TARGET: self.arrow.array([one for _, one in pairs]),
+        }
 
     def _shares(self, numbers: Numbers, places: Numbers) -> dict[str, Any]:
         """Where relevance went. `places`: those of the samples that are explained."""
-        targets = self._sums(SEED, numbers, places, len(self.targets))[0]
+        targets = self._sums(layout.SEED, numbers, places, len(self.targets))[0]
         seeds = np.tile(targets, (1, self.of_sample // len(self.targets)))  # the same for each condition
-        reached = self._sums(REACHED, numbers, places, self.of_sample)[0]
-        found = {SEED: seeds, REACHED: reached, "share_reached": _share(reached, seeds)}
+        reached = self._sums(layout.REACHED, numbers, places, self.of_sample)[0]
+        found = {layout.SEED: seeds, layout.REACHED: reached, "share_reached": _share(reached, seeds)}
         for array in self.arrays:
             totals, magnitudes = self._sums(array, numbers, places, self.of_sample)
             values = (_share(totals, seeds), _share(magnitudes, np.abs(seeds)))
@@ -229,8 +213,6 @@ class _Table:
             for values, some in zip(found, sums, strict=True):
                 values[places[block.places]] = some
         return found
-
-    # --- arrays of Arrow -----------------------------------------------------------------------------------------------------
 
     def _numbers(self, values: Floats) -> Any:
         return self.arrow.array(values, mask=~np.isfinite(values))

@@ -298,19 +298,8 @@ def open_store(path: str | os.PathLike[str], *, storage_options: Mapping[str, An
 
     Nothing is loaded before it is indexed.
 
-    Parameters
-    ----------
-    path
-        Of the store.
-    storage_options
-        For the file system of fsspec that a path such as "s3://bucket/store" belongs to.
-
-    Raises
-    ------
-    ArtefactError
-        There is no store, or it is damaged.
-    InputError
-        Zarr is not installed.
+    `path`: of the store. `storage_options`: for the file system of fsspec that a path such as "s3://bucket/store" belongs to.
+    Errors: `ArtefactError`: there is no store, or it is damaged; `InputError`: Zarr is not installed.
     """
     zarr_package()
     location = location_of(path, storage_options)

@@ -110,11 +110,7 @@ def category_of_target(target: Target, output: Array, categories: Names, scores:
     if len(weights) == 1 and 1.0 in weights.values():
         return category_of(output, next(iter(weights)), categories, scores)
     named = {one: str(one) if categories is None else categories[one] for one in weights}
-    terms = [_term(weight, named[one]) for one, weight in weights.items()]
+    factors = {one: "" if abs(weight) == 1 else f"{abs(weight):g} · " for one, weight in weights.items()}
+    terms = [f"{'−' if weight < 0 else '+'} {factors[one]}{named[one]}" for one, weight in weights.items()]
     score = sum(weight * float(output[one]) for one, weight in weights.items())
     return Category(None, " ".join(terms).removeprefix("+ "), score, None)
-
-
-def _term(weight: float, name: str) -> str:
-    factor = "" if abs(weight) == 1 else f"{abs(weight):g} · "
-    return f"{'−' if weight < 0 else '+'} {factor}{name}"

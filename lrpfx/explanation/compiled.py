@@ -25,6 +25,7 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.samples.preparation import on_device_of
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,6 @@ class Run:
     targets: list[tuple[Target, ...]]
     rules: str
     scores: Scores
-
-
-def placed_for(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """The inputs in the dtype and on the device of a model."""
-    like = next((one for one in module.parameters() if one.is_floating_point()), inputs)
-    return inputs.to(device=like.device, dtype=like.dtype)
 
 
 class Compiled(ABC):
@@ -121,8 +116,8 @@ class CompiledModel(Compiled):
 
     def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
-        seeds = [_of_batch(column) for column in columns]
-        placed = placed_for(self.module, inputs)
+        seeds = [column[0] if all(one == column[0] for one in column) else ForEach(tuple(column)) for column in columns]
+        placed = on_device_of(self.module, inputs, True)
         several = len(seeds) > 1
         chosen = {"targets": seeds} if several else {"target": seeds[0]}
         found = attribute(self.module, placed, **chosen, record=(*self.record, *record), output=self.output)
@@ -138,7 +133,7 @@ class CompiledModel(Compiled):
 
     def placed(self, inputs: Any) -> Any:
         """Images in the dtype and on the device of the model; what a tokenizer returned as it is."""
-        return placed_for(self.module, inputs) if isinstance(inputs, torch.Tensor) else inputs
+        return on_device_of(self.module, inputs, True) if isinstance(inputs, torch.Tensor) else inputs
 
     def spatial_layers(self) -> list[str]:
         last: dict[tuple[int, ...], str] = {}
@@ -283,14 +278,7 @@ class CompiledProgram(Compiled):
         raise InputError("an exported program has no ledger", topic="explainers")
 
     def spatial_layers(self) -> list[str]:
-        raise InputError(
-            "an exported program has the layers that it was exported with: lower(..., record=)", topic="explainers"
-        )
-
-
-def _of_batch(column: Sequence[Target]) -> Target:
-    """The target of a batch, from those of its samples."""
-    return column[0] if all(one == column[0] for one in column) else ForEach(tuple(column))
+        raise InputError("an exported program has only the layers of its lower(..., record=)", topic="explainers")
 
 
 def _answers(

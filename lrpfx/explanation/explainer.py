@@ -21,7 +21,6 @@ from lrpfx.explanation.compiled import (
     CompiledProgram,
     Origin,
     keep_origin,
-    placed_for,
     scores_of_logits,
 )
 from lrpfx.explanation.default_composite import ByContent
@@ -37,8 +36,9 @@ from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.samples.preparation import on_device_of
 from lrpfx.support.identity.structure import Snapshot
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -113,8 +113,6 @@ class Explainer:
                 topic="explainers",
             )
         model = given
-        if not is_whole(batch_size) or batch_size < 1:
-            raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}", topic="explainers")
         self.model = model
         self.composite = composite
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
@@ -127,7 +125,8 @@ class Explainer:
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
-        self.batch_size = batch_size if fixed is None else fixed
+        wanted = whole_number(batch_size, "batch_size is a number of photographs", 1, "explainers")
+        self.batch_size = wanted if fixed is None else fixed
         self.example_inputs = example_inputs
         self.progress = progress
         self.join = join
@@ -286,7 +285,7 @@ class Explainer:
             return CompiledModel(self.model, self.categories, self.record, self.output)
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
-            examples = placed_for(self.model, examples)
+            examples = on_device_of(self.model, examples, True)
         logger.info("transforming %s", type(self.model).__name__)
         composite = self.composite or self._default(inputs)
         source = self.captured or self.model

@@ -2,7 +2,7 @@
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,8 @@ from lrpfx.request.targets import Class
 from lrpfx.support.files import as_path, written
 from lrpfx.support.html import element, image_html
 from lrpfx.support.identity.plain_data import PlainData
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbered_names import numbered
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.table import Table
 
 
@@ -51,8 +52,7 @@ class Explained(PlainData, ABC):
 
         `count`: how many. Raises `InputError`: the count is not a positive number.
         """
-        if not is_whole(count) or count < 1:
-            raise InputError(f"top takes a positive number of classes, not {count!r}", topic="classes-and-their-names")
+        count = whole_number(count, "top takes a number of classes", 1, "classes-and-their-names")
         best = np.argsort(-self.output, kind="stable")[: min(count, len(self.categories or self.output))]
         return [category_of(self.output, int(index), self.categories, self.scores) for index in best]
 
@@ -110,27 +110,11 @@ class Explanation(Explained):
     An explanation is plain data. As long as the one that an explainer returned is alive, the compiled model computes what it
     does not hold: relevance for other classes and of other layers, and the ledger. Copies say that they have no model.
 
-    Attributes
-    ----------
-    name
-        Of the photograph.
-    output
-        The model's output, for all classes.
-    categories
-        The names of the classes.
-    answers
-        One entry for each explained class, the first being the one that pictures show unless they are asked for others.
-    rules
-        The composite, as text.
-    scores
-        What the numbers of the output are.
-    photograph
-        In RGB.
-    geometry
-        Where the model's input lies on the photograph, or None if the preprocessing cannot be undone: the photograph is then
-        the model's input.
-    input
-        The model's input, (channels, height, width).
+    `name`: of the photograph. `output`: the model's output, for all classes. `categories`: the names of the classes. `answers`:
+    one entry for each explained class, the first being the one that pictures show unless they are asked for others. `rules`:
+    the composite, as text. `scores`: what the numbers of the output are. `photograph`: in RGB. `geometry`: where the model's
+    input lies on the photograph, or None if the preprocessing cannot be undone: the photograph is then the model's input.
+    `input`: the model's input, (channels, height, width).
     """
 
     categories: Sequence[str] | None
@@ -183,14 +167,8 @@ class Explanation(Explained):
 
         Scale and smoothing are those of the part of the photograph that the model saw; `sigma` is in pixels of the photograph.
 
-        Parameters
-        ----------
-        size
-            (width, height) of the picture.
-        style
-            How it is drawn.
-        **settings
-            Fields of `lrpfx.pictures.Style`, which replace those of `style`.
+        `size`: (width, height) of the picture. `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which
+        replace those of `style`.
         """
         canvas = self._canvas(size)
         return canvas.heatmap(canvas.map(self.answers[0].summed), styled(style, settings))
@@ -198,12 +176,7 @@ class Explanation(Explained):
     def overlay(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The relevance over the photograph in grey, with scale and smoothing as for `heatmap`.
 
-        Parameters
-        ----------
-        style
-            How it is drawn.
-        **settings
-            Fields of `lrpfx.pictures.Style`, which replace those of `style`.
+        `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`.
         """
         canvas = self._canvas()
         return canvas.overlay(canvas.map(self.answers[0].summed), styled(style, settings))
@@ -383,10 +356,7 @@ class Several(PlainData, Sequence[Kind]):
 class Explanations(Several[Explanation]):
     """Explanations of several photographs, in their order.
 
-    Parameters
-    ----------
-    items
-        The explanations.
+    `items`: the explanations.
     """
 
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
@@ -407,20 +377,10 @@ class Explanations(Several[Explanation]):
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
 
 
-def unique_names(paths: Sequence[Path]) -> Iterator[str]:
+def unique_names(paths: Sequence[Path]) -> list[str]:
     """Names of files for the names of photographs, each once, also where capitals do not count: with numbers if need be."""
-    names = [
-        "_".join(part for part in path.parts if part not in ("/", "..", ".")).replace(" ", "_") or "image" for path in paths
-    ]
-    taken = {name.casefold() for name in names}
-    seen: set[str] = set()
-    for name in names:
-        own, number = name, 1
-        while own.casefold() in seen or (number > 1 and own.casefold() in taken):
-            number += 1
-            own = f"{name}_{number}"
-        seen.add(own.casefold())
-        yield own
+    parts = ("_".join(part for part in path.parts if part not in ("/", "..", ".")) for path in paths)
+    return numbered([name.replace(" ", "_") or "image" for name in parts], "{}_{}", str.casefold)
 
 
 _FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"

@@ -34,24 +34,10 @@ class TextExplanation(Explained):
 
     It is plain data.
 
-    Attributes
-    ----------
-    name
-        The first 60 characters of the text.
-    output
-        Of all classes, or of all tokens that may come next.
-    categories
-        The names of the classes, or of the thousand tokens with the largest outputs, by their ids.
-    answers
-        For each explained class, relevance of the vectors of its tokens, (tokens, features).
-    rules
-        The composite, as text.
-    scores
-        What the numbers of the output are.
-    tokens
-        The ids that the tokenizer gave.
-    picture
-        The text in colours.
+    `name`: the first 60 characters of the text. `output`: of all classes, or of all tokens that may come next. `categories`:
+    the names of the classes, or of the thousand tokens with the largest outputs, by their ids. `answers`: for each explained
+    class, relevance of the vectors of its tokens, (tokens, features). `rules`: the composite, as text. `scores`: what the
+    numbers of the output are. `tokens`: the ids that the tokenizer gave. `picture`: the text in colours.
     """
 
     tokens: Array

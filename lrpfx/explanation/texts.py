@@ -121,9 +121,6 @@ def _completed(tokenizer: Any, encoding: Encoding) -> Encoding:
     return Encoding({**encoding, **missing}, encoding.words)
 
 
-# --- forms of a text ---------------------------------------------------------------------------------------------------------
-
-
 def _is_chat(given: Any) -> bool:
     return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(one, Mapping) and "role" in one for one in given)
 
@@ -229,9 +226,6 @@ def _chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> ReadText:
     encoding = _completed(tokenizer, encoding)
     content = messages[-1].get("content")
     return ReadText(content if isinstance(content, str) and content.strip() else "a chat", encoding, is_chat=True)
-
-
-# --- what a model can read ---------------------------------------------------------------------------------------------------
 
 
 def readable(model: Any, encoding: Encoding) -> dict[str, torch.Tensor]:

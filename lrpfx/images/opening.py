@@ -33,7 +33,8 @@ def is_several(images: Any) -> bool:
     if isinstance(images, Image.Image) or hasattr(images, "read"):
         return False
     if isinstance(images, (np.ndarray, torch.Tensor)):
-        return images.ndim == 4 or (images.ndim > 0 and _has_paths(images))
+        has_paths = isinstance(images, np.ndarray) and images.dtype.kind in "UO"
+        return images.ndim == 4 or (images.ndim > 0 and has_paths)
     return isinstance(images, Iterable) and not isinstance(images, (bytes, Mapping, Set))
 
 
@@ -108,11 +109,6 @@ def _encoded(content: Any, path: Any) -> tuple[Any, str]:
     file = io.BytesIO(content)
     file.name = path if isinstance(path, str) else "the image"
     return file, Path(path).name if isinstance(path, str) else ""
-
-
-def _has_paths(array: Any) -> bool:
-    """Whether an array holds paths or other objects instead of numbers."""
-    return isinstance(array, np.ndarray) and array.dtype.kind in "UO"
 
 
 def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
@@ -226,11 +222,13 @@ def _in_rgb(image: Any) -> Image.Image:
 
 def as_photographs(inputs: torch.Tensor) -> list[Photograph]:
     """Pictures of a model's inputs (batch, channels, height, width), each scaled from its lowest to its highest value."""
-    found = []
-    for number, values in enumerate(inputs.detach().cpu().double()):
-        low, high = values.min(), values.max()
-        scaled = (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
-        channels = scaled if len(scaled) in (1, 3) else scaled.mean(0, keepdim=True)
-        pixels = channels.expand(3, -1, -1).movedim(0, -1)
-        found.append(Photograph(Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8)), f"image {number + 1}"))
-    return found
+    return [Photograph(as_image(one), f"image {number}") for number, one in enumerate(inputs.detach().cpu().double(), 1)]
+
+
+def as_image(values: torch.Tensor, limits: tuple[float, float] | None = None) -> Image.Image:
+    """Values (channels, height, width) as an image, scaled from `limits`, by default from the lowest and the highest value."""
+    low, high = limits or (float(values.min()), float(values.max()))
+    scaled = ((values - low) / (high - low) if high > low else torch.full_like(values, 0.5)).clamp(0, 1)
+    channels = scaled if len(scaled) in (1, 3) else scaled.mean(0, keepdim=True)
+    pixels = channels.expand(3, -1, -1).movedim(0, -1)
+    return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))

@@ -66,7 +66,10 @@ class Preprocessing:
             )
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
-        self._range: Range | None = None
+        #: The values between those of a black and a white pixel, by channel. None before the first photograph, and if there is
+        #: no such range: both get the same values, as where each photograph is standardized by itself, or none that are finite,
+        #: or a photograph got values outside.
+        self.range: Range | None = None
         self._is_random: bool | None = None
 
     def __call__(self, photograph: Image.Image) -> torch.Tensor:
@@ -85,8 +88,8 @@ class Preprocessing:
         measured = self.measured(photograph.size)
         input = self(photograph)
         values = input.double().cpu().numpy()
-        if self._range is not None and not _within(values, *self._range):
-            self._range = None
+        if self.range is not None and not _within(values, *self.range):
+            self.range = None
         geometry = measured.geometry
         known = geometry is not None and not self._random() and shows(photograph, values, geometry)
         return input, geometry if known else None
@@ -98,23 +101,16 @@ class Preprocessing:
                 del self._measured[next(iter(self._measured))]
             is_first = not self._measured
             found = self._measured[size] = self._measure(*size)
-            if is_first:
-                self._range = _as_range(found)
+            low, high = np.array(found.low), np.array(found.high)
+            fits = low.size and np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()
+            if is_first and fits:
+                self.range = (found.low, found.high)
         return self._measured[size]
 
     @property
     def is_measured(self) -> bool:
         """Whether the preprocessing was measured for photographs of any size."""
         return bool(self._measured)
-
-    @property
-    def range(self) -> Range | None:
-        """The values between those of a black and a white pixel, by channel.
-
-        None before the first photograph, and if there is no such range: both get the same values, as where each photograph is
-        standardized by itself, or none that are finite, or a photograph got values outside.
-        """
-        return self._range
 
     def _applied(self, photograph: Image.Image) -> torch.Tensor:
         """What the function returns for a copy of a photograph, in the form of a model's input."""
@@ -179,7 +175,12 @@ class Preprocessing:
             return np.where(strong, (found - black)[0] / np.where(strong, span, 1.0), np.nan)
 
         columns = _axis(lambda ramp: brightness(np.broadcast_to(ramp, (height, width))), width)
-        down = _axis(lambda ramp: _turned(brightness(np.broadcast_to(ramp[:, None], (height, width)))), height)
+
+        def turned(ramp: Any) -> Any:
+            found = brightness(np.broadcast_to(ramp[:, None], (height, width)))
+            return None if found is None else found.T
+
+        down = _axis(turned, height)
         return Measured(*bounds, None if columns is None or down is None else Geometry(down, columns))
 
     def _seen(self, pixels: Any) -> Any:
@@ -205,17 +206,6 @@ def _strong(span: Any) -> Any:
     largest = span.max()
     rows, columns = span.max(1) > 0.5 * largest, span.max(0) > 0.5 * largest
     return rows[:, None] & columns & (span > 0.2 * largest)
-
-
-def _turned(brightness: Any) -> Any:
-    return None if brightness is None else brightness.T
-
-
-def _as_range(measured: Measured) -> Range | None:
-    """The range of values, if black and white differ in each channel."""
-    low, high = np.array(measured.low), np.array(measured.high)
-    fits = low.size and np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()
-    return (measured.low, measured.high) if fits else None
 
 
 def _within(values: Any, low: tuple[float, ...], high: tuple[float, ...]) -> bool:
@@ -282,13 +272,7 @@ def preprocessing_of(model: Any) -> Preprocessing | None:
         data: Any = import_module("timm.data")
     except ImportError:
         return None
-    if _channels(model) not in (None, 3):  # timm states a preprocessing for colours only
+    first = dict(model.named_modules()).get(str(model.pretrained_cfg.get("first_conv")))
+    if getattr(first, "in_channels", 3) not in (None, 3):  # timm states a preprocessing for colours only
         return None
     return Preprocessing(data.create_transform(**data.resolve_data_config(model=model), is_training=False))
-
-
-def _channels(model: Any) -> int | None:
-    """The channels of the images that a model of timm takes, if its first layer is known."""
-    name = model.pretrained_cfg.get("first_conv")
-    layers = dict(model.named_modules())
-    return getattr(layers.get(name), "in_channels", None) if isinstance(name, str) else None

@@ -1,7 +1,7 @@
 """Preprocessing that a file can hold: how a photograph becomes the input of a program, as numbers instead of code."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,8 @@ class StoredPreprocessing:
 
     def _problem(self) -> str | None:
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if (
-                not isinstance(values, tuple)
-                or len(values) not in (1, 3)
-                or not all(type(one) in (int, float) for one in values)
-            ):
+            is_numbers = isinstance(values, tuple) and all(type(one) in (int, float) for one in values)
+            if not is_numbers or len(values) not in (1, 3):
                 return f"{name} has one number for each channel, of which there are 1 or 3, not {values!r}"
             if not all(-_LARGEST <= one <= _LARGEST for one in values):
                 return f"{name} has finite numbers of ordinary size, not {values!r}"
@@ -131,14 +128,7 @@ class StoredPreprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """The preprocessing as the manifest of a file has it."""
-        resize = list(self.resize) if isinstance(self.resize, tuple) else self.resize
-        return {
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "size": None if self.size is None else list(self.size),
-            "resize": resize,
-            "interpolation": self.interpolation,
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         steps = []
@@ -178,8 +168,6 @@ def _middle(image: Image.Image, height: int, width: int) -> Image.Image:
     )
     return image.crop((left, top, left + width, top + height))
 
-
-# --- from the transforms of libraries --------------------------------------------------------------------------------------
 
 #: The largest mean difference and the largest difference of a pixel, in levels of 255, between a stored form and the function
 #: that it stands for. Libraries round at other places when they resize: those of transformers by up to 7 levels (bicubic).

@@ -13,19 +13,9 @@ from lrpfx.support.numbers import is_whole
 def index_of(target: Any, categories: Sequence[str] | None, classes: int | None = None) -> int:
     """The index of a class that is given by its index or its name.
 
-    Parameters
-    ----------
-    target
-        The class.
-    categories
-        The names of the classes, if they are known.
-    classes
-        How many there are, if that is known.
-
-    Raises
-    ------
-    InputError
-        There is no such class, or there are several; an `InputTypeError` if it is neither an index nor a name.
+    `target`: the class. `categories`: the names of the classes, if they are known. `classes`: how many there are, if that is
+    known. Errors: `InputError`: there is no such class, or there are several; an `InputTypeError` if it is neither an index nor
+    a name.
     """
     if isinstance(target, str):
         if categories is None:

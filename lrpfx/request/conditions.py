@@ -5,8 +5,9 @@ https://www.nature.com/articles/s42256-023-00711-8).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
@@ -43,15 +44,7 @@ SomePlace = TypeVar("SomePlace", bound=Place)
 class Index:
     """Entries of a value: what a condition keeps. Several are united.
 
-    Parameters
-    ----------
-    *indices
-        Their positions; negative ones count from the end.
-
-    Raises
-    ------
-    InputError
-        An index is not an int.
+    `indices`: their positions; negative ones count from the end. Errors: `InputError`: an index is not an int.
     """
 
     #: The dimension that the indices count, from the front or, if negative, from the back.
@@ -65,23 +58,13 @@ class Index:
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
         """Ones at the entries of a value that are kept, zeros elsewhere; it is broadcast to the shape.
 
-        Parameters
-        ----------
-        shape
-            Of the value.
-        name
-            Of the node, for errors.
-
-        Raises
-        ------
-        InputError
-            The value has no such entries.
+        `shape`: of the value. `name`: of the node, for errors. Errors: `InputError`: the value has no such entries.
         """
-        place = self.dimension % len(shape) if -len(shape) <= self.dimension < len(shape) else None
-        if place is None:
+        if not -len(shape) <= self.dimension < len(shape):
             raise InputError(
                 f"{self!r}: the value of {name} has the shape {tuple(shape)}, without such a dimension", topic="conditions"
             )
+        place = self.dimension % len(shape)
         mask = torch.zeros([shape[place] if at == place else 1 for at in range(len(shape))])
         for index in self.indices:
             _check_range(self, index, shape[place], name, shape)
@@ -93,61 +76,31 @@ class Index:
 
 
 class Channel(Index):
-    """Channels of a convolution, and of what has the channels of one: dimension 1.
-
-    Parameters
-    ----------
-    *indices
-        As for `Index`.
-    """
+    """Channels of a convolution, and of what has the channels of one: dimension 1. `indices`: as for `Index`."""
 
     dimension = 1
 
 
 class Feature(Index):
-    """Features of a dense layer: the last dimension.
-
-    Parameters
-    ----------
-    *indices
-        As for `Index`.
-    """
+    """Features of a dense layer: the last dimension. `indices`: as for `Index`."""
 
     dimension = -1
 
 
 class Head(Index):
-    """Heads of attention weights (batch, head, query, key): the third dimension from the back.
-
-    Parameters
-    ----------
-    *indices
-        As for `Index`.
-    """
+    """Heads of attention weights (batch, head, query, key): the third dimension from the back. `indices`: as for `Index`."""
 
     dimension = -3
 
 
 class Token(Index):
-    """Tokens of a hidden state (batch, token, feature): the second dimension from the back.
-
-    Parameters
-    ----------
-    *indices
-        As for `Index`.
-    """
+    """Tokens of a hidden state (batch, token, feature): the second dimension from the back. `indices`: as for `Index`."""
 
     dimension = -2
 
 
 class Neuron(Index):
-    """One channel at one position: `Neuron(channel, y, x)` for images.
-
-    Parameters
-    ----------
-    *indices
-        The channel, and the coordinates.
-    """
+    """One channel at one position: `Neuron(channel, y, x)` for images. `indices`: the channel, and the coordinates."""
 
     dimension = 1
 
@@ -169,10 +122,7 @@ class Expert(Index):
 
     The mixtures are those of `lrpfx.attribution.relevance_of_experts`, in modules that are not compiled.
 
-    Parameters
-    ----------
-    *indices
-        As for `Index`.
+    `indices`: as for `Index`.
     """
 
     def mask(self, shape: torch.Size, name: str) -> torch.Tensor:
@@ -181,21 +131,8 @@ class Expert(Index):
     def mask_of_rows(self, experts: torch.Tensor, count: int, shape: torch.Size, name: str) -> torch.Tensor:
         """Ones for the rows of these experts, zeros for the others.
 
-        Parameters
-        ----------
-        experts
-            The expert of each row.
-        count
-            How many experts there are.
-        shape
-            Of the value.
-        name
-            Of the node, for errors.
-
-        Raises
-        ------
-        InputError
-            There is no such expert.
+        `experts`: the expert of each row. `count`: how many experts there are. `shape`: of the value. `name`: of the node, for
+        errors. Errors: `InputError`: there is no such expert.
         """
         for index in self.indices:
             if not -count <= index < count:
@@ -253,13 +190,11 @@ class KeepRelevance(torch.autograd.Function):
 
 def keep_relevance(value: torch.Tensor, mask: Mask | torch.Tensor, name: str = "", *routing: torch.Tensor) -> torch.Tensor:
     """The value; its relevance is masked in the backward pass. `name` and `routing`: for a product, see `experts_of_rows`."""
-    kept: torch.Tensor
     if isinstance(mask, Mask):
         mask.like = torch.empty_like(value, device="meta")
         mask.experts = experts_of_rows(name, value, *routing) if routing else None
-        kept = apply(KeepRelevance, value, mask)
-    else:
-        kept = apply(KeepRelevanceBy, value, mask, None)
+    function: Any = KeepRelevance if isinstance(mask, Mask) else KeepRelevanceBy
+    kept: torch.Tensor = apply(function, value, mask, *(() if isinstance(mask, Mask) else (None,)))
     return kept
 
 
@@ -328,10 +263,8 @@ def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
         return resolve_names(graph, [place])[0], None
     source, reader = resolve_names(graph, place)
     if _read_by(source, reader) is None:
-        readers = [name for name, node in named_nodes(graph) if not _is_masked(node) and _read_by(source, node) is not None]
-        raise InputError(
-            f"{place[1]} does not read {place[0]}; its readers are {', '.join(readers) or 'none'}", topic="conditions"
-        )
+        readers = [name for name, node in named_nodes(graph) if _MASKED not in node.meta and _read_by(source, node) is not None]
+        raise InputError(f"{place[1]} does not read {place[0]}; {', '.join(readers) or 'nothing'} does", topic="conditions")
     return source, reader
 
 
@@ -339,20 +272,12 @@ def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
 _MASKED = "lrpfx_masked"
 
 
-def _is_masked(node: fx.Node) -> bool:
-    return _MASKED in node.meta
-
-
-def _is_alias_for(node: fx.Node, reader: fx.Node) -> bool:
-    """Whether a node stands for a value that `reader` reads a second time, as in x + x."""
-    return reader in node.users and node_info(node).name == f"{node_info(reader).name}.alias"
-
-
 def _read_by(source: fx.Node, reader: fx.Node) -> fx.Node | None:
     """What `reader` reads of the value of `source`: the node itself, or a mask on it; None if it reads neither."""
     if reader in source.users:
         return source
-    return next((found for user in source.users if _is_masked(user) and (found := _read_by(user, reader)) is not None), None)
+    masks = (user for user in source.users if _MASKED in user.meta)
+    return next((found for mask in masks if (found := _read_by(mask, reader)) is not None), None)
 
 
 def insert_masks(graph: fx.Graph, places: Sequence[Place], names: Sequence[str], modules: Sequence[str] = ()) -> None:
@@ -380,9 +305,11 @@ def insert_masks(graph: fx.Graph, places: Sequence[Place], names: Sequence[str],
         view = replace(NodeInfo(f"{info.name}.{names[number]}"), operator=operator_named("view"), description="mask")
         facts = {name: getattr(info, name) for name in _FACTS_OF_VALUES}
         set_info(made, replace(view, **facts))
-        readers = [user for user in read.users if user is not made]
-        for user in readers if reader is None else [user for user in readers if user is reader or _is_alias_for(user, reader)]:
-            user.replace_input_with(read, made)
+        for user in [user for user in read.users if user is not made]:
+            # what the reader reads a second time, as in x + x, has an alias
+            is_alias = reader in user.users and node_info(user).name == f"{node_info(reader).name}.alias" if reader else False
+            if reader is None or user is reader or is_alias:
+                user.replace_input_with(read, made)
 
 
 #: What the compiler knows about a value and not about the call that computes it.
@@ -396,42 +323,23 @@ def mask_name(number: int) -> str:
 
 def mask_of(wanted: Any, node: fx.Node, name: str, value: torch.Tensor) -> torch.Tensor:
     """The mask that a condition gives for the value of a node: it is broadcast to the value."""
-    if isinstance(wanted, np.ndarray) and wanted.ndim:
-        if wanted.dtype.kind not in "biuf":
-            raise InputTypeError(
-                f"the condition at {name} is an array of {wanted.dtype}: masks are boolean or floating point",
-                topic="conditions",
-            )
+    if isinstance(wanted, np.ndarray) and wanted.ndim and wanted.dtype.kind in "biuf":
         wanted = torch.as_tensor(wanted)
-    is_mask = isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.bool or wanted.is_floating_point())
-    if is_mask:
+    if isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.bool or wanted.is_floating_point()):
         return checked_mask(wanted, name, value).detach()
-    if isinstance(wanted, torch.Tensor) and (wanted.ndim > 1 or wanted.is_complex()):
-        raise InputTypeError(
-            f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point", topic="conditions"
-        )
     several = wanted.tolist() if isinstance(wanted, torch.Tensor) else wanted
     several = list(several) if isinstance(several, (list, tuple, range)) else [several]
-    if isinstance(wanted, torch.Tensor) and (wanted.dtype == torch.uint8 or len(set(several)) < len(several)):
-        raise InputTypeError(
-            f"the condition at {name} is a tensor of {wanted.dtype}: masks are boolean or floating point", topic="conditions"
-        )
+    may_be_indices = not isinstance(wanted, np.ndarray) or not wanted.ndim
+    if isinstance(wanted, torch.Tensor):
+        may_be_indices = wanted.ndim < 2 and not wanted.is_complex() and wanted.dtype != torch.uint8
+        may_be_indices = may_be_indices and len(set(several)) == len(several)
+    if not may_be_indices:
+        kinds = "masks are boolean or floating point"
+        raise InputTypeError(f"the condition at {name} is an array of {wanted.dtype}: {kinds}", topic="conditions")
     if not several:
         return value.new_zeros((1,) * value.ndim, device="cpu")
     indices = [one if isinstance(one, Index) else meaning_of(node, value.ndim)(_checked_index(name, one)) for one in several]
-    masks = [one.mask(value.shape, name) for one in indices]
-    total = masks[0]
-    for mask in masks[1:]:
-        total = torch.maximum(total, mask)
-    return total
-
-
-def mask_of_experts(wanted: Expert | Sequence[Expert], name: str, mask: Mask) -> torch.Tensor:
-    """The mask that a condition at experts gives for the rows of a product."""
-    assert mask.like is not None and mask.experts is not None
-    several = [wanted] if isinstance(wanted, Expert) else wanted
-    indices = Expert(*(index for one in several for index in one.indices))
-    return indices.mask_of_rows(*mask.experts, mask.like.shape, name)
+    return reduce(torch.maximum, [one.mask(value.shape, name) for one in indices])
 
 
 def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
@@ -444,11 +352,8 @@ def meaning_of(node: fx.Node, dimensions: int) -> type[Index]:
     if found is not Feature or dimensions != 3 or kind is None or issubclass(kind, Softmax) or _is_dense(node):
         return found
     if issubclass(kind, Recurrent):
-        raise InputError(
-            f"{node_info(node).name} may have its samples or its steps first: say Feature(...), or Token(...) for the step of "
-            "values (batch, step, feature)",
-            topic="conditions",
-        )
+        remedy = "say Feature(...), or Token(...) for the step of values (batch, step, feature)"
+        raise InputError(f"{node_info(node).name} may have its samples or its steps first: {remedy}", topic="conditions")
     return Token
 
 
@@ -464,11 +369,8 @@ def channels_of(node: fx.Node, dimensions: int) -> type[Index]:
         return Feature
     channels = channel_dimension(node, dimensions)
     if channels not in (1, dimensions - 1):
-        raise InputError(
-            f"the graph does not show which of the {dimensions} dimensions of {node_info(node).name} has its channels: say "
-            "Channel for dimension 1, or Feature for the last",
-            topic="conditions",
-        )
+        unknown = f"the graph does not show which of the {dimensions} dimensions of {node_info(node).name} has its channels"
+        raise InputError(f"{unknown}: say Channel for dimension 1, or Feature for the last", topic="conditions")
     return Channel if channels == 1 else Feature
 
 
@@ -510,31 +412,30 @@ class Masks:
         """The inputs of a compiled module for one condition: tensors that always have the shapes of the values."""
         for mixture in self.places:
             if isinstance(mixture, ExpertsOf):
-                raise InputError(
-                    f"which tokens an expert of {mixture.path} had is known only while the model runs: pass the module that is "
-                    "not compiled",
-                    topic="conditions",
-                )
-        device = self.device or torch.device("cpu")
+                reason = f"which tokens an expert of {mixture.path} had is known only while the model runs"
+                raise InputError(f"{reason}: pass the module that is not compiled", topic="conditions")
         found = {}
         for place, (value, like) in enumerate(zip(self.values_of(number), self.layouts(), strict=True)):
             assert like is not None
-            ones = torch.ones_like(like, device=device)
-            found[mask_name(place)] = ones if value is None else ones * value.to(device)
+            ones = torch.ones_like(like, device=self.device or "cpu")
+            found[mask_name(place)] = ones if value is None else ones * value.to(ones.device)
         return found
 
     def values_of(self, number: int) -> list[torch.Tensor | None]:
         """The mask at each place for one condition; None where it has none."""
-        found: list[torch.Tensor | None] = []
-        for place, node, mask in zip(self.places, self.nodes, self.masks, strict=True):
+
+        def value_of(place: Place, node: fx.Node, mask: Mask) -> torch.Tensor | None:
             condition, key = self.conditions[number], key_of(place)
             if key not in condition or mask.like is None or _place_of(key, condition[key]) != place:
-                found.append(None)
-            elif isinstance(place, ExpertsOf):
-                found.append(mask_of_experts(condition[key], shown(place), mask).to(dtype=mask.like.dtype))
-            else:
-                found.append(mask_of(condition[key], node, shown(place), mask.like).to(dtype=mask.like.dtype))
-        return found
+                return None
+            wanted = condition[key]
+            if not isinstance(place, ExpertsOf):
+                return mask_of(wanted, node, shown(place), mask.like).to(dtype=mask.like.dtype)
+            assert mask.experts is not None
+            united = Expert(*(index for one in ([wanted] if isinstance(wanted, Expert) else wanted) for index in one.indices))
+            return united.mask_of_rows(*mask.experts, mask.like.shape, shown(place)).to(dtype=mask.like.dtype)
+
+        return list(map(value_of, self.places, self.nodes, self.masks))
 
     def stacked(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """The masks of several conditions together, one tensor for each place."""
@@ -546,11 +447,9 @@ class Masks:
             found.append(torch.stack(torch.broadcast_tensors(*(ones if one is None else one for one in column))))
         return found
 
-    @contextmanager
-    def set_to(self, number: int) -> Iterator[None]:
+    def set_to(self, number: int) -> AbstractContextManager[None]:
         """A context in which one condition holds."""
-        with self.set_to_values(self.values_of(number) if self.masks else []):
-            yield
+        return self.set_to_values(self.values_of(number) if self.masks else [])
 
     @contextmanager
     def set_to_values(self, values: Sequence[torch.Tensor | None]) -> Iterator[None]:
@@ -574,11 +473,11 @@ def empty_condition(conditions: Sequence[Condition], relevances: Sequence[torch.
 
 def _described(condition: Condition) -> str:
     """A condition as text, with masks as their shapes."""
-    shown = {
-        place: f"mask of shape {tuple(wanted.shape)}" if isinstance(wanted, (torch.Tensor, np.ndarray)) else repr(wanted)
-        for place, wanted in condition.items()
-    }
-    return "{" + ", ".join(f"{place!r}: {text}" for place, text in shown.items()) + "}"
+    entries = []
+    for place, wanted in condition.items():
+        is_mask = isinstance(wanted, (torch.Tensor, np.ndarray))
+        entries.append(f"{place!r}: " + (f"mask of shape {tuple(wanted.shape)}" if is_mask else repr(wanted)))
+    return f"{{{', '.join(entries)}}}"
 
 
 # --- start -------------------------------------------------------------------------------------------------------------------
@@ -612,10 +511,8 @@ class Start(Target):
             relevance = output * mask_of(wanted, self.node, node_info(self.node).name, output).to(output)
         if not isinstance(relevance, torch.Tensor) or relevance.shape != output.shape:
             shape = tuple(relevance.shape) if isinstance(relevance, torch.Tensor) else type(relevance).__name__
-            raise InputError(
-                f"relevance where it starts has shape {shape}, but {node_info(self.node).name} has {tuple(output.shape)}",
-                topic="start-of-relevance",
-            )
+            place = f"{node_info(self.node).name} has {tuple(output.shape)}"
+            raise InputError(f"relevance where it starts has shape {shape}, but {place}", topic="start-of-relevance")
         if not torch.isfinite(relevance).all():
             raise InputError("relevance where it starts has values that are not finite", topic="values-not-finite")
         return relevance.to(output)
@@ -625,9 +522,6 @@ def multiplier_of_start(value: torch.Tensor, relevance: torch.Tensor, name: str 
     """The multiplier of a value with this relevance. `InputError` where there is none."""
     value = value.detach()
     if bool(((value == 0) & (relevance != 0)).any()):
-        raise InputError(
-            f"relevance starts where {name} is 0, which rules without division cannot carry: "
-            "lrpfx.transform(..., optimize=False)",
-            topic="start-of-relevance",
-        )
+        remedy = "which rules without division cannot carry: lrpfx.transform(..., optimize=False)"
+        raise InputError(f"relevance starts where {name} is 0, {remedy}", topic="start-of-relevance")
     return multiplier_from(value, relevance)

@@ -104,11 +104,9 @@ def computes(result: Any, selector: OutputSelector) -> bool:
         return False  # `select_output` says what is wrong with it
     found = operations.of(value)
     if found.dependence is Dependence.OTHER:
-        raise InputError(
-            f"output= computes {found.operation}{f' ({found.source})' if found.source else ''}, which is not linear in the "
-            f"model's outputs: no rule acts behind the model. {_remedy(found.operation)}",
-            topic="choice-of-output",
-        )
+        operation = f"{found.operation} ({found.source})" if found.source else found.operation
+        message = f"output= computes {operation}, which is not linear in the model's outputs. {_remedy(found.operation)}"
+        raise InputError(message, topic="choice-of-output")
     if operations.writes:
         raise InputError(
             f"output= writes into the model's output ({operations.writes}); change a copy of it, such as logits.clone()",
@@ -126,9 +124,6 @@ def _remedy(operation: str) -> str:
     )
 
 
-# --- the operations of a function --------------------------------------------------------------------------------------------
-
-
 class _Found(NamedTuple):
     """How a tensor depends on the outputs; if not linearly, the operation that is to blame and its line."""
 
@@ -142,22 +137,8 @@ _SUMS = ("diff", "scatter_add", "index_add")
 _RESAMPLINGS = ("upsample_", "_upsample_")
 #: The places of two arguments in which an operation is bilinear. It is linear in all others.
 _FACTORS = {
-    "mul": (0, 1),
-    "multiply": (0, 1),
-    "mm": (0, 1),
-    "bmm": (0, 1),
-    "mv": (0, 1),
-    "dot": (0, 1),
-    "vdot": (0, 1),
-    "matmul": (0, 1),
-    "linear": (0, 1),
-    "convolution": (0, 1),
-    "addmm": (1, 2),
-    "baddbmm": (1, 2),
-    "addbmm": (1, 2),
-    "addmv": (1, 2),
-    "addr": (1, 2),
-    "addcmul": (1, 2),
+    **dict.fromkeys(("mul", "multiply", "mm", "bmm", "mv", "dot", "vdot", "matmul", "linear", "convolution"), (0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "addr", "addcmul"), (1, 2)),
 }
 #: The place of an argument in which an operation is not linear, while it is in all others.
 _NOT_IN = {"div": 1, "divide": 1, "true_divide": 1, "addcdiv": 2, "lerp": 2}
@@ -239,17 +220,12 @@ class _Operations(TorchDispatchMode):
             or name.startswith(_RESAMPLINGS)
             or (row is not None and (row.entries.adds_up or row.merging.coefficients is not None))
             or (name.endswith("batch_norm") and not any(depends[1:]) and _argument(func, args, kwargs, "training") is False)
-            or _accumulates(func, args, kwargs)
+            or (name.startswith("index_put") and _argument(func, args, kwargs, "accumulate"))
         ):
             return linear
         elif name in _ENTRIES or (row is not None and (row.entries.moves or row.entries.selects)):
             return most
         return _Found(Dependence.OTHER, name.removeprefix("_"), user_source())
-
-
-def _accumulates(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of index_put adds the values to those that are there."""
-    return func.overloadpacket.__name__.startswith("index_put") and bool(_argument(func, args, kwargs, "accumulate"))
 
 
 def _argument(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:

@@ -8,7 +8,7 @@ from lrpfx.errors import InputError
 from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import check_one_of
-from lrpfx.support.numbers import is_whole
+from lrpfx.support.numbers import whole_number
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,5 @@ class Question:
         check_one_of(self.target, self.targets)
         if self.start is not None and self.output is not None:
             raise InputError("start= explains a node and output= an output; pass one of them", topic="start-of-relevance")
-        size = self.chunk_size
-        if size is not None and (not is_whole(size) or size < 1):
-            raise InputError(f"chunk_size is a positive number of targets, not {size!r}", topic="targets")
+        if self.chunk_size is not None:
+            whole_number(self.chunk_size, "chunk_size is a number of targets", 1, "targets")

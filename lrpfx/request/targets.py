@@ -30,22 +30,15 @@ class Target(ABC):
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         """Relevance of an output, with its shape and dtype.
 
-        Parameters
-        ----------
-        output
-            The output, of shape (batch, ...). What is computed of it is part of programs of `lrpfx.lower`, for which it must
-            not depend on values by `if` or `.item()`.
+        `output`: the output, of shape (batch, ...). What is computed of it is part of programs of `lrpfx.lower`, for which it
+        must not depend on values by `if` or `.item()`.
         """
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:  # noqa: B027  most outputs will do
         """Raise `InputError` for an output that has nothing like the target.
 
-        Parameters
-        ----------
-        output
-            The output, of shape (batch, ...).
-        chosen
-            How it is chosen among the outputs of the model, as code, for messages.
+        `output`: the output, of shape (batch, ...). `chosen`: how it is chosen among the outputs of the model, as code, for
+        messages.
         """
 
     def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
@@ -114,20 +107,18 @@ class _OfClasses(Target):
         return True
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
+        whole = "a tensor of the output's shape, or a function of the output"
         if output.ndim == 3:
-            raise InputError(
-                f"the output has shape {tuple(output.shape)}: the target is (position, token), (position, {{token: weight, "
-                "...}), a list with one of these for each sample, a tensor of the output's shape, or a function of the output; "
-                f"several targets of each sample are passed as targets=; for a class, {one_place(3, chosen)}",
-                topic="targets",
-            )
+            forms = f"(position, token), (position, {{token: weight, ...}}), a list with one of these for each sample, {whole}"
+            several = "several targets of each sample are passed as targets="
+            message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
+            raise InputError(f"the output has shape {tuple(output.shape)}: {message}", topic="targets")
         if output.ndim != 2:
-            raise InputError(
-                f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; "
-                f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: a "
-                "tensor of its shape, or a function of it",
-                topic="targets",
+            remedy = (
+                f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: {whole}"
             )
+            message = f"a class index needs an output of shape (batch, classes), but it is {tuple(output.shape)}; {remedy}"
+            raise InputError(message, topic="targets")
 
     def of_sample(self, number: int) -> Target | None:
         return self
@@ -160,10 +151,8 @@ class Class(_OfClasses):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         super().check(output, chosen)
         if isinstance(self.index, str):
-            raise InputTypeError(
-                f"a target is an index, not the name {self.index!r}; an lrpfx.Explainer with categories= knows classes by name",
-                topic="targets",
-            )
+            message = f"a target is an index, not the name {self.index!r}; lrpfx.Explainer(categories=) knows classes by name"
+            raise InputTypeError(message, topic="targets")
         if not 0 <= self.index < output.shape[1]:
             raise InputError(f"target {self.index} is out of range: the output has {output.shape[1]} classes", topic="targets")
 
@@ -357,9 +346,8 @@ class Position(Target):
         return self.target.is_of_one_batch or (isinstance(self.position, torch.Tensor) and self.position.ndim > 0)
 
     def least_sizes(self) -> tuple[int, ...]:
-        place = int(torch.as_tensor(self.position).max())
-        first = int(torch.as_tensor(self.position).min())
-        return 1, max(place + 1, -first), *self.target.least_sizes()[1:]
+        first, last = torch.as_tensor(self.position).aminmax()
+        return 1, max(int(last) + 1, -int(first)), *self.target.least_sizes()[1:]
 
     def resolved(self, index_of: IndexOf) -> Target:
         return Position(self.position, self.target.resolved(index_of))
@@ -378,11 +366,8 @@ class ForEach(Target):
     targets: tuple[Target, ...]
 
     def __post_init__(self) -> None:
-        def is_whole(one: Target) -> bool:
-            several = isinstance(one, Classes) and one.is_of_one_batch
-            return several or isinstance(one, (ForEach, Seed, Function))
-
-        whole = list(filter(is_whole, self.targets))
+        classes = (one for one in self.targets if isinstance(one, Classes) and one.is_of_one_batch)
+        whole = [*classes, *(one for one in self.targets if isinstance(one, (ForEach, Seed, Function)))]
         if whole:
             raise InputTypeError(
                 "the target of one sample is an index, a position and a token, a dict of weights or None, not "
@@ -505,17 +490,10 @@ TargetsLike = Sequence[TargetLike] | Array
 def as_target(value: Any) -> Target:
     """The target that a value stands for.
 
-    Parameters
-    ----------
-    value
-        A `Target`; None for the largest output; a class by index or name; a tensor or an array of class indices, or of
-        relevance if it has floating-point numbers; a dict of weights of classes; a position and a token; a list of these with
-        one for each sample; or a function from the output to its relevance.
-
-    Raises
-    ------
-    InputError
-        The value is none of them; if its type is wrong, an `InputTypeError`.
+    `value`: a `Target`; None for the largest output; a class by index or name; a tensor or an array of class indices, or of
+    relevance if it has floating-point numbers; a dict of weights of classes; a position and a token; a list of these with one
+    for each sample; or a function from the output to its relevance. Errors: `InputError`: the value is none of them; if its
+    type is wrong, an `InputTypeError`.
     """
     if isinstance(value, Target):
         return value

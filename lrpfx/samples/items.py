@@ -27,12 +27,11 @@ def is_indexed(dataset: Any) -> bool:
 def parts_of(item: Any) -> tuple[Any, int | None]:
     """The inputs of a sample, and its label if it has one."""
     if isinstance(item, (tuple, list)) and len(item) == 2:
-        if (
-            type(item[1]) is int and abs(item[1]) < _LABELS
-        ):  # of most data sets, for which the questions below would take longer than the rest
-            return item[0], item[1]
-        if _may_be_label(item[1]):
-            return item[0], _label_of(item[1])
+        inputs, label = item
+        if type(label) is int and abs(label) < _LABELS:  # of most data sets: what follows would take longer than the rest
+            return inputs, label
+        if _may_be_label(label):
+            return inputs, _label_of(label)
     if isinstance(item, Mapping):
         key = next((key for key in LABELS if key in item and _may_be_label(item[key])), None)
         inputs = {name: value for name, value in item.items() if name != key and not str(name).startswith("__")}

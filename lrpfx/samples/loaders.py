@@ -5,6 +5,7 @@ import pickle
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -49,7 +50,7 @@ class Workers:
         if given is not None:
             generator = torch.Generator(given.device)
             generator.set_state(given.get_state())
-        beginning = _Beginning(lent, self.settings.get("worker_init_fn"))
+        beginning = partial(_begin, lent, self.settings.get("worker_init_fn"))
         settings = {**self.settings, "generator": generator, "worker_init_fn": beginning}
         count = self.count if most is None else min(self.count, most)
         loader: DataLoader[Any] = DataLoader(dataset, num_workers=count, **settings, **arguments)
@@ -63,17 +64,11 @@ class Workers:
             ) from error
 
 
-class _Beginning:
+def _begin(dataset: Any, function: Callable[[int], Any] | None, worker: int) -> None:
     """What a process does before it loads samples."""
-
-    def __init__(self, dataset: Any, function: Callable[[int], Any] | None) -> None:
-        self.dataset = dataset
-        self.function = function
-
-    def __call__(self, worker: int) -> None:
-        object.__setattr__(get_worker_info(), "dataset", self.dataset)  # torch knows what wraps it, and lets no one change it
-        if self.function is not None:
-            self.function(worker)
+    object.__setattr__(get_worker_info(), "dataset", dataset)  # torch knows what wraps it, and lets no one change it
+    if function is not None:
+        function(worker)
 
 
 def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
@@ -90,15 +85,8 @@ def workers_of(loader: DataLoader[Any], count: int | None) -> Workers:
                 topic="samples",
             )
         return Workers()
-    settings = {
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "timeout": loader.timeout,
-    }
-    if loader.prefetch_factor is not None:
-        settings["prefetch_factor"] = loader.prefetch_factor
-    return Workers(number, settings)
+    names = ("worker_init_fn", "multiprocessing_context", "generator", "timeout", "prefetch_factor")
+    return Workers(number, {name: getattr(loader, name) for name in names})
 
 
 def check_loader(loader: DataLoader[Any]) -> None:

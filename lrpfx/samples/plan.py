@@ -14,11 +14,6 @@ class DoneBlocks:
     digest: Callable[[int], int]  # of the first sample of a block that is done
     label: Callable[[int], int] = int  # of a sample of such a block, -1 without one
 
-    @classmethod
-    def nothing(cls) -> "DoneBlocks":
-        """What is done of a new store."""
-        return cls([], int)
-
 
 @dataclass(frozen=True)
 class BlockPlan:

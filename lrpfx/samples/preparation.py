@@ -232,8 +232,7 @@ def _not_finite(inputs: Any, count: int) -> list[int]:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = leaf.isnan() | leaf.isposinf()
             wrong |= bad.reshape(count, -1).any(1).cpu()
-    found: list[int] = wrong.nonzero().flatten().tolist()
-    return found
+    return list(map(int, wrong.nonzero()))
 
 
 def on_device_of(module: nn.Module, inputs: Any, is_cast: bool = False) -> Any:

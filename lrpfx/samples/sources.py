@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -65,6 +65,8 @@ class IndexedSource(SampleSource):
         self.loaded_by = loaded_by
         self.kind = kind
         self.length: int = len(dataset)
+        if not self.length:
+            raise InputError("the data set is empty", topic="samples")
 
     def identity(self) -> dict[str, Any]:
         """The number of samples, the fingerprint that a folder or a dataset of Hugging Face has, and the order of a sampler."""
@@ -146,7 +148,7 @@ class _Parts(Dataset[SampleBatch]):
 
     def __init__(self, source: IndexedSource, plan: BlockPlan, blocks: Sequence[int]) -> None:
         self.source = source
-        self.plan = replace(plan, done=DoneBlocks.nothing())  # processes that load samples need not know
+        self.plan = replace(plan, done=DoneBlocks([], int))  # processes that load samples need not know
         self.blocks = blocks
         self.of_block = -(-plan.block // plan.batch_size)
 
@@ -308,29 +310,25 @@ class StreamSource(SampleSource):
         return count
 
 
-class _Prepared:
-    """Prepares the samples of a batch in a worker of a DataLoader."""
-
-    def __init__(self, preparation: Preparation) -> None:
-        self.preparation = preparation
-
-    def __call__(self, items: Any) -> list[Sample]:
-        return [self.preparation.sample(0, partial(_as_it_is, item)) for item in items]
+def _prepared(preparation: Preparation, items: Any) -> list[Sample]:
+    """The samples of a batch, prepared in a worker of a DataLoader."""
+    return [preparation.sample(0, partial(_as_it_is, item)) for item in items]
 
 
+@dataclass(frozen=True)
 class _Loaded(Iterable[Sample]):
     """The samples of a stream that workers load and prepare, `together` at once."""
 
-    def __init__(self, stream: IterableDataset[Any], loaded_by: Workers, together: int, preparation: Preparation) -> None:
-        self.stream = stream
-        self.loaded_by = loaded_by
-        self.together = together
-        self.preparation = preparation
+    stream: IterableDataset[Any]
+    loaded_by: Workers
+    together: int
+    preparation: Preparation
 
     def __iter__(self) -> Iterator[Sample]:
-        prepared = _Prepared(self.preparation)
-        for samples in self.loaded_by.loading(self.stream, self.stream, batch_size=self.together, collate_fn=prepared):
-            yield from samples
+        prepared = partial(_prepared, self.preparation)
+        yield from chain.from_iterable(
+            self.loaded_by.loading(self.stream, self.stream, batch_size=self.together, collate_fn=prepared)
+        )
 
 
 # --- whatever users have -----------------------------------------------------------------------------------------------------
@@ -343,8 +341,6 @@ def source_of(data: Any, preparation: Preparation, workers: int | None) -> Sampl
     if isinstance(data, (str, os.PathLike)):
         return _of_path(data, preparation, Workers(workers or 0))
     if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
-        if not len(data):
-            raise InputError("the data set is empty", topic="samples")
         return IndexedSource(data, preparation, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
         raise InputTypeError(
@@ -385,10 +381,7 @@ def _of_loader(loader: DataLoader[Any], preparation: Preparation, workers: Worke
     if own is not default_collate and own is not default_convert:
         preparation = replace(preparation, collate=own, is_of_batches=loader.batch_size is not None)
     if not isinstance(loader.dataset, IterableDataset):
-        samples = samples_of(loader)
-        if not len(samples):
-            raise InputError("the data set is empty", topic="samples")
-        return IndexedSource(samples, preparation, workers)
+        return IndexedSource(samples_of(loader), preparation, workers)
     if not workers.count:
         return StreamSource(loader.dataset, preparation, {"workers": 0})
     together = loader.batch_size or 1

@@ -1,16 +1,16 @@
 """Names that are told apart by numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
-def numbered(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind each that an earlier one has: "crane", "crane (2)"."""
-    found: list[str] = []
-    taken = set(names)
+def numbered(names: Sequence[str], form: str = "{} ({})", key: Callable[[str], str] = str) -> list[str]:
+    """The names, with a number in each that an earlier one has: "crane", "crane (2)". `key`: what is to differ of them."""
+    found: dict[str, str] = {}
+    taken = set(map(key, names))
     for name in names:
         shown, number = name, 1
-        while shown in found or (number > 1 and shown in taken):
+        while key(shown) in found or (number > 1 and key(shown) in taken):
             number += 1
-            shown = f"{name} ({number})"
-        found.append(shown)
-    return found
+            shown = form.format(name, number)
+        found[key(shown)] = shown
+    return list(found.values())

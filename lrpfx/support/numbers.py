@@ -33,8 +33,9 @@ def is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def whole_number(value: Any, meaning: str, least: int, topic: str | None = None) -> int:
-    """A whole number that is not too small; otherwise `InputError`, which says what is meant."""
-    if not is_whole(value) or value < least:
-        raise InputError(f"{meaning}, {least} or more, not {value!r}", topic=topic)
+def whole_number(value: Any, meaning: str, least: int, topic: str | None = None, most: float = math.inf) -> int:
+    """A whole number that is not too small or too large; otherwise `InputError`, which says what is meant."""
+    if not is_whole(value) or not least <= value <= most:
+        limits = f", {least} or more" if most == math.inf else f" from {least} to {most}"
+        raise InputError(f"{meaning}{limits}, not {value!r}", topic=topic)
     return int(value)

@@ -34,25 +34,10 @@ class TextHeatmap(PlainData):
 
     Colours are those of a signed colour map with zero in the middle.
 
-    Attributes
-    ----------
-    words
-        The words.
-    scores
-        Their relevance, (targets, words).
-    targets
-        A name for each row, "" for a single row without one.
-    special
-        Whether a word is a mark of the model, such as [CLS].
-    places
-        The tokens of each word.
-    others
-        The relevance that belongs to no word, by name, one number for each target: that of position embeddings, of other
-        inputs, and of padding.
-    scale
-        As for `heatmap`.
-    cmap
-        As for `heatmap`.
+    `words`: the words. `scores`: their relevance, (targets, words). `targets`: a name for each row, "" for a single row without
+    one. `special`: whether a word is a mark of the model, such as [CLS]. `places`: the tokens of each word. `others`: the
+    relevance that belongs to no word, by name, one number for each target: that of position embeddings, of other inputs, and of
+    padding. `scale`: as for `heatmap`. `cmap`: as for `heatmap`.
     """
 
     words: tuple[str, ...]
@@ -86,14 +71,49 @@ class TextHeatmap(PlainData):
         `color`: whether words are on 24-bit colours, rather than each with its number; by default, unless the environment
         variable NO_COLOR is set. `width`: in characters, by default that of the terminal.
         """
-        return _terminal(self, color, width)
+        color = "NO_COLOR" not in os.environ if color is None else color
+        width = max(shutil.get_terminal_size().columns if width is None else width, 20)
+        labels = [visible(name) if name else "" for name in self.targets]
+        margin = max(map(_columns, labels), default=0)
+        margin = min(margin, width // 3) + 2 if margin else 0
+        lines = []
+        for row, (label, colors) in enumerate(zip(labels, _colors(self), strict=True)):
+            start = label[: margin - 2] + " " * (margin - _columns(label[: margin - 2]))
+            line, used = start, margin
+            for place, word in enumerate(map(visible, self.words)):
+                shown = word if color else f"{word}{{{number_of(self.scores[row, place])}}}"
+                if used > margin and used + _columns(shown) + 1 > width:
+                    lines.append(line)
+                    line, used = " " * margin, margin
+                painted = _painted(shown, *colors[place], self.special[place]) if color else shown
+                line += painted if used == margin else f" {painted}"
+                used += _columns(shown) + (used != margin)
+            lines.append(line)
+            if self.others:
+                lines.append(" " * margin + f"[{_notes(self, row)}]")
+        return "\n".join(lines)
 
     def to_html(self) -> str:
         """The heatmap as a part of an HTML page, without scripts or further files.
 
         A word that is pointed at shows its number.
         """
-        return _html(self)
+        rows = []
+        for row, (name, colors) in enumerate(zip(self.targets, _colors(self), strict=True)):
+            words = " ".join(_spans(self, row, colors))
+            label = (
+                f'<th scope="row" style="text-align:left;vertical-align:top;padding:.3em 1em .3em 0">{_escaped(name)}</th>'
+                if any(self.targets)
+                else ""
+            )
+            notes = f'<div style="font-size:80%;opacity:.75">{html.escape(_notes(self, row))}</div>' if self.others else ""
+            rows.append(
+                f'<tr style="background:none">{label}<td style="text-align:left;padding:.3em 0">{words}{notes}</td></tr>'
+            )
+        return (
+            '<table class="lrpfx-text" style="border-collapse:collapse;border:none;font-family:sans-serif;line-height:1.7">'
+            f"<tbody>{''.join(rows)}</tbody></table>"
+        )
 
     def to_image(self, *, size: int = 18, width: int = 900, font: str | None = None) -> Image.Image:
         """The heatmap as a Pillow image.
@@ -101,14 +121,58 @@ class TextHeatmap(PlainData):
         `size`: of the letters, in pixels. `width`: of the image, in pixels. `font`: a file; the default font has Latin letters
         only.
         """
-        return _image(self, size, width, font)
+        letters: Any = ImageFont.load_default(size) if font is None else ImageFont.truetype(font, size)
+        gap, height = size // 3, int(size * 1.9)
+        labels = [visible(name) if name else "" for name in self.targets]
+        margin = gap + int(max((letters.getlength(label) for label in labels), default=0)) + (2 * gap if any(labels) else 0)
+        marks: list[
+            tuple[int, int, str, Color | None, Color]
+        ] = []  # x, y, text, the colour behind it, the colour of its letters
+        y = gap
+        for row, colors in enumerate(_colors(self)):
+            marks.append((gap, y, labels[row], None, (0, 0, 0)))
+            x = margin
+            for place, word in enumerate(map(visible, self.words)):
+                length = int(letters.getlength(word)) + 2 * gap
+                if x > margin and x + length + gap > width:
+                    x, y = margin, y + height
+                behind, color = colors[place]
+                marks.append((x, y, word, behind, GREY if self.special[place] else color))
+                x += length + gap // 2
+            y += height
+            if self.others:
+                marks.append((margin, y, _notes(self, row), None, GREY))
+                y += height
+        image = Image.new("RGB", (width, y + gap), (255, 255, 255))
+        draw = ImageDraw.Draw(image)
+        for x, top, text, box_color, color in marks:
+            if box_color is not None:
+                box = (x, top, x + int(letters.getlength(text)) + 2 * gap, top + height - gap // 2)
+                draw.rounded_rectangle(box, radius=gap, fill=box_color)
+            draw.text(
+                (x + (gap if box_color else 0), top + (height - gap // 2) / 2), text, fill=color, font=letters, anchor="lm"
+            )
+        return image
 
     def save(self, path: str | Path) -> Path:
         """Write the heatmap to a file.
 
         `path`: ends in .html (a whole page), .png or .txt. Returns the path. Raises `InputError`: it has another ending.
         """
-        return _saved(self, as_path(path))
+        target = as_path(path)
+        suffix = target.suffix.lower()
+        if suffix == ".html":
+            head = '<!DOCTYPE html>\n<html lang="">\n<head>\n<meta charset="utf-8">\n<title>Relevance</title>\n</head>\n'
+            content = f'{head}<body style="background:#fff;color:#000">\n{self.to_html()}\n</body>\n</html>\n'.encode()
+        elif suffix == ".txt":
+            content = f"{self.to_terminal(color=False, width=100)}\n".encode()
+        elif suffix == ".png":
+            picture = io.BytesIO()
+            self.to_image().save(picture, format="png")
+            content = picture.getvalue()
+        else:
+            raise InputError(f"a text heatmap is a .html, .png or .txt, not a {suffix!r}", topic="text-heatmaps")
+        return written(target, content)
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -146,15 +210,10 @@ def _colors(heatmap: TextHeatmap) -> list[list[tuple[Color, Color]]]:
     for row in backgrounds:
         colors = []
         for special, color in zip(heatmap.special, row, strict=True):
-            behind = _color(white * (1 - _PALE) + color * _PALE if special else color)
-            colors.append((behind, _letters(behind)))
+            red, green, blue = map(round, (white * (1 - _PALE) + color * _PALE if special else color).tolist())
+            colors.append(((red, green, blue), _letters((red, green, blue))))
         rows.append(colors)
     return rows
-
-
-def _color(values: Any) -> Color:
-    red, green, blue = (round(float(value)) for value in values)
-    return red, green, blue
 
 
 def _letters(behind: Color) -> Color:
@@ -170,33 +229,6 @@ def _notes(heatmap: TextHeatmap, row: int) -> str:
     return ", ".join(f"{visible(name)} {number_of(values[row])}" for name, values in heatmap.others.items())
 
 
-# --- terminal ----------------------------------------------------------------------------------------------------------------
-
-
-def _terminal(heatmap: TextHeatmap, color: bool | None, width: int | None) -> str:
-    color = "NO_COLOR" not in os.environ if color is None else color
-    width = max(shutil.get_terminal_size().columns if width is None else width, 20)
-    labels = [visible(name) if name else "" for name in heatmap.targets]
-    margin = max(map(_columns, labels), default=0)
-    margin = min(margin, width // 3) + 2 if margin else 0
-    lines = []
-    for row, (label, colors) in enumerate(zip(labels, _colors(heatmap), strict=True)):
-        start = label[: margin - 2] + " " * (margin - _columns(label[: margin - 2]))
-        line, used = start, margin
-        for place, word in enumerate(map(visible, heatmap.words)):
-            shown = word if color else f"{word}{{{number_of(heatmap.scores[row, place])}}}"
-            if used > margin and used + _columns(shown) + 1 > width:
-                lines.append(line)
-                line, used = " " * margin, margin
-            painted = _painted(shown, *colors[place], heatmap.special[place]) if color else shown
-            line += painted if used == margin else f" {painted}"
-            used += _columns(shown) + (used != margin)
-        lines.append(line)
-        if heatmap.others:
-            lines.append(" " * margin + f"[{_notes(heatmap, row)}]")
-    return "\n".join(lines)
-
-
 def _painted(text: str, behind: Color, letters: Color, special: bool) -> str:
     codes = ["48", "2", *map(str, behind), "38", "2", *map(str, GREY if special else letters)]
     return f"\x1b[{';'.join(codes)}m{text}\x1b[0m"
@@ -208,26 +240,7 @@ def _columns(text: str) -> int:
     return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
 
 
-# --- HTML --------------------------------------------------------------------------------------------------------------------
-
 _WORD = "padding:.1em .2em;border-radius:.2em;white-space:pre;display:inline-block;margin:.08em 0"
-
-
-def _html(heatmap: TextHeatmap) -> str:
-    rows = []
-    for row, (name, colors) in enumerate(zip(heatmap.targets, _colors(heatmap), strict=True)):
-        words = " ".join(_spans(heatmap, row, colors))
-        label = (
-            f'<th scope="row" style="text-align:left;vertical-align:top;padding:.3em 1em .3em 0">{_escaped(name)}</th>'
-            if any(heatmap.targets)
-            else ""
-        )
-        notes = f'<div style="font-size:80%;opacity:.75">{html.escape(_notes(heatmap, row))}</div>' if heatmap.others else ""
-        rows.append(f'<tr style="background:none">{label}<td style="text-align:left;padding:.3em 0">{words}{notes}</td></tr>')
-    return (
-        '<table class="lrpfx-text" style="border-collapse:collapse;border:none;font-family:sans-serif;line-height:1.7">'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
 
 
 def _spans(heatmap: TextHeatmap, row: int, colors: list[tuple[Color, Color]]) -> Iterator[str]:
@@ -244,63 +257,3 @@ def _escaped(text: str) -> str:
 
 def _hexadecimal(color: Color) -> str:
     return "#" + "".join(f"{value:02x}" for value in color)
-
-
-def _page(heatmap: TextHeatmap) -> str:
-    """A whole HTML page."""
-    return (
-        '<!DOCTYPE html>\n<html lang="">\n<head>\n<meta charset="utf-8">\n<title>Relevance</title>\n</head>\n'
-        f'<body style="background:#fff;color:#000">\n{_html(heatmap)}\n</body>\n</html>\n'
-    )
-
-
-# --- PNG ---------------------------------------------------------------------------------------------------------------------
-
-
-def _image(heatmap: TextHeatmap, size: int, width: int, font: str | None) -> Image.Image:
-    letters: Any = ImageFont.load_default(size) if font is None else ImageFont.truetype(font, size)
-    gap, height = size // 3, int(size * 1.9)
-    labels = [visible(name) if name else "" for name in heatmap.targets]
-    margin = gap + int(max((letters.getlength(label) for label in labels), default=0)) + (2 * gap if any(labels) else 0)
-    marks: list[tuple[int, int, str, Color | None, Color]] = []  # x, y, text, the colour behind it, the colour of its letters
-    y = gap
-    for row, colors in enumerate(_colors(heatmap)):
-        marks.append((gap, y, labels[row], None, (0, 0, 0)))
-        x = margin
-        for place, word in enumerate(map(visible, heatmap.words)):
-            length = int(letters.getlength(word)) + 2 * gap
-            if x > margin and x + length + gap > width:
-                x, y = margin, y + height
-            behind, color = colors[place]
-            marks.append((x, y, word, behind, GREY if heatmap.special[place] else color))
-            x += length + gap // 2
-        y += height
-        if heatmap.others:
-            marks.append((margin, y, _notes(heatmap, row), None, GREY))
-            y += height
-    image = Image.new("RGB", (width, y + gap), (255, 255, 255))
-    draw = ImageDraw.Draw(image)
-    for x, top, text, box_color, color in marks:
-        if box_color is not None:
-            box = (x, top, x + int(letters.getlength(text)) + 2 * gap, top + height - gap // 2)
-            draw.rounded_rectangle(box, radius=gap, fill=box_color)
-        draw.text((x + (gap if box_color else 0), top + (height - gap // 2) / 2), text, fill=color, font=letters, anchor="lm")
-    return image
-
-
-def _saved(heatmap: TextHeatmap, path: Path) -> Path:
-    suffix = path.suffix.lower()
-    if suffix == ".html":
-        content = _page(heatmap).encode()
-    elif suffix == ".txt":
-        content = f"{_terminal(heatmap, False, 100)}\n".encode()
-    elif suffix == ".png":
-        picture = io.BytesIO()
-        _image(heatmap, 18, 900, None).save(picture, format="png")
-        content = picture.getvalue()
-    else:
-        raise InputError(
-            f"a text heatmap is written as .html, .png or .txt, not as {path.suffix or 'a file without a suffix'!r}",
-            topic="text-heatmaps",
-        )
-    return written(path, content)

@@ -1,6 +1,7 @@
 """One number for each token, from relevance in any of its shapes."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,12 @@ def scores_of_tokens(relevance: Any, tokens: int, targets: int | None, sample: i
 
 def _of_one(values: Scores, tokens: int, sample: int | None, shape: tuple[int, ...], named: bool) -> Scores:
     """The scores of one target, for values of shape ([batch,] tokens[, embedding])."""
-    readings = []
-    for batch in (False, True):
-        for embedding in (False, True):
-            if values.ndim != 1 + batch + embedding or values.shape[int(batch)] != tokens:
-                continue
-            if batch and values.shape[0] != 1 and sample is None:
-                continue
-            readings.append((batch, embedding))
+    readings = [
+        (batch, embedding)
+        for batch, embedding in product((False, True), repeat=2)
+        if values.ndim == 1 + batch + embedding and values.shape[int(batch)] == tokens
+        if not batch or values.shape[0] == 1 or sample is not None
+    ]
     if not readings:
         raise InputError(_misfit(shape, tokens, sample, named), topic="text-heatmaps")
     found = []
@@ -89,9 +88,6 @@ def _array(relevance: Any) -> Scores:
             f"relevance has {int((~np.isfinite(values)).sum())} entries that are not finite", topic="values-not-finite"
         )
     return values
-
-
-# --- the result of attribute -------------------------------------------------------------------------------------------------
 
 
 def of_attribution(

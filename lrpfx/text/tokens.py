@@ -111,17 +111,8 @@ class Text:
 
 
 #: Scripts that put no blanks between words, as the names of their characters begin.
-_WITHOUT_BLANKS = (
-    "CJK",
-    "HIRAGANA",
-    "KATAKANA",
-    "HALFWIDTH KATAKANA",
-    "BOPOMOFO",
-    "THAI",
-    "LAO",
-    "KHMER",
-    "MYANMAR",
-    "TIBETAN",
+_WITHOUT_BLANKS = tuple(
+    ["CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"]
 )
 
 
@@ -149,8 +140,6 @@ def _is_symbol(letter: str) -> bool:
     """Whether a character is no part of words, unlike an apostrophe."""
     return letter not in "_'’" and unicodedata.category(letter)[0] in "PS"
 
-
-# --- decoding ----------------------------------------------------------------------------------------------------------------
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -181,8 +170,6 @@ def _byte_of_character() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
 
-
-# --- reading -----------------------------------------------------------------------------------------------------------------
 
 #: Special tokens as models usually write them, for tokens without a tokenizer. [UNK] and [MASK] stand for text.
 _SPECIAL = re.compile(
@@ -231,9 +218,8 @@ def read_text(tokens: Any, tokenizer: Any, mask: Any, sample: int | None) -> Tex
 
 def is_native_encoding(tokens: Any) -> bool:
     """Whether `tokens` is an encoding of the package tokenizers."""
-    return all(hasattr(tokens, name) for name in ("ids", "tokens", "word_ids", "attention_mask")) and not callable(
-        tokens.tokens
-    )
+    has_all = all(hasattr(tokens, name) for name in ("ids", "tokens", "word_ids", "attention_mask"))
+    return has_all and not callable(tokens.tokens)
 
 
 def _sample(tokens: Any, sample: int | None) -> int | None:

@@ -377,15 +377,15 @@ def test_relevance_that_is_not_finite(factor, reason, tmp_path):
         (Noise(40), {"reduce": "max"}, "must be one of"),
         (Noise(40), {"conditions": [{"third": [0]}]}, "third"),
         (Noise(40), {"dtype": "int8"}, "dtype is"),
-        (Noise(40), {"scores": 0}, "scores is a positive number"),
-        (Noise(40), {"batch_size": -1}, "batch_size is a positive number"),
-        (Noise(40), {"block_size": 0}, "block_size is a positive number"),
-        (Noise(40), {"workers": -1}, "workers is a number"),
+        (Noise(40), {"scores": 0}, "scores is a number, 1 or more"),
+        (Noise(40), {"batch_size": -1}, "batch_size is a number, 1 or more"),
+        (Noise(40), {"block_size": 0}, "block_size is a number, 1 or more"),
+        (Noise(40), {"workers": -1}, "workers is a number, 0 or more"),
         ([torch.rand(6)] * 40, {}, "."),
         ([torch.rand(1, 6, 6)] * 3, {"target": "true"}, "has no label"),
         ("photographs", {}, "needs an lrpfx.Explainer"),
         ({"a": torch.rand(1, 6, 6)}, {}, "data is a folder"),
-        (iter([torch.rand(1, 6, 6)]), {"workers": 2}, "workers= need a dataset with a length"),
+        (iter([torch.rand(1, 6, 6)]), {"workers": 2}, "workers= need a dataset with indices"),
         ([Image.new("RGB", (6, 6))], {}, "lrpfx.Explainer"),
         ([{"a": torch.rand(1, 6, 6), "b": torch.rand(2)}], {}, "the arguments of the model are 'x'"),
     ],
@@ -428,21 +428,13 @@ def test_a_data_set_that_ends_with_an_error(explain_model, tmp_path):
 def begun(explain_model, path, data=None, **asked):
     """A run that stops in the middle, by an interrupt."""
 
-    class Stopping:
-        def __call__(self, done, total):
-            if done > 12:
-                raise KeyboardInterrupt
+    def stop(done, total):
+        if done > 12:
+            raise KeyboardInterrupt
 
+    data = Noise(COUNT) if data is None else data
     with pytest.raises(KeyboardInterrupt):
-        lrpfx.datasets.attribute(
-            explain_model,
-            Noise(COUNT) if data is None else data,
-            path,
-            batch_size=2,
-            block_size=4,
-            progress=Stopping(),
-            **asked,
-        )
+        lrpfx.datasets.attribute(explain_model, data, path, batch_size=2, block_size=4, progress=stop, **asked)
     found = lrpfx.datasets.open(path)
     assert 4 <= found.done.sum() <= 12 and not found.is_complete
     return found
@@ -638,37 +630,22 @@ def test_a_finished_store_of_a_stream_takes_no_other_data(tmp_path):
             lrpfx.datasets.attribute(explain_model, other, path, **settings)
 
 
-@pytest.mark.parametrize("target", ["predicted", "true"])
-def test_a_label_that_is_too_large_costs_its_own_row(target, tmp_path):
-    samples = [
-        (image, 1 << 70 if number == 3 else label)
-        for number, (image, label) in enumerate(map(Noise(16).__getitem__, range(16)))
-    ]
+@pytest.mark.parametrize(
+    ("target", "wrong", "reason"),
+    [("predicted", 1 << 70, "class indices"), ("true", 1 << 70, "class indices"), ("true", -1, "has no label")],
+)
+def test_a_wrong_label_costs_its_own_row(target, wrong, reason, tmp_path):
+    samples = [(image, wrong if number in (3, 9) else label) for number, (image, label) in enumerate(Noise(16))]
     found = lrpfx.datasets.attribute(small_explain_model(), samples, tmp_path / "store", target=target)
-    assert list(found.errors) == [3] and "class indices" in found.errors[3]
+    assert list(found.errors) == [3, 9] and reason in found.errors[9]
 
 
 @pytest.mark.parametrize("kind", [list, iter])
 def test_other_labels_are_another_data_set(kind, tmp_path):
     explain_model, path = small_explain_model(), tmp_path / "store"
-    samples = [Noise(40)[number] for number in range(40)]
-
-    def stop(done, total):
-        if done >= 24:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lrpfx.datasets.attribute(explain_model, kind(samples), path, block_size=8, batch_size=8, progress=stop)
+    samples = list(Noise(40))
+    begun(explain_model, path, kind(samples))
     others = [(image, (label + 1) % CLASSES) for image, label in samples]
     with pytest.raises(lrpfx.InputError, match="the data set has changed"):
-        lrpfx.datasets.attribute(explain_model, kind(others), path, block_size=8)
-    assert lrpfx.datasets.attribute(explain_model, kind(samples), path, block_size=8).is_complete
-
-
-def test_samples_without_a_label_have_no_true_class(tmp_path):
-    samples = [
-        (image, -1 if number in (3, 9) else label)
-        for number, (image, label) in enumerate(map(Noise(16).__getitem__, range(16)))
-    ]
-    found = lrpfx.datasets.attribute(small_explain_model(), samples, tmp_path / "store", target="true")
-    assert list(found.errors) == [3, 9] and "has no label" in found.errors[9]
+        lrpfx.datasets.attribute(explain_model, kind(others), path)
+    assert lrpfx.datasets.attribute(explain_model, kind(samples), path).is_complete
