@@ -1072,6 +1072,10 @@ def _rectified(m, given):
     return given[1] * F.relu(given[0].mean(-1, keepdim=True))
 
 
+def _leaky(m, given):
+    return given[1] * F.leaky_relu(given[0].mean(-1, keepdim=True), 0.1)
+
+
 def _masked_product(mask):
     """The product of the values, an average and a function of it, in this order."""
 
@@ -1186,6 +1190,47 @@ GATES = {
     "where(x > 0, v, 0) * x": (
         _rectified,
         lambda m, given: torch.where((value := given[0].mean(-1, keepdim=True)) > 0, given[1], 0.0) * value,
+    ),
+    "where(x > 0, v * x, torch.tensor(0))": (
+        _rectified,
+        _selected_product(lambda product, value: torch.where(value > 0, product, torch.tensor(0.0))),
+    ),
+    "where(x > 0, v * x, 0 * v * x)": (
+        _rectified,
+        _selected_product(lambda product, value: torch.where(value > 0, product, 0 * product)),
+    ),
+    "v * x * heaviside(x, new_zeros(1))": (
+        _rectified,
+        _masked_product(lambda value: torch.heaviside(value, value.new_zeros(1))),
+    ),
+    "v * x * (x > 0).type_as(x)": (_rectified, _masked_product(lambda value: (value > 0).type_as(value))),
+    "v * x * (1 + sign(x)) / 2": (_rectified, _masked_product(lambda value: (1 + torch.sign(value)) / 2)),
+    "v * (x + |x|) / 2": (
+        _rectified,
+        lambda m, given: given[1] * ((value := given[0].mean(-1, keepdim=True)) + value.abs()) / 2,
+    ),
+    "v * max(x, torch.tensor(0))": (
+        _rectified,
+        lambda m, given: given[1] * torch.max(given[0].mean(-1, keepdim=True), torch.tensor(0.0).to(given[1].dtype)),
+    ),
+    "v * x * where(x > 0, 1, 0.1)": (_leaky, _masked_product(lambda value: torch.where(value > 0, 1.0, 0.1))),
+    "v * x * where(x > 0, ones, 0.1 * ones)": (
+        _leaky,
+        _masked_product(lambda value: torch.where(value > 0, (ones := torch.ones_like(value)), 0.1 * ones)),
+    ),
+    "where(x > 0, v * x, 0.1 * v * x)": (
+        _leaky,
+        _selected_product(lambda product, value: torch.where(value > 0, product, 0.1 * product)),
+    ),
+    "where(x > 0, v * x, v * (exp(x) - 1))": (
+        lambda m, given: given[1] * F.elu(given[0].mean(-1, keepdim=True)),
+        lambda m, given: torch.where(
+            (value := given[0].mean(-1, keepdim=True)) > 0, given[1] * value, given[1] * (value.exp() - 1)
+        ),
+    ),
+    "v * x / (1 + |x|)": (
+        lambda m, given: given[1] * F.softsign(given[0].mean(-1, keepdim=True)),
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) / (1 + value.abs()),
     ),
     "v * x * 0.5 * (1 + erf(x / sqrt(2)))": (
         lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
