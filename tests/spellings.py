@@ -298,6 +298,10 @@ def _with_column(m, x):
     return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
 
 
+def _of_low_rank(m, x):
+    return F.linear(F.linear(x, m.weight[:2]), m.weight[:, :2], m.bias)
+
+
 def _batch_norm_of(m, value):
     return F.batch_norm(value, m.shift.detach(), m.scale.detach() ** 2, None, m.bias)
 
@@ -393,8 +397,16 @@ DENSE = {
         lambda m, x: torch.einsum("bi,oi,o->bo", x, m.weight, m.scale) + m.bias,
     ),
     "einsum of x and two weights": (
-        lambda m, x: F.linear(x, m.weight @ (m.weight * m.scale), m.bias),
+        lambda m, x: F.linear(F.linear(x, m.weight * m.scale), m.weight, m.bias),
         lambda m, x: torch.einsum("bi,ji,i,oj->bo", x, m.weight, m.scale, m.weight) + m.bias,
+    ),
+    "einsum of x and two factors of a weight": (
+        _of_low_rank,
+        lambda m, x: torch.einsum("bi,ir,ro->bo", x, m.weight[:2].T, m.weight[:, :2].T) + m.bias,
+    ),
+    "multi_dot of x and two factors of a weight": (
+        _of_low_rank,
+        lambda m, x: torch.linalg.multi_dot([x, m.weight[:2].T, m.weight[:, :2].T]) + m.bias,
     ),
     "einsum of x, a weight and a mask": (
         lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
