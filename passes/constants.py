@@ -100,7 +100,9 @@ def evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
     """
     if node in known:
         return known[node]
-    info = node_info(node)
+    info, number = node_info(node), number_filling(node)
+    if number is not None and info.shape is not None:
+        return torch.full(info.shape, number, dtype=info.dtype)
     is_view = info.operator is not None and (info.operator.entries.moves or info.operator.outputs.picks)
     if node.op != "call_function" or not (is_view or info.role in (Role.METADATA, Role.PARAMETER)):
         if info.shape is None:

@@ -420,6 +420,15 @@ DENSE = {
     "+ einsum(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.einsum("b,o->bo", x.new_ones(x.shape[0]), m.bias)),
     "+ b.repeat.view(sizes)": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias.repeat(x.shape[0]).view(y.shape)),
     "+ b[None][zeros]": (_linear, lambda m, x: x @ m.weight.T + m.bias[None][torch.zeros(x.shape[0], dtype=torch.long)]),
+    "+ embedding(zeros, b)": (
+        _linear,
+        lambda m, x: x @ m.weight.T + F.embedding(torch.zeros_like(x[:, 0], dtype=torch.long), m.bias[None]),
+    ),
+    "+ addmm(b, zeros, W)": (_linear, lambda m, x: x @ m.weight.T + torch.addmm(m.bias, torch.zeros_like(x), m.weight)),
+    "+ addmv(b, W, zeros)": (
+        _linear,
+        lambda m, x: x @ m.weight.T + torch.addmv(m.bias, m.weight, torch.zeros(6, dtype=x.dtype)),
+    ),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
     "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
     "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
@@ -1292,6 +1301,18 @@ PAIRS: dict[str, Pair] = {
     ),
     "the same by a sum over a mask": Pair(
         _by_rows, _joined_by_matrix(lambda matrix, messages: ((matrix > 0)[..., None] * messages).sum(1)), Edges
+    ),
+    "the same by a sum of where(mask, messages, 0)": Pair(
+        _by_rows,
+        _joined_by_matrix(lambda matrix, messages: torch.where((matrix > 0)[..., None], messages, 0.0).sum(1)),
+        Edges,
+    ),
+    "the same by a sum of masked_fill(other mask, 0)": Pair(
+        _by_rows,
+        _joined_by_matrix(
+            lambda matrix, messages: messages.expand(5, -1, -1).masked_fill((matrix == 0)[..., None], 0.0).sum(1)
+        ),
+        Edges,
     ),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),

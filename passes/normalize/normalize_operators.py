@@ -77,7 +77,7 @@ class NormalizeOperators(GraphPass):
                 continue
             if node.op == "call_module":
                 update_info(node, unlisted=Opaque)
-            elif node_info(node).role is not Role.METADATA:
+            elif node_info(node).role is not Role.METADATA or any(map(_is_parameter, node.all_input_nodes)):
                 result.matches += self._normalize(node)
             elif node.op == "call_method":
                 _method_to_function(node)
@@ -447,6 +447,10 @@ def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
     if name in known or name in row.arguments:
         return name
     return next((other for other in ALIASES.get(name, ()) if other in row.arguments), name)
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    return node_info(node).role is Role.PARAMETER
 
 
 def _of_two(node: fx.Node) -> Spelling | None:

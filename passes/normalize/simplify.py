@@ -25,6 +25,7 @@ from lrpfx.ir.node import (
     parameter_value,
     row_of,
 )
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -207,6 +208,33 @@ def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     return build.call("sum", bound["input"], bound["dim"], target=torch.sum) if bound.get("dtype") is None else None
 
 
+def _chosen_messages(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """What a mask chooses for each of several sums, of values that lack a dimension of it, is their product with the mask."""
+    row, reader = row_of(node), only_reader(node)
+    bound = bound_arguments(node, row)
+    mask, *branches = (bound[name] for name in row.entries.chooses)
+    zeros = [number_filling(one) == 0 for one in branches]
+    if sum(zeros) != 1 or is_data(mask) or not is_call_of(reader, "sum"):
+        return None
+    value = branches[zeros.index(False)]
+    if is_call_of(value, "expand"):
+        value = value.args[0]
+    shapes = [node_info(one).shape if isinstance(one, fx.Node) else None for one in (value, mask, node)]
+    if None in shapes or not is_data(value) or shapes[0] == shapes[2] or torch.broadcast_shapes(*shapes[:2]) != shapes[2]:
+        return None
+    return build.call("mul", value, _negated(build, mask) if zeros[0] else mask)
+
+
+def _negated(build: CallBuilder, mask: fx.Node) -> fx.Node:
+    """The negation of a mask, before views that add dimensions to it."""
+    name = function_name(mask)
+    if name in ("bitwise_not", "logical_not", "invert"):
+        return mask.all_input_nodes[0]
+    if name in ("getitem", "unsqueeze"):
+        return build.call(name, _negated(build, mask.all_input_nodes[0]), *mask.args[1:], target=mask.target)
+    return build.call("logical_not", mask, target=torch.logical_not)
+
+
 def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """A product with a diagonal matrix of signals scales rows or columns."""
     first, second = node.args[:2]
@@ -316,6 +344,8 @@ _FORMS: dict[str, Form] = {
     "getitem": _last_sum,
     "select": _last_sum,
     "matmul": _diagonal_product,
+    "where": _chosen_messages,
+    "masked_fill": _chosen_messages,
     "col2im": _folded,
     "fold": _folded,
     "slice_scatter": _write,
