@@ -445,6 +445,10 @@ DENSE = {
     "y[:, :n] = x @ W[:n].T": (_linear, _half_by_half),
     "two halves under hstack": (_linear, lambda m, x: torch.hstack([x @ m.weight[:3].T, x @ m.weight[3:].T]) + m.bias),
     "two halves under cat": (_linear, lambda m, x: torch.cat([x @ m.weight[:3].T, x @ m.weight[3:].T], -1) + m.bias),
+    "outputs under cat": (
+        _linear,
+        lambda m, x: torch.cat([(x @ m.weight[place])[:, None] for place in range(6)], 1) + m.bias,
+    ),
     "outputs under stack": (
         _linear,
         lambda m, x: torch.stack([(x * m.weight[place]).sum(-1) + m.bias[place] for place in range(6)], -1),
@@ -1276,6 +1280,10 @@ GATES = {
     ),
     "softmax[i] * v[i] + ...": (_weigh, _part_by_part),
     "(exp @ v) / sum": (_weigh, _divided_last),
+    "tensordot(softmax, v) of each sample": (
+        _weigh,
+        lambda m, given: torch.stack([torch.tensordot(torch.softmax(given[0][at], -1), given[1][at], 1) for at in range(2)]),
+    ),
     "einsum(exp, v) / sum": (_weigh, _einsum_divided_last),
 }
 

@@ -25,6 +25,7 @@ from lrpfx.ir.node import (
     parameter_value,
     row_of,
 )
+from lrpfx.ir.operator import NotAContractionError
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
@@ -96,17 +97,18 @@ def _column_times_row(build: CallBuilder, node: fx.Node) -> fx.Node | None:
             continue
         weight = parameter_value(row, build.program.root)
         plain = is_floating(weight) and weight.ndim == 1 and len(weight) > 1 and weight.dtype == node_info(column).dtype
-        if plain and is_learned(row, build.program.root) and (known_size(column, -1) == 1 or _adds_last(column)):
+        if plain and is_learned(row, build.program.root) and (known_size(column, -1) == 1 or adds_last(column)):
             return build.call("linear", column, build.call("unsqueeze", row, 1, target=torch.unsqueeze))
     return None
 
 
-def _adds_last(value: fx.Node) -> bool:
+def adds_last(value: fx.Node) -> bool:
     """Whether a call adds the last dimension: x.unsqueeze(-1) or x[..., None]."""
     if is_call_of(value, "unsqueeze"):
         return value.args[1:] == (-1,) or value.args[1:] == (len(node_info(value).shape or ()) - 1,)
     index = value.args[1] if function_name(value) == "getitem" and isinstance(value.args[1], tuple) else ()
-    return bool(index) and index[-1] is None
+    rank = len(node_info(value.args[0]).shape or ()) if index else 0
+    return bool(index) and index[-1] is None and (Ellipsis in index or len(index) - index.count(None) == rank)
 
 
 def _of_stack(combined: str) -> Form:
@@ -235,6 +237,21 @@ def _negated(build: CallBuilder, mask: fx.Node) -> fx.Node:
     return build.call("logical_not", mask, target=torch.logical_not)
 
 
+def _matrix_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The sum over the last dimension of one matrix of signals and the first of another is their matrix product."""
+    ranks = {one: len(node_info(one).shape or ()) for one in node.all_input_nodes}
+    if set(ranks.values()) != {2} or not all(map(is_data, ranks)):
+        return None
+    contraction = row_of(node).product.contraction
+    assert contraction is not None
+    try:
+        found = contraction(node, lambda one: ranks.get(one))
+    except NotAContractionError:
+        return None
+    (kept, last), (first, other) = found.labels
+    return build.call("matmul", *found.operands) if last == first and kept != other else None
+
+
 def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """A product with a diagonal matrix of signals scales rows or columns."""
     first, second = node.args[:2]
@@ -344,6 +361,7 @@ _FORMS: dict[str, Form] = {
     "getitem": _last_sum,
     "select": _last_sum,
     "matmul": _diagonal_product,
+    "tensordot": _matrix_product,
     "where": _chosen_messages,
     "masked_fill": _chosen_messages,
     "col2im": _folded,
