@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.sentences import TextExplanation
     from lrpfx.pages.report import report
-    from lrpfx.pipeline import node_names, transform
+    from lrpfx.pipeline import Captured, capture, node_names, transform
     from lrpfx.reports.assignment import assignment
     from lrpfx.reports.check import Report, check
     from lrpfx.reports.comparison import Comparison, compare
@@ -74,7 +74,7 @@ _NAMES_IN = {
     "reports.assignment": ("assignment",),
     "reports.history": ("history",),
     "deploy.lowering": ("lower",),
-    "pipeline": ("node_names", "transform"),
+    "pipeline": ("Captured", "capture", "node_names", "transform"),
     "reports.check": ("Report", "check"),
     "reports.comparison": ("Comparison", "compare"),
     "pages.report": ("report",),
@@ -107,6 +107,7 @@ __all__ = [
     "ArtefactError",
     "Attribution",
     "CaptureError",
+    "Captured",
     "Comparison",
     "Explainer",
     "Explanation",
@@ -130,6 +131,7 @@ __all__ = [
     "attribute",
     "attribution",
     "canonizers",
+    "capture",
     "check",
     "cmap",
     "compare",

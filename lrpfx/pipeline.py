@@ -1,7 +1,11 @@
 """The compiler: turns a model and a composite into an explainable GraphModule."""
 
+import copy
 import warnings
-from collections.abc import Collection
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,25 +22,106 @@ from lrpfx.frontends.capture import (
     captured,
     fixed_dimensions,
     guessed_verification,
+    opaque_paths,
 )
 from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.prepare import Model, Prepared, prepare
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_passes
+from lrpfx.passes.driver import Verification, run_verified
 from lrpfx.passes.program import Program
-from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, passes_of
+from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.runtime.module_tree import alias_tensors
 from lrpfx.support.interrupts import undisturbed
 
 NO_SETTINGS = Settings()
+_LATER = (Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE, Stage.REWRITE, Stage.FOLD, Stage.FUSE)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as a normalized, canonized and verified graph, for as many composites as one likes: see `lrpfx.capture`.
+
+    It does not change when the model does. The results of `transform` share its parameters: `load_state_dict` and changes of
+    dtype or device are those of one result alone, but other assignments in place reach all, and end the use of the graph.
+    """
+
+    _program: Program
+    _verification: Verification | None
+    _source: Prepared
+    _dynamic_shapes: DynamicShapes
+    _canonizers: tuple[Any, ...]  # that have changed modules
+    _versions: Mapping[str, int | None]  # of parameters and buffers, by name
+
+    @property
+    def model(self) -> Model:
+        """The model that was captured."""
+        return self._source.model
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._program.title}: {len(list(named_nodes(self._program.graph)))} nodes)"
+
+    @property
+    def front_end(self) -> str:
+        """The front end that captured it: "symbolic" or "export"."""
+        return next(record.name for record in self._program.history if record.stage == "capture")
+
+
+@undisturbed()
+@torch.inference_mode(False)
+def capture(
+    model: Model,
+    example_inputs: ExampleInputs = None,
+    *,
+    capture: str = AUTO,
+    constants: Collection[str] = (),
+    dynamic_shapes: DynamicShapes = None,
+    canonizers: Sequence[Any] = (),
+) -> Captured:
+    """Capture and canonize a model once: `transform(captured, composite)` goes on from there, in a fraction of the time.
+
+    Its results are those of `transform(model, composite)`, and share the parameters of the captured graph.
+
+    Parameters
+    ----------
+    model, example_inputs, capture, constants, dynamic_shapes
+        As for `transform`.
+    canonizers
+        Those that change modules, of all composites to come. Others need not be given.
+
+    Returns
+    -------
+    Captured
+        For `transform`, in place of the model.
+
+    Raises
+    ------
+    CaptureError, VerificationError, InputError
+        As for `transform`.
+    """
+    _check_model(model, "capture")
+    needed = tuple(needed_in_graphs(canonizers))
+    source = prepare(model, needed)
+    settings = Settings(constants=constants)
+    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
+
+    def finish(program: Program, verification: Verification | None) -> Captured:
+        verification = verification or guessed_verification(program, source)
+        program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
+        program.shared = weakref.WeakValueDictionary()
+        return Captured(program, verification, source, dynamic_shapes, needed, _versions(program.root))
+
+    found = captured(asked, finish)
+    _warn(found._program)
+    return found
 
 
 @undisturbed()
 @torch.inference_mode(False)  # tensors made in inference mode cannot take part in a gradient
 def transform(
-    model: Model,
+    model: Model | Captured,
     composite: Composite,
     example_inputs: ExampleInputs = None,
     *,
@@ -56,7 +141,8 @@ def transform(
     Parameters
     ----------
     model
-        A module in evaluation mode, or an `ExportedProgram`.
+        A module in evaluation mode, an `ExportedProgram`, or what `capture` returns for one of them; then `example_inputs`,
+        `capture`, `constants` and `dynamic_shapes` were given to `capture`.
     composite
         What gives each layer its rule.
     example_inputs
@@ -105,21 +191,21 @@ def transform(
     """
     check_arguments(model, composite, unassigned, explain, "transform")
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
-    source = prepare(model, needed_in_graphs(composite.canonizers))
-    asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
-    later = (Stage.CANONIZE, Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE, Stage.REWRITE, Stage.FOLD, Stage.FUSE)
+    if isinstance(model, Captured):
+        refuse_settings_of_capture(example_inputs is not None, capture, constants, dynamic_shapes)
+        program = _settled(*program_for(model, composite), settings, model._dynamic_shapes)
+        alias_tensors(program.root, program.derived)
+    else:
+        source = prepare(model, needed_in_graphs(composite.canonizers))
+        asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
 
-    def finish(program: Program, verification: Verification | None) -> Program:
-        verification = verification or guessed_verification(program, source)
-        run_passes(program, passes_of(settings, *later), verification)
-        if verification is not None:
-            program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
-            hold_sizes(program, verification, dynamic_shapes)
-        return program
+        def finish(program: Program, verification: Verification | None) -> Program:
+            verification = verification or guessed_verification(program, source)
+            program = run_verified(program, passes_of(Settings(), Stage.CANONIZE), verification)
+            return _settled(program, verification, settings, dynamic_shapes)
 
-    program = captured(asked, finish)
-    for note in program.notes:
-        warnings.warn(note, stacklevel=4)
+        program = captured(asked, finish)
+    _warn(program)
     return ExplainModule(
         program.root,
         CompiledGraph(
@@ -134,12 +220,35 @@ def transform(
             frozen=program.frozen,
             dtypes=program.dtypes,
         ),
+        shares=isinstance(model, Captured),
     )
+
+
+def _settled(
+    canonized: Program, verification: Verification | None, settings: Settings, dynamic_shapes: DynamicShapes
+) -> Program:
+    """The final program of a composite. The canonized one is consumed."""
+    program = run_verified(canonized, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification)
+    if verification is not None:
+        program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
+        hold_sizes(program, verification, dynamic_shapes)
+    return program
+
+
+def _versions(root: nn.Module) -> dict[str, int | None]:
+    """The in-place version counters of tensors by name; None for inference tensors, which have no counter."""
+    tensors = [*root.named_parameters(), *root.named_buffers()]
+    return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors}
+
+
+def _warn(program: Program) -> None:
+    for note in program.notes:
+        warnings.warn(note, stacklevel=5)
 
 
 def _normalize(settings: Settings) -> Normalize:
     """NORMALIZE, which captures run: it shows whether a graph is right and whether another front end may follow more."""
-    return lambda program, verification: run_passes(program, passes_of(settings, Stage.NORMALIZE), verification)
+    return lambda program, verification: run_verified(program, passes_of(settings, Stage.NORMALIZE), verification)
 
 
 def normal_form(
@@ -202,14 +311,59 @@ def node_names(
     return [name for name, _ in named_nodes(graph)]
 
 
-def check_arguments(model: Model, composite: Composite, unassigned: str, explain: str, caller: str) -> None:
-    """Raise `InputError` for arguments of `transform`, or of another function that takes them, that do not go together."""
+def program_for(captured: Captured, composite: Composite) -> tuple[Program, Verification | None]:
+    """A copy of a captured program, and what verifies it. `InputError` for a composite that needs another graph."""
+    missing = [one for one in needed_in_graphs(composite.canonizers) if one not in captured._canonizers]
+    if missing:
+        raise InputError(
+            f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
+            "to lrpfx.capture",
+            topic="canonizers-of-modules",
+        )
+    whole = opaque_paths(captured.model, composite) if isinstance(captured.model, nn.Module) else set()
+    if whole:
+        raise InputError(
+            f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
+            "transform the model itself, or map the layers inside",
+            topic="captured-models",
+        )
+    present = _versions(captured._program.root)
+    changed = [name for name, version in captured._versions.items() if present[name] != version]
+    if changed:
+        raise InputError(
+            f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
+            "model again, and change copies (copy.deepcopy)",
+            topic="changed-weights",
+        )
+    program = captured._program.copied()
+    program.notes.clear()  # they were given when the model was captured
+    return program, copy.copy(captured._verification)
+
+
+def refuse_settings_of_capture(
+    has_examples: bool, capture: str, constants: Collection[str], dynamic_shapes: DynamicShapes
+) -> None:
+    """Raise `InputTypeError` for settings of the capture beside a captured model."""
+    if has_examples or capture != AUTO or constants or dynamic_shapes is not None:
+        raise InputTypeError(
+            "the model is captured already: give example_inputs, capture, constants and dynamic_shapes to lrpfx.capture",
+            topic="captured-models",
+        )
+
+
+def _check_model(model: Model, caller: str) -> None:
     if isinstance(model, ExplainModule):
         raise InputTypeError(
             "the model is an explainable module already; transform the source model instead", topic="explainable-module"
         )
     if not isinstance(model, (nn.Module, ExportedProgram)):
         raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}")
+
+
+def check_arguments(model: Model | Captured, composite: Composite, unassigned: str, explain: str, caller: str) -> None:
+    """Raise `InputError` for arguments of `transform`, or of another function that takes them, that do not go together."""
+    if not isinstance(model, Captured):
+        _check_model(model, caller)
     if isinstance(composite, type) and issubclass(composite, Composite):
         raise InputTypeError(f"{caller} takes a composite, not its class; did you mean {composite.__name__}()?")
     if not isinstance(composite, Composite):

@@ -4,10 +4,11 @@ A pass has a name and a stage. Its result holds the number of matches, and the r
 pass only edits a `Program`; the driver lints and verifies the graph, records the history and writes dumps.
 """
 
+from lrpfx.ir.final_probabilities import final_probabilities, final_softmax
 from lrpfx.passes.analyze.infer_signs import AnalyzeSigns
 from lrpfx.passes.analyze.infer_support import AnalyzeSupport
 from lrpfx.passes.assign import Assign
-from lrpfx.passes.canonize.explain_logits import ExplainLogits, final_probabilities, final_softmax
+from lrpfx.passes.canonize.explain_logits import ExplainLogits
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_input_normalization import MergeInputNormalization
@@ -19,10 +20,11 @@ from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
-from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.validate import Validate
+from lrpfx.runtime.compiled_graph import PassRecord
 
 __all__ = [
     "AnalyzeSigns",

@@ -3,6 +3,7 @@
 from torch import fx, nn
 
 from lrpfx.errors import InputTypeError, LrpfxWarning
+from lrpfx.ir.kinds import ConvolutionStandard, ConvolutionTranspose, Linear, Product, Sum
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -10,7 +11,6 @@ from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_P
 from lrpfx.rules.formulas import Epsilon, Norm
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.mapping import MappingContext, RuleMapping
-from lrpfx.types import ConvolutionStandard, ConvolutionTranspose, Linear, Product, Sum
 
 #: Linear layers, for which a composite may have rules of their own.
 _LINEAR = (Linear, ConvolutionStandard, ConvolutionTranspose)

@@ -1,11 +1,12 @@
 """The driver: runs passes, checks the graph after each pass, and records the history."""
 
+import copy
 import dataclasses
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import fx
 from lrpfx.errors import LrpfxError, PassError, VerificationError
 from lrpfx.ir.node import attribute_of, calls, has_info, is_data, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices
-from lrpfx.passes.program import GraphPass, PassRecord, PassResult, Program, draws_random_numbers, random_error
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
+from lrpfx.runtime.compiled_graph import PassRecord
 from lrpfx.support.torch_internals import Interpreter, pytree
 
 logger = logging.getLogger(__name__)
@@ -207,8 +209,13 @@ class _Interpreter(Interpreter):
         return fresh(value) if self.copies and n.op == "get_attr" else value
 
 
-def run_pass(program: Program, step: GraphPass, verification: Verification | None = None) -> PassResult:
-    """Run `step` on `program`. Lint, record and verify a changed graph; without a verification, record that fact."""
+def run_pass(
+    program: Program, step: GraphPass, verification: Verification | None = None, verify_now: bool = True
+) -> PassResult:
+    """Run `step` on `program`. Lint, record and verify a changed graph; without a verification, record that fact.
+
+    `verify_now`: False leaves the verification to a later pass.
+    """
     missing = [need for need in step.requires if need not in program.properties]
     if missing:
         raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass ensures this")
@@ -233,18 +240,75 @@ def run_pass(program: Program, step: GraphPass, verification: Verification | Non
         verification.expect_outputs_of(program)
         return result
     program.unverified += [step.name] if changed else []
-    if verification is not None and program.unverified and not step.unfinished:
+    if verify_now and verification is not None and program.unverified and not step.unfinished:
         _verify(program, verification)
     return result
 
 
-def run_passes(program: Program, steps: Iterable[GraphPass], verification: Verification | None = None) -> None:
-    """Run the passes that apply, in order."""
+def run_passes(
+    program: Program, steps: Sequence[GraphPass], verification: Verification | None = None, verify_each: bool = True
+) -> None:
+    """Run the passes that apply, in order. The graph is verified after each that changes it, or else after the last one."""
     for step in steps:
         if step.applies(program):
-            run_pass(program, step, verification)
-    if verification is not None and program.unverified:  # the last passes were to be verified with later ones
+            run_pass(program, step, verification, verify_each)
+            if verification is None or verify_each or not (verification.records and program.unverified):
+                continue
+            if not _record_shapes(program):
+                _verify(program, verification)
+    if verification is not None and program.unverified:
         _verify(program, verification)
+
+
+def run_verified(program: Program, steps: Sequence[GraphPass], verification: Verification | None) -> Program:
+    """The program after the passes, verified once, at their end; it is consumed.
+
+    If it differs from the model, the passes run again, each verified: the error names the first one that is wrong.
+    """
+    if verification is None:
+        run_passes(program, steps)
+        return program
+    before, expected = program.copied(), copy.copy(verification)
+    try:
+        run_passes(program, steps, verification, verify_each=False)
+    except VerificationError:
+        vars(verification).update(vars(expected))
+        run_passes(before, steps, verification)
+        return before
+    return program
+
+
+def _record_shapes(program: Program) -> bool:
+    """Record shapes and dtypes of new nodes, as tensors without values tell them; False if that takes values."""
+    values: dict[fx.Node, Any] = {}  # of nodes that are no tensors
+
+    def value_of(leaf: Any) -> Any:
+        if not isinstance(leaf, fx.Node) or leaf in values:
+            return values.get(leaf, leaf)
+        info = node_info(leaf)
+        if info.shape is None:
+            raise LookupError(info.name)
+        return torch.empty(info.shape, dtype=info.dtype, device="meta")
+
+    for node in program.graph.nodes:
+        if node.op in ("placeholder", "output") or not has_info(node) or node_info(node).shape is not None:
+            continue
+        if node.op == "get_attr":
+            value = attribute_of(node, program.root)
+        elif node.op == "call_function":
+            try:
+                args, keywords = map_arguments((node.args, node.kwargs), value_of)
+                with torch.no_grad():
+                    value = node.target(*args, **keywords)
+            except Exception:  # functions of values, of which tensors on the meta device have none
+                return False
+        else:
+            return False
+        if isinstance(value, torch.Tensor):
+            update_info(node, shape=tuple(value.shape), dtype=value.dtype)
+        else:
+            values[node] = value
+    return True
 
 
 def _check_properties(program: Program, step: GraphPass) -> None:

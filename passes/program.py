@@ -1,7 +1,9 @@
 """The data that passes work on, and the base class of passes."""
 
+import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,36 +14,10 @@ from lrpfx.errors import CaptureError, LrpfxWarning, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, node_info, set_info, update_info
 from lrpfx.passes.properties import NAMED, Property
-from lrpfx.support.html import element
+from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
 from lrpfx.support.torch_internals import OpOverload
 
 NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
-
-#: Key in an exported program's metadata for its compilation history.
-HISTORY = "lrpfx_history"
-
-
-@dataclass(frozen=True)
-class PassRecord:
-    """One step of the compilation: the result of a pass, and the graph after it as Python code."""
-
-    stage: str
-    name: str
-    matches: int
-    details: tuple[tuple[str, str], ...]  # (qualified name, change at this place)
-    reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
-    code: str
-    unverified: str = ""  # why a change was not verified, if it was not
-
-    def __str__(self) -> str:
-        lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
-        lines += [f"#   {name}: {detail}" for name, detail in self.details]
-        lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
-        lines += [f"#   not verified: {self.unverified}"] if self.unverified else []
-        return "\n".join([*lines, self.code])
-
-    def _repr_html_(self) -> str:
-        return element("pre", str(self), style="white-space:pre;overflow-x:auto;text-align:left")
 
 
 @dataclass
@@ -67,6 +43,13 @@ class Program:
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true
     notes: list[LrpfxWarning] = field(default_factory=list)  # what the user is to be warned of
     exported: ExportedProgram | None = None  # the exported program, once the graph is lowered
+    shared: MutableMapping[str, torch.Tensor] | None = None  # derived tensors of programs with the same tensors, by expression
+
+    def copied(self) -> "Program":
+        """The same with a graph of its own. The modules are the same: passes from ASSIGN on replace them, and change none."""
+        held = {one.name: getattr(self, one.name) for one in fields(self)}
+        copies: dict[str, Any] = {name: copy.copy(value) for name, value in held.items() if isinstance(value, (list, dict))}
+        return replace(self, graph=copy_graph(self.graph), **copies)
 
     def program(self) -> ExportedProgram:
         """The exported program. `PassError` before there is one."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import Dropout
 from lrpfx.ir.node import INPLACE, data_calls, has_info, node_info
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
-from lrpfx.types import Dropout
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,11 @@ class Stage(enum.Enum):
     LEGALIZE = "legalize"
 
 
+def asked_canonizers(settings: Settings) -> list[GraphPass]:
+    """The last passes of CANONIZE, which depend on the composite and on what is to be explained."""
+    return [*settings.canonizers, *([ExplainLogits()] if settings.explain == LOGITS else [])]
+
+
 #: The passes of each stage, in execution order.
 STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
     Stage.NORMALIZE: lambda settings: (
@@ -114,8 +119,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
         MergeBatchNormLeft(),
         MergeScales(),
         MergeBatchNormRight(),
-        *settings.canonizers,
-        *([ExplainLogits()] if settings.explain == LOGITS else []),
+        *asked_canonizers(settings),
     ),
     Stage.ASSIGN: lambda settings: (Assign(settings.composite),) if settings.composite is not None else (),
     Stage.VALIDATE: lambda settings: (Validate(settings.keep_gradient),),

@@ -4,8 +4,8 @@ import operator
 
 from torch import fx, nn
 
-from lrpfx import types
 from lrpfx.errors import RuleError, UnsupportedOperationError
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.operators.layer import bound_arguments, layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -132,20 +132,20 @@ def _check_code(rule: Hook) -> None:
 
 
 #: The rules that suit the kinds of operations, for messages.
-_SUITABLE: tuple[tuple[type[types.Kind], str], ...] = (
-    (types.Activation, "Pass()"),
-    (types.BatchNorm, "Pass()"),
-    (types.RMSNorm, "Pass()"),
-    (types.Gate, "Only(0)"),
-    (types.Product, "Uniform()"),
-    (types.MatMul, "UniformEpsilon()"),
-    (types.Softmax, "SoftmaxTaylor()"),
-    (types.LayerNorm, "NormalizationEpsilon()"),
-    (types.Recurrent, "Epsilon()"),
-    (types.Linear, "Epsilon()"),
-    (types.Detach, "Pass()"),
-    (types.Unknown, ""),
-    (types.Opaque, ""),
+_SUITABLE: tuple[tuple[type[kinds.Kind], str], ...] = (
+    (kinds.Activation, "Pass()"),
+    (kinds.BatchNorm, "Pass()"),
+    (kinds.RMSNorm, "Pass()"),
+    (kinds.Gate, "Only(0)"),
+    (kinds.Product, "Uniform()"),
+    (kinds.MatMul, "UniformEpsilon()"),
+    (kinds.Softmax, "SoftmaxTaylor()"),
+    (kinds.LayerNorm, "NormalizationEpsilon()"),
+    (kinds.Recurrent, "Epsilon()"),
+    (kinds.Linear, "Epsilon()"),
+    (kinds.Detach, "Pass()"),
+    (kinds.Unknown, ""),
+    (kinds.Opaque, ""),
 )
 
 
@@ -177,10 +177,10 @@ def _description(node: fx.Node) -> list[str]:
 def _remedy(node: fx.Node) -> str:
     """A rule that suits the kind of an operation; what to choose for one that the table does not know."""
     info = node_info(node)
-    kind = info.kind or types.Unknown
+    kind = info.kind or kinds.Unknown
     rule = next((rule for one, rule in _SUITABLE if issubclass(kind, one)), "Norm()")
     if rule:
-        cut = " lets relevance pass where the author has cut the gradient" if issubclass(kind, types.Detach) else ""
+        cut = " lets relevance pass where the author has cut the gradient" if issubclass(kind, kinds.Detach) else ""
         return (
             f"Give it a rule by kind, (lrpfx.types.{kind.__name__}, lrpfx.rules.{rule}) in a layer map, or by name, "
             f"(['{info.name}'], lrpfx.rules.{rule}) in a name map{': this' if cut else ''}{cut}."

@@ -25,6 +25,7 @@ from lrpfx.attribution.plausibility import (
 )
 from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
 from lrpfx.errors import InputError
+from lrpfx.ir.kinds import Kind, Linear
 from lrpfx.ir.node import data_calls, node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.request.conditions import (
@@ -50,7 +51,6 @@ from lrpfx.runtime.ruled_operation import Execution
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.tensors import relevance_from
 from lrpfx.support.torch_internals import compiler_of, has_hooks_for_all_modules, pytree
-from lrpfx.types import Kind, Linear
 
 
 @dataclass

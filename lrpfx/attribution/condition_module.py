@@ -9,10 +9,9 @@ from torch import fx, nn
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.node import named_nodes, node_info
-from lrpfx.passes.program import PassRecord
 from lrpfx.request.conditions import Key, checked_place, ends_of, insert_masks, is_edge, shown
 from lrpfx.request.names import recorded_names
-from lrpfx.runtime.compiled_graph import copy_graph
+from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import free_name

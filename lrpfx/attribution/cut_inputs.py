@@ -6,10 +6,10 @@ from typing import Any
 from torch import fx
 
 from lrpfx.attribution.infinite_masks import other_reader
+from lrpfx.ir.kinds import Embedding, Gate, GatedProduct, Softmax, WeightedValues
 from lrpfx.ir.node import ancestors_of, is_data, node_info
 from lrpfx.request.outputs import OutputSelector, explained_nodes
 from lrpfx.rules.formulas import Only, ValueOnly
-from lrpfx.types import Embedding, Gate, GatedProduct, Softmax, WeightedValues
 
 #: The kinds of products in which a rule of a composite gives all relevance to one factor, and the entry that shares it.
 _SHARING = {

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import Softmax
 from lrpfx.ir.node import Role, node_info
-from lrpfx.types import Softmax
 
 
 def input_node(graph: fx.Graph, place: Sequence[Any]) -> fx.Node | None:

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import node_info
 from lrpfx.operators.table import spelling_of
 from lrpfx.runtime.explain_module import TreeGraphModule
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.types import Embedding
 
 
 class OutOfVocabulary(fx.Interpreter):

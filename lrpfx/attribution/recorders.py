@@ -10,13 +10,13 @@ from torch import fx
 
 from lrpfx.attribution.cache import cache_of
 from lrpfx.errors import InputError
+from lrpfx.ir.kinds import Embedding, Neutral
 from lrpfx.ir.node import NodeInfo, Role, ancestors_of, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
 from lrpfx.operators.table import spelling_of
 from lrpfx.request.conditions import Place, ends_of, insert_masks, mask_name
 from lrpfx.request.names import resolve_names
 from lrpfx.runtime.compiled_graph import copy_graph
 from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, rule_module_of
-from lrpfx.types import Embedding, Neutral
 
 #: How the names of inputs for probes begin.
 PROBE = "probe_"

@@ -1,12 +1,12 @@
 """`lrpfx compare`: two composites, or two models, on one photograph, node by node."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lrpfx.command_line.image_files import opened_in_rgb
-from lrpfx.command_line.models import model_named
+from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.options import MODEL, ModelOptions, class_of, composite_of
 from lrpfx.command_line.terminal import say, say_table, stages
 from lrpfx.errors import InputError
@@ -59,10 +59,11 @@ def compare(
             shown.begin(f"loading {other}")
         modules.append(modules[0] if other is None else model_named(other, other_weights).module("compare"))
         image = opened_in_rgb(photograph)
+        shared: list[Any] = [] if other is not None else [graph_of(modules[0], preprocess, image)] * 2
         known = given.names_of_classes(options.categories)
         found = []
         wanted: int | None = None
-        for module, name in zip(modules, names, strict=True):
+        for module, name in zip(shared or modules, names, strict=True):
             shown.begin(f"explaining {name}")
             chosen = composite_of(name, None, preprocess)
             explainer = Explainer(module, composite=chosen, preprocess=preprocess, categories=known)

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
+from lrpfx import transform
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.errors import InputError, os_errors
-from lrpfx.pipeline import transform
 from lrpfx.reports.drawing import RulePicture
 from lrpfx.reports.drawing import draw as drawing_of
 from lrpfx.support.files import written

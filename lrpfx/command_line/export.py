@@ -7,6 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
+from lrpfx import transform
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, SHAPE, CompositeOptions, ModelOptions, composite_of, example_of
 from lrpfx.command_line.terminal import say, stages
@@ -14,7 +15,6 @@ from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
 from lrpfx.errors import InputError, first_lines
 from lrpfx.images.stored_preprocessing import stored_form
-from lrpfx.pipeline import transform
 
 
 class TargetKind(StrEnum):

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import nn
 
+from lrpfx import Captured, capture
 from lrpfx.command_line.options import ImageOptions, categories_in
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.photographs import image_shape, preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
-from lrpfx.images.preprocessing import preprocessing_of
+from lrpfx.explanation.compiled import placed_for
+from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.runtime.fingerprints import fingerprint_of_model
 from lrpfx.support.files import hash_of_file
@@ -102,6 +105,12 @@ class NamedModel:
         parameters = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
         first = next((one.shape[1] for one in parameters if one.ndim == 4), 3)
         return first if first in (1, 3) else 3
+
+
+def graph_of(model: nn.Module, preprocess: Callable[..., Any], image: Image.Image) -> Captured:
+    """The graph of a model for images like this one, which several composites share."""
+    input, _ = Preprocessing(preprocess).prepared(image)
+    return capture(model, placed_for(model, input[None]))
 
 
 def model_named(

@@ -1,12 +1,12 @@
 """`lrpfx report`: photographs in, one interactive page out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lrpfx.command_line.image_files import images_in, opened_in_rgb
-from lrpfx.command_line.models import model_named
+from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, classes_of, composite_of
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.errors import InputError
@@ -48,10 +48,11 @@ def report(
         preprocess = given.required_preprocessing(options)
         images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
         known, found = given.names_of_classes(options.categories), {}
+        source: Any = given.model if len(names) < 2 else graph_of(given.module("report"), preprocess, images[0][1])
         for name in names or [""]:
             shown.begin(f"explaining {name}".rstrip())
             chosen = composite_of(name, setting, preprocess) if name else None
-            explainer = Explainer(given.model, composite=chosen, preprocess=preprocess, categories=known)
+            explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known)
             targets = classes_of(target or [], explainer.categories)
             explained = explainer([photograph for _, photograph in images], targets=targets or None)
             found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]

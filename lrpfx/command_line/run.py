@@ -14,15 +14,15 @@ from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, counted, say, stages
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.lowering import FIXED
 from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
-from lrpfx.image import CMAPS, get_cmap, imsave
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.pictures.images_of_arrays import CMAPS, get_cmap, imsave
 from lrpfx.request.reduction import CHANNELS
+from lrpfx.support.stored_arrays import RefusedError
 
 Array = NDArray[Any]
 

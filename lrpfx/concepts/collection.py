@@ -9,12 +9,12 @@ from typing import Any, Self
 import numpy as np
 
 from lrpfx.concepts.rankings import NONE, Ranking
-from lrpfx.deploy.archive import RefusedError, read_arrays
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.numbers import is_whole
 from lrpfx.support.runs import check_same_run
+from lrpfx.support.stored_arrays import RefusedError, read_arrays
 
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from lrpfx import types
 from lrpfx.concepts import windows
+from lrpfx.ir import kinds
 from lrpfx.ir.node import map_arguments
 from lrpfx.ir.operator import Fill, Form, Operator
 from lrpfx.support.hidden_scores import is_hidden
@@ -86,7 +86,7 @@ class Call:
 
     def without_gate(self) -> "Call":
         """The same call, in which a factor that scales the signal, the first argument, has no reach."""
-        if self.row is None or not issubclass(self.row.kind, types.Gate):
+        if self.row is None or not issubclass(self.row.kind, kinds.Gate):
             return self
         return replace(self, args=(*self.args[:1], *without_reach(self.args[1:])), options=without_reach(self.options))
 
@@ -139,13 +139,13 @@ def _transfer_of(row: Operator | None) -> Transfer | None:
     if row is None:
         return None
     facts: dict[Transfer, Any] = {
-        _pooled: row.kind is types.MaxPool,
+        _pooled: row.kind is kinds.MaxPool,
         _united: row.entries.elementwise or row.entries.converts,
         _mixed: row.entries.mixes,
         _accumulated: row.entries.accumulates,
         _moved: row.entries.moves or row.outputs.result_per_argument or row.entries.overwrites,
-        _windowed: row.dimensions.spatial or row.kind is types.Interpolation,
-        _looked_up: row.kind is types.Embedding,
+        _windowed: row.dimensions.spatial or row.kind is kinds.Interpolation,
+        _looked_up: row.kind is kinds.Embedding,
         _multiplied: row.product.form is Form.MATRICES,
         _contracted: row.product.form is Form.EINSUM,
         _weighted_and_summed: row.product.form is Form.SUM,
@@ -182,7 +182,7 @@ def _mixed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[torc
     if not isinstance(call.first, Tracked) or len(_tracked((call.args, call.options))) > 1:
         return None
     kept = _compact(call.first.reach[number]).amax(dims, keepdim=True)
-    if issubclass(call.row.kind, types.Softmax) and len(dims) == 1 and not call.row.values.negates:
+    if issubclass(call.row.kind, kinds.Softmax) and len(dims) == 1 and not call.row.values.negates:
         hidden = call.first.constant & is_hidden(call.first.value)
         if hidden.any():
             return [torch.where(hidden & ~hidden.all(dims[0], keepdim=True), 0.0, kept)]
@@ -249,14 +249,14 @@ def _windowed(call: Call, number: int, values: list[torch.Tensor]) -> Sequence[t
         weight = bound["weight"]
         channels = source.value.ndim - spatial - 1
         found = _of_groups(found, channels, bound["groups"], source.value.shape[channels], result.shape[channels])
-        transposed = issubclass(row.kind, types.ConvolutionTranspose)
+        transposed = issubclass(row.kind, kinds.ConvolutionTranspose)
         places_of = windows.of_transposed_convolution if transposed else windows.of_convolution
         places = places_of(bound, weight.shape[2:], before, after)
     elif "kernel_size" in bound:
         kernel = windows.each(bound["kernel_size"], spatial)
         stride = kernel if bound["stride"] in (None, [], ()) else bound["stride"]
         places = windows.of_convolution({**bound, "stride": stride}, kernel, before, after)
-    elif row.kind is types.AvgPool:
+    elif row.kind is kinds.AvgPool:
         places = windows.of_adaptive_pooling(before, after)
     else:
         given = (call.args[1:], call.options) if call.args else ((), dict(list(call.options.items())[1:]))
@@ -283,7 +283,7 @@ def _multiplied(call: Call, number: int, values: list[torch.Tensor]) -> Sequence
     """An entry of a matrix product depends on a row of the first factor and a column of the second."""
     assert call.row is not None
     first, second = (call.bound[name] for name in call.row.data)
-    if isinstance(first, Tracked) and isinstance(second, Tracked) and issubclass(call.row.kind, types.WeightedValues):
+    if isinstance(first, Tracked) and isinstance(second, Tracked) and issubclass(call.row.kind, kinds.WeightedValues):
         without = first.constant & (first.value == 0)  # weights of values that a mask hides
         if without.any():
             return [_weighted(first.reach[number], second.reach[number], without, call.row.product.reversed)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from PIL import Image
 
 import lrpfx
-from lrpfx import pictures
 from lrpfx.composites import (
     Composite,
     EpsilonAlpha2Beta1Flat,
@@ -70,7 +69,7 @@ def by_composite(names: tuple[str, ...]) -> Image.Image:
     for name, composite in composites().items():
         found = explainer_of(composite)(files)
         rows.append([(name if not place else "", one.overlay()) for place, one in enumerate(found)])
-    return pictures.sheet(rows)
+    return lrpfx.pictures.sheet(rows)
 
 
 def explain_photographs(directory: Path) -> None:

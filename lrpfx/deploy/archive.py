@@ -5,13 +5,10 @@ import io
 import json
 import re
 import zipfile
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-Entries = dict[str, bytes]  # name, without the top folder of the archive -> content
+from lrpfx.support.stored_arrays import Entries, RefusedError, read_zip
 
 FOLDER = "lrpfx"
 MANIFEST, MANIFEST_HASH, SELF_TEST = f"{FOLDER}/manifest.json", f"{FOLDER}/manifest.json.sha256", f"{FOLDER}/self_test.npz"
@@ -20,30 +17,7 @@ _FORMAT, _VERSION = "archive_format", "archive_version"
 _ALWAYS = "archive_format|archive_version|byteorder|" + r"\.data/(version|serialization_id)"
 
 
-class RefusedError(ValueError):
-    """A file is damaged or holds something that does not belong in it; the message gives the reason."""
-
-
 # --- zip files -----------------------------------------------------------------------------------------------------------
-
-
-def read_zip(content: bytes) -> Entries:
-    """The entries of a zip file as torch and numpy write it: unique names, no compression, checksums verified.
-
-    The entries together are no larger than the file, so a small file cannot use much memory.
-    """
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        infos = archive.infolist()
-        names = Counter(info.orig_filename for info in infos)
-        twice = sorted(name for name, count in names.items() if count > 1)
-        if twice:
-            raise RefusedError(f"it has {len(twice)} entry names twice: {', '.join(twice[:3])}")
-        for info in infos:
-            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-                raise RefusedError(f"{info.filename} is compressed, which lrpfx does not write")
-        if sum(info.file_size for info in infos) > len(content):
-            raise RefusedError("its entries are larger than the file")
-        return {info.orig_filename: archive.read(info) for info in infos}
 
 
 def read_archive(content: bytes) -> Entries:
@@ -62,23 +36,6 @@ def archive_of(entries: Mapping[str, bytes]) -> bytes:
         for name, content in entries.items():
             archive.writestr(zipfile.ZipInfo(f"{_TOP}/{name}"), content)  # without a date: equal entries give equal archives
     return whole.getvalue()
-
-
-def read_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. The size of each must match its entry."""
-    arrays = {}
-    for name, data in read_zip(content).items():
-        file = io.BytesIO(data)
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise RefusedError(f"the array {name} has an unknown form")
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        rest = data[file.tell() :]
-        size = int(np.prod([1, *shape], dtype=object))
-        if dtype.hasobject or fortran or size * dtype.itemsize != len(rest):
-            raise RefusedError(f"the size of the array {name} does not match its header")
-        arrays[name.removesuffix(".npy")] = np.frombuffer(rest, dtype).reshape(shape).copy()
-    return arrays
 
 
 # --- entries ---------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
 from lrpfx.deploy.manifest import MOST_TOLERATED, UNDETERMINED, checked_facts, describe, warn_undetermined
@@ -29,11 +28,13 @@ from lrpfx.deploy.signatures import Key, check_signature, write_signature
 from lrpfx.deploy.verification import shaken
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, LrpfxWarning, os_errors
 from lrpfx.passes.driver import run_passes
-from lrpfx.passes.program import HISTORY, PassRecord, Program
+from lrpfx.passes.program import Program
 from lrpfx.passes.properties import EXPORTED
 from lrpfx.passes.stages import Settings, Stage, passes_of
+from lrpfx.runtime.compiled_graph import HISTORY, PassRecord
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.interrupts import tracing, undisturbed
+from lrpfx.support.stored_arrays import RefusedError
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
 
 logger = logging.getLogger(__name__)

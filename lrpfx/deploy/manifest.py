@@ -11,13 +11,13 @@ import torch
 from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.lowering import FIXED, TARGETS
 from lrpfx.deploy.photographs import check_photographs
 from lrpfx.deploy.program_facts import argument_examples, facts_of, open_dimensions
 from lrpfx.deploy.verification import tolerance_of
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
-from lrpfx.passes.program import PassRecord
+from lrpfx.runtime.compiled_graph import PassRecord
+from lrpfx.support.stored_arrays import RefusedError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lrpfx.deploy.archive import RefusedError
+from lrpfx.support.stored_arrays import RefusedError
 
 _NAMES = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization BitwiseAnd BitwiseNot

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.program import inputs_of
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.support.stored_arrays import RefusedError
 
 _LONGEST_NAME = 1000  # characters of a category
 

@@ -10,7 +10,8 @@ from torch.export import ExportedProgram
 from lrpfx.deploy.job import Job
 from lrpfx.deploy.program import checked
 from lrpfx.deploy.program_sizes import OpenSize
-from lrpfx.passes.program import HISTORY, Program
+from lrpfx.passes.program import Program
+from lrpfx.runtime.compiled_graph import HISTORY
 from lrpfx.runtime.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.runtime.rule_table import rule_table
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.deploy.archive import RefusedError
+from lrpfx.support.stored_arrays import RefusedError
 from lrpfx.support.torch_internals import OpOverload, codes_of_archives
 
 MODEL = "models/model.json"

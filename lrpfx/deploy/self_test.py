@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lrpfx.deploy.archive import RefusedError, read_arrays
+from lrpfx.support.stored_arrays import RefusedError, read_arrays
 
 #: The largest batch for which a file may hold fewer rows and repeat them. The limit keeps small files from using much memory.
 MOST_REPEATED = 64

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.errors import ArtefactError, InputError, os_errors
 from lrpfx.support.files import as_path, written
 from lrpfx.support.optional_packages import optional_package
+from lrpfx.support.stored_arrays import RefusedError
 
 #: The length of the shortest text of a private key, in base64 alone. No error repeats texts that are as long.
 SHORTEST_KEY = 44

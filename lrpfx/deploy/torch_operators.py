@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.manifest import DTYPES
+from lrpfx.support.stored_arrays import RefusedError
 from lrpfx.support.torch_internals import OpOverload, decomposes_always
 
 Arguments = Mapping[str, Any]

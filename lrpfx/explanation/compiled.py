@@ -15,6 +15,7 @@ from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target
+from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
@@ -24,7 +25,6 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.types import Linear
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
+from lrpfx.ir.kinds import Convolution, Softmax, WeightedValues
 from lrpfx.rules.hook import Hook
-from lrpfx.types import Convolution, Softmax, WeightedValues
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05

@@ -31,7 +31,7 @@ from lrpfx.explanation.texts import texts_in
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
-from lrpfx.pipeline import transform
+from lrpfx.pipeline import Captured, transform
 from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
@@ -56,8 +56,8 @@ class Explainer:
     Parameters
     ----------
     model
-        A module in evaluation mode, the result of `lrpfx.transform` (also compiled by torch.compile), or a runner that
-        `lrpfx.load` returns, whose file may hold the preprocessing and the categories.
+        A module in evaluation mode, what `lrpfx.capture` or `lrpfx.transform` returns (the latter also compiled by
+        torch.compile), or a runner that `lrpfx.load` returns, whose file may hold the preprocessing and the categories.
     composite
         The rules; by default they are chosen by what the model consists of (see docs/photographs.md), and the explanation says
         which.
@@ -91,7 +91,7 @@ class Explainer:
 
     def __init__(
         self,
-        model: nn.Module | Runner,
+        model: nn.Module | Runner | Captured,
         *,
         composite: Composite | None = None,
         preprocess: Callable[..., Any] | None = None,
@@ -104,11 +104,15 @@ class Explainer:
         progress: bool = False,
         join: bool = True,
     ) -> None:
-        if not isinstance(model, (nn.Module, Runner)):
+        #: The graph of the model, if it is captured already.
+        self.captured = model if isinstance(model, Captured) else None
+        given = model.model if isinstance(model, Captured) else model
+        if not isinstance(given, (nn.Module, Runner)):
             raise InputTypeError(
-                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(model).__name__}",
+                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(given).__name__}",
                 topic="explainers",
             )
+        model = given
         if not is_whole(batch_size) or batch_size < 1:
             raise InputError(f"batch_size is a positive number of photographs, not {batch_size!r}", topic="explainers")
         self.model = model
@@ -252,7 +256,8 @@ class Explainer:
         `inputs`: inputs like those that it is for.
         """
         compiled = self._compiled
-        changed = isinstance(self.model, nn.Module) and self._snapshot is not None and not self._snapshot.is_of(self.model)
+        followed = self.model if isinstance(self.model, nn.Module) and self.captured is None else None
+        changed = followed is not None and self._snapshot is not None and not self._snapshot.is_of(followed)
         names = set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
         if compiled is None or changed or self._bounds != self._range() or names != self._arguments:
             self._arguments = names
@@ -262,7 +267,7 @@ class Explainer:
     @property
     def _is_own(self) -> bool:
         """Whether the explainer compiles the model for the inputs that it gets."""
-        return self.example_inputs is None and _has_no_rules(self.model)
+        return self.captured is None and self.example_inputs is None and _has_no_rules(self.model)
 
     def recompile(self) -> None:
         """Let the next call compile the model again, after a change that it cannot notice."""
@@ -279,18 +284,19 @@ class Explainer:
         self._bounds = self._range()
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
             return CompiledModel(self.model, self.categories, self.record, self.output)
-        examples = inputs if self.example_inputs is None else self.example_inputs
+        examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = placed_for(self.model, examples)
         logger.info("transforming %s", type(self.model).__name__)
         composite = self.composite or self._default(inputs)
-        made = transform(self.model, composite, example_inputs=examples)
+        source = self.captured or self.model
+        made = transform(source, composite, example_inputs=examples)
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None
         final = None if callable(self.output) else final_probabilities_of(made.graph, self.output)
         if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
             scores = scores_of_logits(final, made)
-            made = transform(self.model, composite, example_inputs=examples, explain="logits")
+            made = transform(source, composite, example_inputs=examples, explain="logits")
         self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
         return CompiledModel(made, self.categories, self.record, self.output, scores)
@@ -311,7 +317,7 @@ def _stated_by(model: Any) -> Preprocessing | None:
 
 
 def explain(
-    model: nn.Module | Runner,
+    model: nn.Module | Runner | Captured,
     images: Any,
     target: TargetLike = None,
     *,

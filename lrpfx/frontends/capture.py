@@ -78,8 +78,8 @@ DEQUANTIZED = "dequantize"  # the stage that reports replaced quantized layers
 FROZEN = "freeze_buffers"  # the stage that reports buffers whose values are constants of the graph
 
 
-#: NORMALIZE: edits a program, which it verifies if it can.
-Normalize = Callable[[Program, Verification | None], None]
+#: NORMALIZE: the program after its passes, verified if it can be.
+Normalize = Callable[[Program, Verification | None], Program]
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Progr
     """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
     args, names = positional(model, asked.example_inputs)
     wishes = wishes_of(asked.dynamic_shapes, dict(zip(names, args or (), strict=True)))
-    request = Request(model, args, names, _opaque_paths(model, asked.settings.composite), wishes, asked)
+    request = Request(model, args, names, opaque_paths(model, asked.settings.composite), wishes, asked)
     chosen = [one for one in FRONT_ENDS if asked.capture in (AUTO, one.name)]
     failures: list[_Failure] = []
     kept: tuple[FrontEnd, Program, Verification | None] | None = None  # a graph with unknown calls
@@ -523,7 +523,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.check(program, "capture", overwrites=True)
-    asked.normalize(program, verification)
+    program = asked.normalize(program, verification)
     if front_end == TorchExport.name and program.title != ExportedProgram.__name__:
         program.notes.clear()  # of parts of layers: if anything decomposed them, it was lrpfx
     if asked.source.dequantized.matches:
@@ -588,7 +588,7 @@ def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]
     return unknown
 
 
-def _opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
+def opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
     """Paths of modules that the composite maps as a whole, except single operations of the operator table."""
     if composite is None:
         return set()

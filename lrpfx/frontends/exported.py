@@ -19,13 +19,14 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
-from lrpfx.frontends.naming import ModuleCall, describe_module, is_user_file, names_in, stands_for_call, with_qualified_names
+from lrpfx.frontends.naming import ModuleCall, describe_module, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import DIFFERENTIATES, lengths_as_sizes, private_copy, restore_tensors, tensors_held
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
+from lrpfx.ir.user_files import is_user_file
 from lrpfx.operators.functions import embedding_bag
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of

@@ -1,43 +1,12 @@
 """Qualified names of nodes, the same from both front ends, and their source lines."""
 
-import inspect
-import os
-import sys
-import sysconfig
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import fx, nn
 
-from lrpfx import errors
 from lrpfx.ir.node import NodeInfo, Role, map_arguments, set_info
 from lrpfx.operators.table import lookup, lookup_method, module_classes
-from lrpfx.passes import program
-
-_COMPILER = tuple(os.path.dirname(inspect.getfile(module)) + os.sep for module in (errors, program))
-_EXAMPLES = os.path.join(os.path.dirname(inspect.getfile(errors)), "demo", "")
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-
-
-def is_user_file(filename: str) -> bool:
-    """Whether a file is the model author's code: not part of torch, the compiler or Python's standard library."""
-    if filename.startswith(("<", _TORCH)) or (filename.startswith(_COMPILER) and not filename.startswith(_EXAMPLES)):
-        return False
-    return not filename.startswith(_STANDARD_LIBRARY) or "-packages" in filename
-
-
-def user_source() -> str:
-    """file:line of the innermost frame outside torch and lrpfx."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if is_user_file(filename):
-            return f"{filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 @dataclass

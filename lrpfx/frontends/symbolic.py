@@ -21,15 +21,14 @@ from lrpfx.frontends.known_values import KnownValues
 from lrpfx.frontends.naming import (
     ModuleCall,
     describe_module,
-    is_user_file,
     names_in,
     stands_for_call,
-    user_source,
     with_qualified_names,
 )
 from lrpfx.frontends.traceable import make_traceable, traceable
 from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.ir.node import attribute_of
+from lrpfx.ir.user_files import is_user_file, user_source
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import tracing, undisturbed

@@ -9,8 +9,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
-from lrpfx import types
 from lrpfx.errors import PassError
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator, Sign
 
 _KEY = "lrpfx"
@@ -45,7 +45,7 @@ class NodeInfo:
     module_path: str | None = None  # the module that the node calls, if it represents a module call
     source: str = ""  # file:line of the user's code that created the node
     operator: Operator | None = None  # row of the operator table
-    unlisted: type[types.Kind] | None = None  # the kind of a call without a row
+    unlisted: type[kinds.Kind] | None = None  # the kind of a call without a row
     role: Role = Role.DATA
     description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
     shape: tuple[int, ...] | None = None  # of the value, if example inputs were given
@@ -64,7 +64,7 @@ class NodeInfo:
     carries_multiplier: bool = False  # the gradient of the value is a multiplier m, with relevance value * m, not relevance
 
     @property
-    def kind(self) -> type[types.Kind] | None:
+    def kind(self) -> type[kinds.Kind] | None:
         """The kind of a call; None for inputs, parameters, and values that depend only on shapes."""
         return self.unlisted if self.operator is None else self.operator.kind
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from lrpfx import types
 from lrpfx.errors import PassError
+from lrpfx.ir import kinds
 
 
 class Sign(enum.Enum):
@@ -346,7 +346,7 @@ class Operator:
     """A row of the operator table."""
 
     name: str
-    kind: type[types.Kind]
+    kind: type[kinds.Kind]
 
     # Arguments.
     function: Function | None = None  # the canonical spelling; None: every spelling keeps its own function
@@ -390,7 +390,7 @@ class Operator:
     @property
     def neutral(self) -> bool:
         """Whether the operator needs no rule: it moves values, selects maxima, or has its relevance reported at its output."""
-        return issubclass(self.kind, (types.Neutral, types.MaxPool, types.Embedding))
+        return issubclass(self.kind, (kinds.Neutral, kinds.MaxPool, kinds.Embedding))
 
     @property
     def returns_several(self) -> bool:
@@ -400,7 +400,7 @@ class Operator:
     @property
     def shares_with_constants(self) -> bool:
         """Whether a parameter or constant among the data takes a share of the relevance, as in x + position."""
-        return not issubclass(self.kind, (types.Product, types.MatMul))
+        return not issubclass(self.kind, (kinds.Product, kinds.MatMul))
 
     @property
     def tensors(self) -> tuple[str, ...]:

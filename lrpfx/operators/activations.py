@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Function, Operator, Probability, Ratio, SignOf
 from lrpfx.operators import mixing, signs
@@ -30,7 +30,7 @@ def _activation(
     **facts: Any,
 ) -> Operator:
     options: dict[str, Any] = {"keeps_rank": True, "mixes": mixing.no_dimension}
-    return row(name, types.Activation, function, arguments, modules=modules, sample=sample, **options, **facts)
+    return row(name, kinds.Activation, function, arguments, modules=modules, sample=sample, **options, **facts)
 
 
 def _bounded(bound: Bound) -> int:
@@ -355,7 +355,7 @@ ROWS: tuple[Operator, ...] = (
     _of_torch("acosh", signs.never_negative, call(input=signal(2, 4, low=1.1, high=2.0)), also="arccosh"),
     row(
         "atan2",
-        types.Gate,
+        kinds.Gate,
         torch.atan2,
         "input other",
         data="input other",

@@ -4,8 +4,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
 from lrpfx.errors import CaptureError
+from lrpfx.ir import kinds
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Bound, Builder, Operator, Probability
 from lrpfx.operators import mixing, signs
@@ -76,7 +76,7 @@ def _attention(build: Builder) -> fx.Node:
 ROWS: tuple[Operator, ...] = (
     row(
         "softmax",
-        types.Softmax,
+        kinds.Softmax,
         functional.softmax,
         "input dim=None dtype=None",
         modules=[nn.Softmax, nn.Softmax2d],
@@ -91,7 +91,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "softmin",
-        types.Softmax,
+        kinds.Softmax,
         functional.softmin,
         "input dim=None dtype=None",
         modules=[nn.Softmin],
@@ -108,7 +108,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "masked_softmax",
-        types.Softmax,
+        kinds.Softmax,
         masked_softmax,
         "input dim",
         reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
@@ -121,7 +121,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "exponential_shares",
-        types.Softmax,
+        kinds.Softmax,
         exponential_shares,
         "input exponentials sums dim",
         controls="exponentials sums",
@@ -140,7 +140,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "shares_of_groups",
-        types.Softmax,
+        kinds.Softmax,
         shares_of_groups,
         "input exponentials sums totals index dim",
         controls="exponentials sums totals",
@@ -162,7 +162,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "scaled_dot_product_attention",
-        types.MatMul,
+        kinds.MatMul,
         functional.scaled_dot_product_attention,
         "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None enable_gqa=False",
         data="query key value attn_mask",
@@ -195,7 +195,7 @@ ROWS: tuple[Operator, ...] = (
     neutral("head_bias", spelled="", functions=[head_bias], keeps_infinity=True, without_sample="only the compiler inserts it"),
     row(
         "log_softmax",
-        types.Activation,
+        kinds.Activation,
         torch.log_softmax,
         "input dim dtype=None",
         modules=[nn.LogSoftmax],

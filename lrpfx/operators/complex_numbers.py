@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Builder, ExampleCall, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
@@ -79,7 +79,7 @@ def _pairs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _transform(name: str, to_complex: bool, sample: ExampleCall, **facts: Any) -> Operator:
-    return row(name, types.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
+    return row(name, kinds.Sum, spelled=name, returns_complex=to_complex, transforms=True, sample=sample, **facts)
 
 
 def _of_torch(name: str) -> Operator:
@@ -108,7 +108,7 @@ _TO_COMPLEX, _TO_REAL = ("fft", "ifft", "rfft", "ihfft"), ("irfft", "hfft")
 ROWS: tuple[Operator, ...] = (
     row(
         "view_as_complex",
-        types.Neutral,
+        kinds.Neutral,
         torch.view_as_complex,
         "input",
         view=True,
@@ -117,7 +117,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "view_as_real",
-        types.Neutral,
+        kinds.Neutral,
         torch.view_as_real,
         "input",
         view=True,
@@ -126,7 +126,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "real",
-        types.Neutral,
+        kinds.Neutral,
         torch.real,
         "input",
         view=True,
@@ -134,11 +134,11 @@ ROWS: tuple[Operator, ...] = (
         sample=of(lambda x: torch.real(torch.fft.fftn(x, dim=(1,)))),
     ),
     row(
-        "imag", types.Neutral, torch.imag, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))
+        "imag", kinds.Neutral, torch.imag, "input", view=True, returns_complex=False, sample=of(lambda x: torch.imag(_pairs(x)))
     ),
     row(
         "complex",
-        types.Neutral,
+        kinds.Neutral,
         torch.complex,
         "real imag",
         data="real imag",
@@ -147,7 +147,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "polar",
-        types.Product,
+        kinds.Product,
         torch.polar,
         "abs angle",
         data="abs angle",
@@ -173,7 +173,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "angle",
-        types.Unknown,
+        kinds.Unknown,
         torch.angle,
         "input",
         returns_complex=False,
@@ -181,7 +181,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "rotated",
-        types.Sum,
+        kinds.Sum,
         rotated,
         "input by",
         returns_complex=False,
@@ -189,7 +189,7 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.last_dimension,
         sample=of(lambda x: rotated(x, torch.tensor([0.6 + 0.8j, 1j])), (2, 2, 2)),
     ),
-    row("fourier", types.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"),
+    row("fourier", kinds.Sum, functions=[fourier], returns_complex=False, without_sample="only the compiler inserts it"),
     *(_of_torch(f"{name}{dimensions}") for name in (*_TO_COMPLEX, *_TO_REAL) for dimensions in ("", "2", "n")),
     _shift("fftshift"),
     _shift("ifftshift"),

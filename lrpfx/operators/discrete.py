@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import floor_divided, floor_divides, heaviside, histogram
@@ -105,7 +105,7 @@ ROWS: tuple[Operator, ...] = (
     _by_itself("trunc", "fix"),
     row(
         "floor_divide",
-        types.Neutral,
+        kinds.Neutral,
         floor_divided,
         "input other",
         functions=[operator.floordiv],
@@ -119,7 +119,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "floor_divides",
-        types.Neutral,
+        kinds.Neutral,
         floor_divides,
         "input other",
         methods="__rfloordiv__",
@@ -129,7 +129,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "heaviside",
-        types.Neutral,
+        kinds.Neutral,
         heaviside,
         "input values",
         discrete=True,
@@ -139,7 +139,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "histc",
-        types.Neutral,
+        kinds.Neutral,
         histogram,
         "input bins=100 min=0 max=0",
         discrete=True,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.row import row
@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 def _dropout(name: str, module: type, shape: tuple[int, ...], native: Sequence[Function] = ()) -> Operator:
     return row(
         name,
-        types.Dropout,
+        kinds.Dropout,
         getattr(functional, name),
         "input p=0.5 training=True",
         modules=[module],
@@ -43,7 +43,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "stochastic_depth",
-        types.Dropout,
+        kinds.Dropout,
         None,
         "input p mode training=True",
         foreign="torchvision.ops.stochastic_depth.stochastic_depth",

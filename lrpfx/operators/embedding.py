@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.functions import embedding_bag
 from lrpfx.operators.row import row
@@ -12,7 +12,7 @@ from lrpfx.operators.samples import Fixed, call, weight
 ROWS: tuple[Operator, ...] = (
     row(
         "embedding",
-        types.Embedding,
+        kinds.Embedding,
         functional.embedding,
         "input weight padding_idx=None max_norm=None norm_type=2.0 scale_grad_by_freq=False sparse=False",
         parameters="weight",
@@ -32,7 +32,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "embedding_bag",
-        types.Embedding,
+        kinds.Embedding,
         embedding_bag,
         "input weight offsets=None max_norm=None norm_type=2.0 scale_grad_by_freq=False mode='mean' sparse=False "
         "per_sample_weights=None include_last_offset=False padding_idx=None",

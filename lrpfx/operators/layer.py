@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx import types
 from lrpfx.errors import RuleError
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, is_data, map_arguments, node_info, nodes_in
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.table import rows_of_class, spelling_of
@@ -42,7 +42,7 @@ class Operation:
         parameters: tuple[str, ...],
         operator: Operator | None = None,
         row: Operator | None = None,
-        kind: type[types.Kind] = types.Unknown,
+        kind: type[kinds.Kind] = kinds.Unknown,
     ) -> None:
         """`operator`: the row of the table, if the function and its arguments are in canonical form.
 
@@ -149,7 +149,7 @@ class Layer:
         self.description = description
 
     @property
-    def kind(self) -> type[types.Kind]:
+    def kind(self) -> type[kinds.Kind]:
         """The kind of the layer."""
         return self.operation.kind
 
@@ -229,7 +229,7 @@ def _is_embedding(node: fx.Node) -> bool:
     """Whether a value is looked up by integers, also through views and casts."""
     while (spelling := spelling_of(node)) is not None:
         row = spelling.operator
-        if issubclass(row.kind, types.Embedding):
+        if issubclass(row.kind, kinds.Embedding):
             return True
         if not (row.entries.moves or row.entries.converts or row.memory.view) or not isinstance(node.args[0], fx.Node):
             return False
@@ -297,10 +297,10 @@ def spelled_rows(module: nn.Module, forward: Any) -> tuple[Operator, ...]:
     )
 
 
-def kind_of(module: nn.Module) -> type[types.Kind]:
+def kind_of(module: nn.Module) -> type[kinds.Kind]:
     """The kind of a module by its class."""
     rows = rows_of(module)
-    return rows[0].kind if rows else types.Opaque
+    return rows[0].kind if rows else kinds.Opaque
 
 
 def layer_of_module(module: nn.Module) -> Layer:
@@ -339,7 +339,7 @@ def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
         {},
         len(inputs),
         tuple(learned),
-        kind=types.Opaque,
+        kind=kinds.Opaque,
     )
     paths = {name: f"{node.target}.{name}" for name in tensors}
     return Layer(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_floating, map_arguments
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.layer import Layer, Operation, Slot, kind_of, spelled_rows
@@ -51,7 +51,7 @@ def _operator_of(module: nn.Module, forward: Forward) -> Operator | None:
 
 def _is_needed(row: Operator) -> bool:
     linear = row.linear.adjoint is not None and bool(row.parameters)
-    return linear or row.normalization.detached is not None or issubclass(row.kind, (types.Softmax, types.Gate))
+    return linear or row.normalization.detached is not None or issubclass(row.kind, (kinds.Softmax, kinds.Gate))
 
 
 def _operator_call(operator: Operator, module: nn.Module, names: Sequence[str]) -> Operation:

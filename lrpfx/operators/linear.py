@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Adjoint, Bound, Builder, ConstantResponse, ExampleCall, Function, Matrices, Operator, WeightLayout
 from lrpfx.operators import mixing
@@ -162,7 +162,7 @@ def _of_convolution(
     """A row for one form of a convolution, with further `arguments` behind the bias."""
     return row(
         name,
-        types.ConvolutionStandard,
+        kinds.ConvolutionStandard,
         function,
         f"input weight bias=None {arguments} stride=1 padding=0 dilation=1 groups=1",
         parameters="weight bias",
@@ -194,7 +194,7 @@ def _convolution(dimensions: int, function: Function, module: type) -> Operator:
 def _transposed_convolution(dimensions: int, function: Function, module: type) -> Operator:
     return row(
         f"conv_transpose{dimensions}d",
-        types.ConvolutionTranspose,
+        kinds.ConvolutionTranspose,
         function,
         "input weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1",
         parameters="weight bias",
@@ -246,7 +246,7 @@ def _padded_convolution(dimensions: int, function: Function, module: type) -> Op
 ROWS: tuple[Operator, ...] = (
     row(
         "linear",
-        types.Linear,
+        kinds.Linear,
         functional.linear,
         "input weight bias=None",
         parameters="weight bias",
@@ -262,7 +262,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "grouped_linear",
-        types.Linear,
+        kinds.Linear,
         grouped_linear,
         "input weight offsets",
         parameters="weight",
@@ -286,7 +286,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "selected_linear",
-        types.Linear,
+        kinds.Linear,
         selected_linear,
         "input weight",
         parameters="weight",
@@ -298,7 +298,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "selected_linear_of_columns",
-        types.Linear,
+        kinds.Linear,
         selected_linear_of_columns,
         "input weight",
         parameters="weight",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
 from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import signs
@@ -44,7 +44,7 @@ def _solution(
     name: str, function: Function, spelled: Function, arguments: str, overload: Function, order: str, **facts: Any
 ) -> Operator:
     """The row of a linear system: its solution is linear in the right-hand side, for a matrix that is constant."""
-    return row(name, types.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
+    return row(name, kinds.Sum, function, arguments, spelled="", reordered=[(spelled, order), (overload, order)], **facts)
 
 
 def _some_sparse() -> torch.Tensor:
@@ -58,7 +58,7 @@ def _sparse_product(build: Builder) -> fx.Node:
 ROWS: tuple[Operator, ...] = (
     row(
         "sparse_mm",
-        types.MatMul,
+        kinds.MatMul,
         torch.sparse.mm,
         "input other",
         data="input other",
@@ -69,7 +69,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "sparse_addmm",
-        types.MatMul,
+        kinds.MatMul,
         torch.sparse.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
@@ -80,7 +80,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "kron",
-        types.MatMul,
+        kinds.MatMul,
         torch.kron,
         "input other",
         data="input other",
@@ -89,7 +89,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cross",
-        types.MatMul,
+        kinds.MatMul,
         torch.linalg.cross,
         "input other dim=-1",
         data="input other",
@@ -99,7 +99,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "multi_dot",
-        types.MatMul,
+        kinds.MatMul,
         torch.linalg.multi_dot,
         "matrices",
         data="matrices",
@@ -130,7 +130,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cholesky_solve",
-        types.Sum,
+        kinds.Sum,
         torch.cholesky_solve,
         "input input2 upper=False",
         aliases="B=input L=input2",

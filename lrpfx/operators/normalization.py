@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Operator, SavedScale
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import row
@@ -67,7 +67,7 @@ def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tenso
 ROWS: tuple[Operator, ...] = (
     row(
         "batch_norm",
-        types.BatchNorm,
+        kinds.BatchNorm,
         functional.batch_norm,
         "input running_mean running_var weight=None bias=None training=False momentum=0.1 eps=1e-05",
         parameters="weight bias",
@@ -91,7 +91,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "layer_norm",
-        types.LayerNorm,
+        kinds.LayerNorm,
         functional.layer_norm,
         "input normalized_shape weight=None bias=None eps=1e-05",
         parameters="weight bias",
@@ -106,7 +106,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "group_norm",
-        types.LayerNorm,
+        kinds.LayerNorm,
         functional.group_norm,
         "input num_groups weight=None bias=None eps=1e-05",
         parameters="weight bias",
@@ -119,7 +119,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "instance_norm",
-        types.LayerNorm,
+        kinds.LayerNorm,
         functional.instance_norm,
         "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
         parameters="weight bias",
@@ -143,7 +143,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "rms_norm",
-        types.RMSNorm,
+        kinds.RMSNorm,
         functional.rms_norm,
         "input normalized_shape weight=None eps=None",
         parameters="weight",
@@ -154,7 +154,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "normalize",
-        types.RMSNorm,
+        kinds.RMSNorm,
         functional.normalize,
         "input p=2.0 dim=1 eps=1e-12 out=None",
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
@@ -165,7 +165,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "local_response_norm",
-        types.RMSNorm,
+        kinds.RMSNorm,
         functional.local_response_norm,
         "input size alpha=0.0001 beta=0.75 k=1.0",
         modules=[nn.LocalResponseNorm],

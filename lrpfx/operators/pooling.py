@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
@@ -55,7 +55,7 @@ def _average_pool(dimensions: int, function: Function, module: type) -> Operator
     divisor: dict[str, Any] = {"divisor_override": None} if dimensions > 1 else {}
     return row(
         f"avg_pool{dimensions}d",
-        types.AvgPool,
+        kinds.AvgPool,
         function,
         "input kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True"
         + "".join(f" {name}=None" for name in divisor),
@@ -82,7 +82,7 @@ def _average_pool(dimensions: int, function: Function, module: type) -> Operator
 def _adaptive_average_pool(dimensions: int, function: Function, module: type) -> Operator:
     return row(
         f"adaptive_avg_pool{dimensions}d",
-        types.AvgPool,
+        kinds.AvgPool,
         function,
         "input output_size",
         modules=[module],
@@ -98,7 +98,7 @@ def _adaptive_average_pool(dimensions: int, function: Function, module: type) ->
 
 
 def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
-    return row(name, types.MaxPool, function, arguments, sign=signs.of_input, moves=True, discrete_results=(1,), **facts)
+    return row(name, kinds.MaxPool, function, arguments, sign=signs.of_input, moves=True, discrete_results=(1,), **facts)
 
 
 def _maximum_pools(dimensions: int, module: type, adaptive_module: type) -> tuple[Operator, ...]:
@@ -154,7 +154,7 @@ ROWS: tuple[Operator, ...] = (
     _adaptive_average_pool(3, functional.adaptive_avg_pool3d, nn.AdaptiveAvgPool3d),
     row(
         "mean",
-        types.AvgPool,
+        kinds.AvgPool,
         torch.mean,
         "input dim=None keepdim=False dtype=None",
         sign=signs.of_input,

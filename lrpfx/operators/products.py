@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, is_data, node_info
 from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
@@ -202,7 +202,7 @@ def _permuted_and_summed(build: Builder, value: fx.Node, labels: str, result: st
 def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
     return row(
         name,
-        types.Product,
+        kinds.Product,
         getattr(torch, name),
         "input tensor1 tensor2 value=1",
         data="input tensor1 tensor2",
@@ -213,7 +213,7 @@ def _sum_with(name: str, combined: str, **sample: Any) -> Operator:
     )
 
 
-def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
+def _of_two(name: str, kind: type[kinds.Kind], function: Function, other: Signal, **facts: Any) -> Operator:
     """A row for an element-wise operator of two operands, which only the compiler calls."""
     sample = call(input=MATRIX, other=other)
     return row(name, kind, function, "input other", data="input other", elementwise=True, sample=sample, **facts)
@@ -222,7 +222,7 @@ def _of_two(name: str, kind: type[types.Kind], function: Function, other: Signal
 ROWS: tuple[Operator, ...] = (
     row(
         "mul",
-        types.Product,
+        kinds.Product,
         torch.mul,
         "input other",
         data="input other",
@@ -242,7 +242,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "div",
-        types.Product,
+        kinds.Product,
         torch.div,
         "input other rounding_mode=None",
         data="input other",
@@ -262,7 +262,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "divided_by",
-        types.Activation,
+        kinds.Activation,
         divided_by,
         "input other",
         methods="__rtruediv__",
@@ -273,7 +273,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "neg",
-        types.Product,
+        kinds.Product,
         torch.neg,
         "input",
         spelled="neg negative",
@@ -288,7 +288,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "prod",
-        types.Product,
+        kinds.Product,
         torch.prod,
         "input dim=None keepdim=False dtype=None",
         multiplies_up=True,
@@ -297,21 +297,21 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cumprod",
-        types.Product,
+        kinds.Product,
         torch.cumprod,
         "input dim dtype=None",
         multiplies_up=True,
         accumulates=mixing.given(),
         sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
     ),
-    _of_two("gate", types.Gate, gate, signal(2, 4), sign=signs.of_product, proportional_to="input other"),
+    _of_two("gate", kinds.Gate, gate, signal(2, 4), sign=signs.of_product, proportional_to="input other"),
     _of_two(
-        "gated_product", types.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
+        "gated_product", kinds.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
-    _of_two("quotient", types.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
+    _of_two("quotient", kinds.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
     row(
         "matmul",
-        types.MatMul,
+        kinds.MatMul,
         torch.matmul,
         "input other",
         data="input other",
@@ -328,7 +328,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "weighted_values",
-        types.WeightedValues,
+        kinds.WeightedValues,
         weighted_values,
         "input other",
         data="input other",
@@ -338,7 +338,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "values_weighted",
-        types.WeightedValues,
+        kinds.WeightedValues,
         values_weighted,
         "input other",
         data="input other",
@@ -349,7 +349,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "weighted_sum",
-        types.WeightedValues,
+        kinds.WeightedValues,
         weighted_sum,
         "input other dim keepdim=False",
         data="input other",
@@ -359,7 +359,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "weighted_product",
-        types.WeightedValues,
+        kinds.WeightedValues,
         weighted_product,
         "input other",
         data="input other",
@@ -369,7 +369,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "einsum",
-        types.MatMul,
+        kinds.MatMul,
         aten="einsum.default",
         contraction=contractions.of_einsum,
         decomposition=_in_steps,
@@ -380,14 +380,14 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "weighted_einsum",
-        types.WeightedValues,
+        kinds.WeightedValues,
         functions=[weighted_einsum],
         form=Form.EINSUM,
         sample=of(lambda x, y: weighted_einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 5)),
     ),
     row(
         "values_weighted_einsum",
-        types.WeightedValues,
+        kinds.WeightedValues,
         functions=[values_weighted_einsum],
         form=Form.EINSUM,
         reversed=True,
@@ -395,20 +395,20 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "tensordot",
-        types.MatMul,
+        kinds.MatMul,
         contraction=contractions.of_tensordot,
         sample=of(lambda x, y: torch.tensordot(x, y, dims=([1, 2], [1, 0])), (2, 3, 4), (4, 3, 2), batch=False),
     ),
     row(
         "dot",
-        types.MatMul,
+        kinds.MatMul,
         spelled="dot vdot",
         contraction=contractions.of_inner,
         sample=of(lambda x, y: torch.dot(x, y), (4,), (4,), batch=False),
     ),
     row(
         "inner",
-        types.MatMul,
+        kinds.MatMul,
         torch.inner,
         "input other",
         data="input other",
@@ -417,7 +417,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "outer",
-        types.Product,
+        kinds.Product,
         torch.outer,
         "input other",
         data="input other",
@@ -428,7 +428,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "bilinear",
-        types.MatMul,
+        kinds.MatMul,
         functional.bilinear,
         "input1 input2 weight bias=None",
         data="input1 input2",
@@ -440,7 +440,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "addmm",
-        types.MatMul,
+        kinds.MatMul,
         torch.addmm,
         "input mat1 mat2 beta=1 alpha=1",
         data="input mat1 mat2",
@@ -449,7 +449,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "baddbmm",
-        types.MatMul,
+        kinds.MatMul,
         torch.baddbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
@@ -458,7 +458,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "addmv",
-        types.MatMul,
+        kinds.MatMul,
         torch.addmv,
         "input mat vec beta=1 alpha=1",
         data="input mat vec",
@@ -467,7 +467,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "addbmm",
-        types.MatMul,
+        kinds.MatMul,
         torch.addbmm,
         "input batch1 batch2 beta=1 alpha=1",
         data="input batch1 batch2",
@@ -476,7 +476,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "vecdot",
-        types.MatMul,
+        kinds.MatMul,
         torch.linalg.vecdot,
         "input other dim=-1",
         data="input other",
@@ -487,7 +487,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cosine_similarity",
-        types.Product,
+        kinds.Product,
         functional.cosine_similarity,
         "x1 x2 dim=1 eps=1e-08",
         data="x1 x2",
@@ -498,7 +498,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "glu",
-        types.Gate,
+        kinds.Gate,
         functional.glu,
         "input dim=-1",
         modules=[nn.GLU],

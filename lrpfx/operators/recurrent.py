@@ -12,8 +12,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
 from lrpfx.errors import CaptureError, InputError
+from lrpfx.ir import kinds
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Bound, Builder, Operator
 from lrpfx.operators.row import row
@@ -507,7 +507,7 @@ _SPLIT = "it is split into calls of `recurrent` before any rule sees it"
 def _module_row(name: str, module: type) -> Operator:
     return row(
         name,
-        types.Recurrent,
+        kinds.Recurrent,
         getattr(torch, name),
         _MODULE,
         data="input hx",
@@ -523,7 +523,7 @@ def _cell_row(name: str, module: type) -> Operator:
     mode = name.removesuffix("_cell")
     return row(
         name,
-        types.Recurrent,
+        kinds.Recurrent,
         getattr(torch, name),
         _CELL,
         data="input hx",
@@ -538,7 +538,7 @@ def _cell_row(name: str, module: type) -> Operator:
 def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str) -> Operator:
     return row(
         name,
-        types.Recurrent,
+        kinds.Recurrent,
         function,
         arguments,
         data=data,
@@ -555,7 +555,7 @@ ROWS: tuple[Operator, ...] = (
     _step_row("rnn_step", rnn_step, "candidate", "candidate"),
     row(
         "recurrent",
-        types.Recurrent,
+        kinds.Recurrent,
         recurrent,
         "input hidden cell weight_ih weight_hh bias_ih=None bias_hh=None weight_hr=None mode='lstm' reverse=False "
         "batch_first=False result='states'",
@@ -577,7 +577,7 @@ ROWS: tuple[Operator, ...] = (
     _cell_row("rnn_relu_cell", nn.RNNCell),
     row(
         "pack_padded_sequence",
-        types.Recurrent,
+        kinds.Recurrent,
         torch._C._VariableFunctions._pack_padded_sequence,
         "input lengths batch_first",
         indices="lengths",

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, update_info
 from lrpfx.ir.operator import Builder, Function, Operator
 from lrpfx.operators import mixing
@@ -55,7 +55,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
     return (
         row(
             name,
-            types.Unknown,
+            kinds.Unknown,
             reduced,
             arguments,
             data="input source",
@@ -67,7 +67,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         ),
         row(
             f"{by}_averaged",
-            types.Sum,
+            kinds.Sum,
             averaged,
             arguments,
             data="input source",
@@ -76,7 +76,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
         ),
         row(
             f"{by}_chosen",
-            types.Neutral,
+            kinds.Neutral,
             chosen,
             arguments,
             data="input source",
@@ -92,7 +92,7 @@ ROWS: tuple[Operator, ...] = (
     *_reductions("index", (index_reduced, index_averaged, index_chosen), "mean"),
     row(
         "quantile",
-        types.Sum,
+        kinds.Sum,
         torch.quantile,
         "input q dim=None keepdim=False interpolation='linear'",
         mixes=mixing.given(2),
@@ -100,7 +100,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "nanquantile",
-        types.Sum,
+        kinds.Sum,
         torch.nanquantile,
         "input q dim=None keepdim=False interpolation='linear'",
         decomposition=_without_missing,
@@ -109,7 +109,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "quantile_without",
-        types.Sum,
+        kinds.Sum,
         quantile_without,
         "input missing q dim=None keepdim=False interpolation='linear'",
         indices="missing",

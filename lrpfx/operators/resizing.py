@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator
 from lrpfx.operators import signs
 from lrpfx.operators.functions import grid_sampled
@@ -14,7 +14,7 @@ from lrpfx.operators.samples import IMAGE, call, of, signal
 ROWS: tuple[Operator, ...] = (
     row(
         "interpolate",
-        types.Interpolation,
+        kinds.Interpolation,
         functional.interpolate,
         "input size=None scale_factor=None mode='nearest' align_corners=None recompute_scale_factor=None antialias=False",
         modules=[nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d],
@@ -32,7 +32,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "upsample",
-        types.Interpolation,
+        kinds.Interpolation,
         spelled="",
         aten="upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec "
         "upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec "
@@ -43,7 +43,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "grid_sample",
-        types.Interpolation,
+        kinds.Interpolation,
         grid_sampled,
         "input grid mode='bilinear' padding_mode='zeros' align_corners=None",
         spelled="grid_sample grid_sampler",

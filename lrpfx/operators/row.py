@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import FACETS, REQUIRED, Bound, Function, Operator, Order
 from lrpfx.support.torch_internals import OpOverload
 from lrpfx.support.torch_internals import aten as aten_operator
@@ -16,7 +16,7 @@ from lrpfx.support.torch_internals import aten as aten_operator
 
 def row(
     name: str,
-    kind: type[types.Kind],
+    kind: type[kinds.Kind],
     function: Function | None = None,
     arguments: str = "",
     *,
@@ -89,7 +89,7 @@ def with_facts(operator: Operator, **facts: Any) -> Operator:
 
 def neutral(name: str, **facts: Any) -> Operator:
     """A row for an operator that needs no rule."""
-    return row(name, types.Neutral, **facts)
+    return row(name, kinds.Neutral, **facts)
 
 
 _ROOMS = (torch, torch.special, functional)

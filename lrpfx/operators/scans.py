@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
@@ -126,7 +126,7 @@ def _recurrence_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments
 ROWS: tuple[Operator, ...] = (
     row(
         "linear_recurrence",
-        types.Scan,
+        kinds.Scan,
         linear_recurrence,
         "input factors dim=1",
         whole={"(Tensor input, Tensor factors, int dim=1) -> Tensor": (linear_recurrence,)},
@@ -138,7 +138,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "selective_scan",
-        types.Scan,
+        kinds.Scan,
         selective_scan,
         "input step decay into_state out_of_state",
         whole={
@@ -157,7 +157,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "weighted_key_value",
-        types.Scan,
+        kinds.Scan,
         weighted_key_value,
         "input key decay first",
         whole={"(Tensor input, Tensor key, Tensor decay, Tensor first) -> Tensor": (weighted_key_value,)},

@@ -8,7 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Channels, ExampleCall, Fill, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
@@ -89,7 +89,7 @@ def _of_two(name: str, other_name: str) -> Operator:
 
     return row(
         name,
-        types.Neutral,
+        kinds.Neutral,
         getattr(torch, name),
         "input other",
         data="input other",
@@ -113,7 +113,7 @@ _MASK = Fixed([[True, False, True, True], [False, False, True, True]])
 ROWS: tuple[Operator, ...] = (
     row(
         "pad",
-        types.Neutral,
+        kinds.Neutral,
         functional.pad,
         "input pad mode='constant' value=None",
         reordered=[(torch.ops.aten.constant_pad_nd.default, "input pad value"), (torch.constant_pad_nd, "input pad value")],
@@ -158,7 +158,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "where",
-        types.Neutral,
+        kinds.Neutral,
         torch.where,
         "condition input other",
         data="condition input other",
@@ -173,7 +173,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "masked_fill",
-        types.Neutral,
+        kinds.Neutral,
         torch.masked_fill,
         "input mask value",
         indices="mask",
@@ -195,7 +195,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "index_put",
-        types.Neutral,
+        kinds.Neutral,
         overwritten_at,
         "input indices values accumulate=False",
         decomposition=_accumulated,
@@ -204,7 +204,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "scatter",
-        types.Neutral,
+        kinds.Neutral,
         scattered,
         "input dim index source",
         aliases="value=source",
@@ -214,7 +214,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "index_copy",
-        types.Neutral,
+        kinds.Neutral,
         index_copied,
         "input source dim index",
         data="input source",
@@ -225,7 +225,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "index_fill",
-        types.Neutral,
+        kinds.Neutral,
         index_filled,
         "input value dim index",
         data="input value",
@@ -236,7 +236,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "masked_scatter",
-        types.Neutral,
+        kinds.Neutral,
         mask_scattered,
         "input source mask",
         data="input source",
@@ -246,7 +246,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "copy",
-        types.Neutral,
+        kinds.Neutral,
         copied,
         "input source non_blocking=False",
         aten="copy.default",
@@ -254,8 +254,8 @@ ROWS: tuple[Operator, ...] = (
         selects=True,
         sample=call(batch=False, input=MATRIX, source=signal(4), non_blocking=False),
     ),
-    row("fill", types.Neutral, torch.fill, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
-    row("zero", types.Neutral, torch.zeros_like, "input", discrete=True, sample=of(lambda x: x + x.clone().zero_())),
+    row("fill", kinds.Neutral, torch.fill, "input value", sample=call(loses="constants", input=MATRIX, value=0.5)),
+    row("zero", kinds.Neutral, torch.zeros_like, "input", discrete=True, sample=of(lambda x: x + x.clone().zero_())),
     neutral(
         "max_unpool",
         spelled="max_unpool1d max_unpool2d max_unpool3d",
@@ -304,7 +304,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "logaddexp",
-        types.Neutral,
+        kinds.Neutral,
         torch.logaddexp,
         "input other",
         data="input other",
@@ -314,7 +314,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "logaddexp2",
-        types.Neutral,
+        kinds.Neutral,
         torch.logaddexp2,
         "input other",
         data="input other",

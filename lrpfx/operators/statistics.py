@@ -7,7 +7,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Builder, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import row
@@ -84,14 +84,14 @@ _LP_POOL = (
 ROWS: tuple[Operator, ...] = (
     row(
         "std",
-        types.Statistic,
+        kinds.Statistic,
         sign=signs.never_negative,
         mixes=mixing.given(),
         sample=of(lambda x: x.std(1, correction=0, keepdim=True)),
     ),
     row(
         "var",
-        types.Statistic,
+        kinds.Statistic,
         sign=signs.never_negative,
         decomposition=_variance,
         mixes=mixing.given(),
@@ -99,19 +99,19 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "var_mean",
-        types.Statistic,
+        kinds.Statistic,
         decomposition=_with_mean(squared=True),
         sample=of(lambda x: torch.cat(torch.var_mean(x, 1, keepdim=True), 1)),
     ),
     row(
         "std_mean",
-        types.Statistic,
+        kinds.Statistic,
         decomposition=_with_mean(squared=False),
         sample=of(lambda x: torch.cat(torch.std_mean(x, dim=1, correction=0, keepdim=True), 1)),
     ),
     row(
         "norm",
-        types.Statistic,
+        kinds.Statistic,
         spelled="norm linalg_norm linalg_vector_norm",
         functions=[torch.linalg.norm, torch.linalg.vector_norm],
         sign=signs.never_negative,
@@ -120,7 +120,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "lp_pool",
-        types.Statistic,
+        kinds.Statistic,
         spelled="lp_pool1d lp_pool2d lp_pool3d",
         modules=[nn.LPPool1d, nn.LPPool2d, nn.LPPool3d],
         whole={
@@ -133,7 +133,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cdist",
-        types.Statistic,
+        kinds.Statistic,
         torch.cdist,
         "x1 x2 p=2.0 compute_mode=None",
         data="x1 x2",
@@ -143,7 +143,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "dist",
-        types.Statistic,
+        kinds.Statistic,
         torch.dist,
         "input other p=2",
         data="input other",
@@ -153,7 +153,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "hypot",
-        types.Statistic,
+        kinds.Statistic,
         torch.hypot,
         "input other",
         data="input other",
@@ -163,7 +163,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "pairwise_distance",
-        types.Statistic,
+        kinds.Statistic,
         functional.pairwise_distance,
         "x1 x2 p=2.0 eps=1e-06 keepdim=False",
         data="x1 x2",

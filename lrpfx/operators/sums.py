@@ -9,7 +9,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx import layer as layers
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data, node_info
 from lrpfx.ir.operator import Bound, Builder, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
@@ -53,13 +53,13 @@ def _slopes(build: Builder) -> tuple[fx.Node, ...] | None:
 def _integral(name: str, function: Function, also: str = "") -> Operator:
     """A row for an integral by the trapezoidal rule, along one dimension."""
     sample = of(lambda y: function(y, dx=0.5, dim=1))
-    return row(name, types.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
+    return row(name, kinds.Sum, spelled=f"{name} {also}", mixes=mixing.given(default=-1), sample=sample)
 
 
 ROWS: tuple[Operator, ...] = (
     row(
         "add",
-        types.Sum,
+        kinds.Sum,
         torch.add,
         "input other alpha=1",
         data="input other",
@@ -80,7 +80,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "sub",
-        types.Sum,
+        kinds.Sum,
         torch.sub,
         "input other alpha=1",
         data="input other",
@@ -98,7 +98,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "rsub",
-        types.Sum,
+        kinds.Sum,
         torch.rsub,
         "input other alpha=1",
         data="input other",
@@ -111,7 +111,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "sum",
-        types.Sum,
+        kinds.Sum,
         torch.sum,
         "input dim=None keepdim=False dtype=None",
         modules=[layers.Sum],
@@ -123,7 +123,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "cumsum",
-        types.Sum,
+        kinds.Sum,
         torch.cumsum,
         "input dim dtype=None",
         sign=signs.of_input,
@@ -131,12 +131,12 @@ ROWS: tuple[Operator, ...] = (
         accumulates=mixing.given(),
         sample=call(input=MATRIX, dim=1, dtype=torch.float64),
     ),
-    row("diff", types.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
+    row("diff", kinds.Sum, mixes=mixing.given(2, -1), sample=of(lambda x: torch.diff(x, dim=1))),
     _integral("trapezoid", torch.trapezoid, "trapz"),
     _integral("cumulative_trapezoid", torch.cumulative_trapezoid),
     row(
         "gradient",
-        types.Sum,
+        kinds.Sum,
         torch.gradient,
         "input spacing=1 dim=None edge_order=1",
         aten="gradient.scalarint gradient.scalararray gradient.scalarrayint gradient.scalarrayarray",
@@ -150,17 +150,17 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "slope",
-        types.Sum,
+        kinds.Sum,
         slope,
         "input dim spacing=1 edge_order=1",
         mixes=mixing.given(),
         sample=call(input=MATRIX, dim=1, spacing=0.5, edge_order=2),
     ),
-    row("nansum", types.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
-    row("trace", types.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
+    row("nansum", kinds.Sum, mixes=mixing.given(), sample=of(lambda x: torch.nansum(x, 1))),
+    row("trace", kinds.Sum, adds_up=True, sample=of(lambda x: torch.trace(x), (4, 4), batch=False)),
     row(
         "scatter_add",
-        types.Sum,
+        kinds.Sum,
         scatter_added,
         "input source dim index",
         data="input source",
@@ -170,7 +170,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "index_add",
-        types.Sum,
+        kinds.Sum,
         index_added,
         "input source dim index alpha=1",
         data="input source",
@@ -180,7 +180,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "index_put_accumulated",
-        types.Sum,
+        kinds.Sum,
         index_put_accumulated,
         "input values indices",
         data="input values",
@@ -188,7 +188,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "affine_grid",
-        types.Sum,
+        kinds.Sum,
         affine_grid,
         "theta size align_corners=None",
         data="theta",
@@ -198,7 +198,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "lerp",
-        types.Sum,
+        kinds.Sum,
         torch.lerp,
         "input end weight",
         data="input end weight",
@@ -208,7 +208,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "fold",
-        types.Sum,
+        kinds.Sum,
         functional.fold,
         "input output_size kernel_size dilation=1 padding=0 stride=1",
         modules=[nn.Fold],
@@ -218,7 +218,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "col2im",
-        types.Sum,
+        kinds.Sum,
         sign=signs.of_input,
         adds_up=True,
         sample=of(lambda x: torch.ops.aten.col2im.default(x, [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), (2, 8, 9)),

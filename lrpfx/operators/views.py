@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx import types
+from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Fill, NotAffineError, Operator, Repeats
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import require_batch, require_dimensions, require_matrix
@@ -100,7 +100,7 @@ _MADE_BY_THE_COMPILER = "only the compiler inserts it"
 ROWS: tuple[Operator, ...] = (
     row(
         "flatten",
-        types.Neutral,
+        kinds.Neutral,
         torch.flatten,
         "input start_dim=0 end_dim=-1",
         modules=[nn.Flatten],
@@ -330,7 +330,7 @@ ROWS: tuple[Operator, ...] = (
     ),
     row(
         "require_dimensions",
-        types.Neutral,
+        kinds.Neutral,
         require_dimensions,
         "input dimensions",
         view=True,
@@ -342,7 +342,7 @@ ROWS: tuple[Operator, ...] = (
     _moving("require_batch", spelled="", functions=[require_batch], without_sample=_MADE_BY_THE_COMPILER),
     row(
         "detach",
-        types.Detach,
+        kinds.Detach,
         mixes=mixing.no_dimension,
         inplace_methods="detach_",
         inplace_aten="detach_.default",

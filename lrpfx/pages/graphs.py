@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import Role, identities, node_info
 from lrpfx.reports.drawing import colors_of_rules, to_networkx
 from lrpfx.reports.history import history
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
 from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, form_label
-from lrpfx.types import Embedding
 
 _MEANINGS = {
     INPUT: "An input of the model: relevance ends here.",

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.cmap import ColorMap
 from lrpfx.errors import InputError, InputTypeError, nearest
-from lrpfx.image import CMAPS
+from lrpfx.pictures.color_maps import ColorMap
+from lrpfx.pictures.images_of_arrays import CMAPS
 from lrpfx.pictures.maps import Floats
 
 DEFAULT = "vivid"

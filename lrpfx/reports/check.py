@@ -27,14 +27,14 @@ from lrpfx.frontends.capture import (
 )
 from lrpfx.frontends.open_sizes import DynamicShapes
 from lrpfx.frontends.prepare import Model, prepare
+from lrpfx.ir.final_probabilities import final_softmax
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.canonize.explain_logits import final_softmax
-from lrpfx.passes.driver import Verification, run_passes
-from lrpfx.passes.program import Program
-from lrpfx.passes.stages import Settings, Stage, passes_of
+from lrpfx.passes.driver import Verification, run_verified
+from lrpfx.passes.program import GraphPass, Program
+from lrpfx.passes.stages import Settings, Stage, asked_canonizers, passes_of
 from lrpfx.passes.validate import complaint, misfit
-from lrpfx.pipeline import check_arguments, normal_form, settings_of
+from lrpfx.pipeline import Captured, check_arguments, normal_form, program_for, refuse_settings_of_capture, settings_of
 from lrpfx.runtime.rule_table import NEUTRAL
 from lrpfx.support.html import bullets, element
 from lrpfx.support.table import Table
@@ -159,7 +159,7 @@ def _first(rules: Sequence[str], most: int = 3) -> str:
 
 
 def check(
-    model: Model,
+    model: Model | Captured,
     composite: Composite,
     *inputs: Any,
     example_inputs: ExampleInputs = None,
@@ -201,10 +201,16 @@ def check(
     """
     check_arguments(model, composite, unassigned, explain, "check")
     check_front_end(capture)
+    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
+    if isinstance(model, Captured):
+        given = bool(inputs or keywords) or example_inputs is not None
+        refuse_settings_of_capture(given, capture, constants, dynamic_shapes)
+        passes = [*asked_canonizers(settings), *passes_of(settings, Stage.ASSIGN)]
+        program, verification = program_for(model, composite)
+        return _report(program.title, {model.front_end: "works"}, program, verification, settings, passes)
     if sum((bool(inputs), bool(keywords), example_inputs is not None)) > 1:
         raise InputTypeError("give example inputs by position, by name or as example_inputs=, not in two ways")
     title = type(model).__name__
-    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     front_ends: dict[str, str] = {}
     found: dict[str, tuple[Program, Verification | None]] = {}
     try:
@@ -241,7 +247,8 @@ def check(
             else ("follow the advice of the front ends, or map the module that they name to a rule as a whole")
         )
         return _hopeless(title, front_ends, "no front end can capture the model", step)
-    reports = [_report(title, front_ends, *found[front_end], settings) for front_end in found]
+    passes = passes_of(settings, Stage.CANONIZE, Stage.ASSIGN)
+    reports = [_report(title, front_ends, *found[front_end], settings, passes) for front_end in found]
     return next((report for report in reports if report.ok), reports[0])
 
 
@@ -264,14 +271,19 @@ def _hopeless(title: str, front_ends: Mapping[str, str], problem: str, step: str
 
 
 def _report(
-    title: str, front_ends: Mapping[str, str], program: Program, verification: Verification | None, settings: Settings
+    title: str,
+    front_ends: Mapping[str, str],
+    program: Program,
+    verification: Verification | None,
+    settings: Settings,
+    passes: Sequence[GraphPass],
 ) -> Report:
-    """The report on one graph."""
+    """The report on one graph, after passes that end in ASSIGN."""
     problems: list[str] = []
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
     try:
-        run_passes(program, passes_of(settings, Stage.CANONIZE, Stage.ASSIGN), verification)
+        program = run_verified(program, passes, verification)
         warnings += map(str, program.notes)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]

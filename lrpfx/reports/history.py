@@ -6,7 +6,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lrpfx.errors import InputTypeError
-from lrpfx.passes.program import HISTORY, PassRecord
+from lrpfx.runtime.compiled_graph import HISTORY, PassRecord
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.html import bullets, folded
 from lrpfx.support.table import Table

@@ -16,6 +16,7 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
+from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import (
     NodeInfo,
     Role,
@@ -39,7 +40,6 @@ from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.html import Html, bar, element, folded
 from lrpfx.support.table import Rows, Table
 from lrpfx.support.tensors import only_finite, relevance_from, where_finite
-from lrpfx.types import Embedding
 
 if TYPE_CHECKING:
     from pandas import DataFrame

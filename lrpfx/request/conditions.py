@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.kinds import Activation, Linear, MatMul, Recurrent, Softmax
 from lrpfx.ir.node import NodeInfo, Role, named_nodes, node_info, set_info
 from lrpfx.operators.table import operator_named
 from lrpfx.request.layouts import channel_dimension
@@ -24,7 +25,6 @@ from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.numbers import is_whole
 from lrpfx.support.torch_internals import apply
-from lrpfx.types import Activation, Linear, MatMul, Recurrent, Softmax
 
 
 @dataclass(frozen=True)

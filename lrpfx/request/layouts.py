@@ -4,10 +4,10 @@ import operator
 
 from torch import fx
 
+from lrpfx.ir.kinds import Activation, BatchNorm, Convolution, Embedding, Linear, Recurrent
 from lrpfx.ir.node import Role, node_info, sources_of_dimensions
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.mixing import keeps_places
-from lrpfx.types import Activation, BatchNorm, Convolution, Embedding, Linear, Recurrent
 
 Known = dict[tuple[fx.Node, int], int | None]
 

@@ -12,6 +12,23 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import InputError, RuleError
+from lrpfx.ir.kinds import (
+    AvgPool,
+    Gate,
+    GatedProduct,
+    Kind,
+    LayerNorm,
+    MatMul,
+    Neutral,
+    Opaque,
+    Product,
+    RMSNorm,
+    Softmax,
+    Statistic,
+    Sum,
+    Unknown,
+    WeightedValues,
+)
 from lrpfx.ir.node import Facts
 from lrpfx.operators.layer import Layer, Operation
 from lrpfx.operators.table import lookup
@@ -46,23 +63,6 @@ from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Derivative, HeldScale, MultiplierForm, Ratio
 from lrpfx.support.derivatives import vjp
 from lrpfx.support.numbers import finite_number
-from lrpfx.types import (
-    AvgPool,
-    Gate,
-    GatedProduct,
-    Kind,
-    LayerNorm,
-    MatMul,
-    Neutral,
-    Opaque,
-    Product,
-    RMSNorm,
-    Softmax,
-    Statistic,
-    Sum,
-    Unknown,
-    WeightedValues,
-)
 
 Names = str | Sequence[str] | None
 Stabilization = float | StabilizerFunction

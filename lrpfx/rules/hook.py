@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from lrpfx.errors import InputTypeError, RuleError
+from lrpfx.ir.kinds import Recurrent
 from lrpfx.operators.layer import kind_of, layer_of_module
 from lrpfx.operators.layer_of_call import Forward
 from lrpfx.rules.rule import Rule
@@ -14,7 +15,6 @@ from lrpfx.runtime.module_mode.call_with_code import call_with_code, takes_kwarg
 from lrpfx.runtime.module_mode.call_with_rule import call_with_rule, ruled_call, stored_arguments
 from lrpfx.runtime.module_mode.registration import Registration, RemovableHandle, RemovableHandleList, inner_forward
 from lrpfx.runtime.ruled_operation import Switch
-from lrpfx.types import Recurrent
 
 
 class Hook(Rule):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import RuleError
+from lrpfx.ir.kinds import Recurrent
 from lrpfx.operators.layer import Layer
 from lrpfx.operators.recurrent import CELL, in_time, out_of_time, run_of, state_of, terms_of_step
 from lrpfx.rules.formulas import EpsilonRule
@@ -14,7 +15,6 @@ from lrpfx.rules.rule import Absorbed
 from lrpfx.rules.stabilizer import StabilizerFunction
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.support.opaque_operator import opaque_operator
-from lrpfx.types import Recurrent
 
 
 class SignalTakesAll(EpsilonRule):

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import torch
 
-from lrpfx import types
 from lrpfx.errors import RuleError
+from lrpfx.ir import kinds
 from lrpfx.operators.layer import Layer
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import Clamp, InputModifier, NoMod, ParamMod, Unchanged
@@ -117,10 +117,10 @@ class BasicHook(Hook):
             modifier.check(tuple(layer.parameters))
         if layer.input_count == 0:
             raise RuleError("the layer has no input that can receive relevance")
-        several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (types.MatMul, types.Product))
+        several = (layer.input_count or 0) > 1 and issubclass(layer.kind, (kinds.MatMul, kinds.Product))
         row = layer.operation.row
-        of_entries = issubclass(layer.kind, types.Product) and row is not None and not row.entries.elementwise
-        if several or of_entries or issubclass(layer.kind, types.Gate):
+        of_entries = issubclass(layer.kind, kinds.Product) and row is not None and not row.entries.elementwise
+        if several or of_entries or issubclass(layer.kind, kinds.Gate):
             raise RuleError(
                 "it is for layers that are linear in their inputs, but this one multiplies, and each factor would get all "
                 "relevance. Use UniformEpsilon for matrix products and Uniform for other products"

@@ -10,6 +10,33 @@ from torch import fx
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import map_arguments
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
+from lrpfx.support.html import element
+
+#: Key in an exported program's metadata for its compilation history.
+HISTORY = "lrpfx_history"
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """One step of the compilation: the result of a pass, and the graph after it as Python code."""
+
+    stage: str
+    name: str
+    matches: int
+    details: tuple[tuple[str, str], ...]  # (qualified name, change at this place)
+    reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
+    code: str
+    unverified: str = ""  # why a change was not verified, if it was not
+
+    def __str__(self) -> str:
+        lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
+        lines += [f"#   {name}: {detail}" for name, detail in self.details]
+        lines += [f"#   left alone: {name}: {reason}" for name, reason in self.reasons]
+        lines += [f"#   not verified: {self.unverified}"] if self.unverified else []
+        return "\n".join([*lines, self.code])
+
+    def _repr_html_(self) -> str:
+        return element("pre", str(self), style="white-space:pre;overflow-x:auto;text-align:left")
 
 
 @dataclass(frozen=True)
@@ -20,7 +47,7 @@ class CompiledGraph:
     title: str
     composite: str  # as text
     unfused: fx.Graph  # with one node for each operation that has a rule; `graph` may run several as one, or be the same
-    history: tuple[Any, ...] = ()  # records of passes
+    history: tuple[PassRecord, ...] = ()
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     guards: tuple[Guard, ...] = ()  # facts about the arguments

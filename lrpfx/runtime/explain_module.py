@@ -15,7 +15,7 @@ from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.written_names import check_names
 from lrpfx.runtime.compiled_graph import CompiledGraph, restore_graph
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.module_tree import Scope, set_derived_buffer, share_tables
+from lrpfx.runtime.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.runtime.overwriting import on_copies
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.rule_table import rule_table
@@ -184,9 +184,10 @@ class ExplainModule(TreeGraphModule):
     call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.
     """
 
-    def __init__(self, root: nn.Module, compiled: CompiledGraph) -> None:
-        """`root`: the modules and tensors that the graphs read."""
+    def __init__(self, root: nn.Module, compiled: CompiledGraph, shares: bool = False) -> None:
+        """`root`: the modules and tensors that the graphs read. `shares`: whether others share their memory."""
         super().__init__(root, compiled.graph, compiled.title)
+        self._shares = shares
         self.compiled = compiled
         self._misfit = self._cast_problem()
         self._inputs = self._defaults()
@@ -195,6 +196,7 @@ class ExplainModule(TreeGraphModule):
         self._versions = self._current_versions()
         self._read = self._parameters_read()
         self.register_forward_pre_hook(_admit, with_kwargs=True)
+        self.register_load_state_dict_pre_hook(_own_before_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_refold_after_loading)  # type: ignore[no-untyped-call]
 
     @property
@@ -408,6 +410,8 @@ class ExplainModule(TreeGraphModule):
                 yield switch
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        if self._shares:
+            own_tensors(self, fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._misfit = self._cast_problem()
         self.refold()
@@ -446,6 +450,13 @@ class ExplainModule(TreeGraphModule):
 def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
     assert isinstance(module, ExplainModule)
     return args, module.admit(args, keywords)
+
+
+def _own_before_loading(module: nn.Module, *arguments: Any) -> None:
+    assert isinstance(module, ExplainModule)
+    if module._shares:
+        own_tensors(module, torch.clone)
+        module._shares = False
 
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:

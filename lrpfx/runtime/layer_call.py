@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import torch
 
 from lrpfx.errors import RuleError
+from lrpfx.ir.kinds import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 from lrpfx.operators.layer import Operation
 from lrpfx.support.derivatives import vjp
 from lrpfx.support.tensors import only_finite, where_finite
-from lrpfx.types import AvgPool, BatchNorm, Interpolation, Linear, MatMul, Product, Sum
 
 
 class ParameterChange(Protocol):

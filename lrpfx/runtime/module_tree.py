@@ -1,6 +1,8 @@
 """The tree of modules that replaces a model: it has the model's names, parameters and buffers, and rule modules as leaves."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,6 +49,58 @@ def share_tables(source: nn.Module, target: nn.Module) -> None:
     """Give `target` the contents of `source`, now and in the future: both use the same tables."""
     for table in TABLES:
         setattr(target, table, getattr(source, table))
+
+
+def alias_tensors(root: nn.Module, derived: Collection[str]) -> None:
+    """Give a tree that the compiler made parameters and buffers of its own, which share memory with the present ones.
+
+    Modules of other classes in it are copied. A change of dtype or device then is one of this tree alone. Derived buffers are
+    replaced as a whole whenever they change, so they may stay those of other trees.
+    """
+    kept = [root.get_buffer(name) for name in derived]
+    made: dict[int, Any] = {id(tensor): tensor for tensor in kept}
+
+    def alias(tensor: torch.Tensor) -> Any:
+        if id(tensor) not in made:
+            shared = tensor.detach()
+            made[id(tensor)] = nn.Parameter(shared, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shared
+        return made[id(tensor)]
+
+    def of_its_own(module: nn.Module) -> nn.Module:
+        if not isinstance(module, Scope):
+            for tensor in (*module.parameters(), *module.buffers()):
+                alias(tensor)
+            return copy.deepcopy(module, made)
+        if id(module) not in made:
+            made[id(module)] = module
+            for table in (module._parameters, module._buffers):
+                table.update({name: alias(tensor) for name, tensor in table.items() if tensor is not None})
+            module._modules.update({name: of_its_own(child) for name, child in module._modules.items() if child is not None})
+        return module
+
+    of_its_own(root)
+
+
+def own_tensors(root: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the parameters and buffers in a tree that `change` copies by new ones, which nothing is shared with.
+
+    Neither the memory nor the counter of changes in place: a parameter keeps the latter through an assignment to `.data`.
+    """
+    made: dict[int, Any] = {}
+
+    def changed(tensor: torch.Tensor) -> Any:
+        if id(tensor) not in made:
+            with torch.no_grad():
+                value = change(tensor)
+            is_new = value.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+            new = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
+            made[id(tensor)] = new if is_new else tensor
+            made[id(new)] = made[id(tensor)]
+        return made[id(tensor)]
+
+    for module in root.modules():
+        for table in (module._parameters, module._buffers):
+            table.update({name: changed(tensor) for name, tensor in table.items() if tensor is not None})
 
 
 def set_derived_buffer(root: nn.Module, name: str, value: torch.Tensor, persistent: bool = False) -> None:

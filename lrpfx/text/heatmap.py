@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from lrpfx.attribution import Attribution
-from lrpfx.cmap import ColorMap
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.image import get_cmap
+from lrpfx.pictures.color_maps import ColorMap
+from lrpfx.pictures.images_of_arrays import get_cmap
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution, scores_of_tokens
 from lrpfx.text.tokens import read_text

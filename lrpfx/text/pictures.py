@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from lrpfx.cmap import ColorMap
 from lrpfx.errors import InputError
-from lrpfx.image import get_cmap
+from lrpfx.pictures.color_maps import ColorMap
+from lrpfx.pictures.images_of_arrays import get_cmap
 from lrpfx.support.files import as_path, written
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.text.scores import Scores

@@ -7,13 +7,13 @@ model's output.
 
 from torch import fx
 
+from lrpfx.ir.kinds import Activation
 from lrpfx.ir.node import Role, node_info, update_info
 from lrpfx.ir.operator import Sign
 from lrpfx.operators.signs import of_input
 from lrpfx.passes.program import GraphPass as GraphPass
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, SIGNED, SUPPORTED
-from lrpfx.types import Activation
 
 
 class AnalyzeSupport(GraphPass):

@@ -7,12 +7,12 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from lrpfx.ir.kinds import BatchNorm, Gate, LayerNorm, RMSNorm
 from lrpfx.ir.node import calls, is_data, node_info, only_reader, parameter_value, row_of
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
-from lrpfx.types import BatchNorm, Gate, LayerNorm, RMSNorm
 
 
 class FindBatchNorm(GraphPass):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import BatchNorm
 from lrpfx.ir.node import (
     NodeInfo,
     Role,
@@ -28,7 +29,6 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.channel_places import moved_channels, place_of_channels
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
-from lrpfx.types import BatchNorm
 
 
 def batch_norm_scale(running_var: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import BatchNorm
 from lrpfx.ir.node import Role, calls, node_info, only_reader, update_info
 from lrpfx.ir.operator import Channels, Operator
 from lrpfx.operators.functions import thresholded_relu
@@ -12,7 +13,6 @@ from lrpfx.passes.canonize.affine_maps import ChannelLayout, Merger, ObstacleErr
 from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
-from lrpfx.types import BatchNorm
 
 
 def batch_norm_shift(running_mean: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

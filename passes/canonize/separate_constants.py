@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from torch import fx
 
+from lrpfx.ir.kinds import BatchNorm
 from lrpfx.ir.node import calls, is_data, node_info, output_node, readers, set_info
 from lrpfx.passes.canonize.merge_batch_norm import has_batch_norm, is_layer_of_parameters
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
-from lrpfx.types import BatchNorm
 
 
 class SeparateConstants(GraphPass):

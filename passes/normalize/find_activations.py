@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from lrpfx.ir.kinds import Activation, Neutral
 from lrpfx.ir.node import (
     Role,
     calls,
@@ -33,7 +34,6 @@ from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
-from lrpfx.types import Activation, Neutral
 
 #: Where functions are compared: all bends of the activations lie between two of the points.
 _POINTS = torch.cat(

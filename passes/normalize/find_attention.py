@@ -3,6 +3,7 @@
 from torch import fx
 from torch.fx.node import Argument
 
+from lrpfx.ir.kinds import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
 from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, only_reader, readers, row_of, update_info
 from lrpfx.ir.operator import Probability
 from lrpfx.operators.layer import bound_arguments
@@ -14,7 +15,6 @@ from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.normalize.simplify import sum_of_mean
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
 
 
 class FindAttention(GraphPass):

@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import fx
 
+from lrpfx.ir.kinds import Activation, AvgPool, Embedding, Gate, Product, Statistic, Sum
 from lrpfx.ir.node import Role, ancestors_of, calls, is_data, node_info, update_info
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
-from lrpfx.types import Activation, AvgPool, Embedding, Gate, Product, Statistic, Sum
 
 #: The certainty of a factor that is bounded, but may be negative or a signal.
 _BOUNDED = 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import Detach, Softmax
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Fill, Operator, Probability, Repeats
 from lrpfx.operators.contractions import added_by_index, keeps_all
@@ -18,7 +19,6 @@ from lrpfx.passes.constants import mark_constants, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, LeftAloneError, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
-from lrpfx.types import Detach, Softmax
 
 Dims = tuple[int, ...] | None  # the dimensions that a softmax normalizes over; None: all
 

@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import CaptureError
+from lrpfx.ir.kinds import Embedding, Opaque, Unknown
 from lrpfx.ir.node import (
     INPLACE,
     NodeInfo,
@@ -37,7 +38,6 @@ from lrpfx.operators.table import (
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random, replace_call
 from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
-from lrpfx.types import Embedding, Opaque, Unknown
 
 
 class NormalizeOperators(GraphPass):

@@ -3,11 +3,11 @@
 from torch import fx
 
 from lrpfx.errors import CaptureError
+from lrpfx.ir.kinds import BatchNorm, Dropout
 from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DETERMINISTIC
-from lrpfx.types import BatchNorm, Dropout
 
 
 class RemoveDropout(GraphPass):

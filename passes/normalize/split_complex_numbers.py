@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from lrpfx.errors import UnsupportedOperationError
+from lrpfx.ir.kinds import AvgPool, Convolution, Interpolation, Linear, MatMul, Sum
 from lrpfx.ir.node import (
     NodeInfo,
     Role,
@@ -34,7 +35,6 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 from lrpfx.support.dotted_paths import dotted_path
 from lrpfx.support.torch_internals import OpOverload
-from lrpfx.types import AvgPool, Convolution, Interpolation, Linear, MatMul, Sum
 
 #: A real value, or the real and imaginary parts of a complex one; a part may be a number.
 Parts = tuple[Any, Any]

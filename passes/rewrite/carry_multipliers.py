@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, output_node, update_info
 from lrpfx.operators.functions import without_gradient
 from lrpfx.operators.layer import layer_of_node
@@ -18,7 +19,6 @@ from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
 from lrpfx.runtime.multipliers import MultiplierForm, WithoutRelevance, carry_multiplier, carry_relevance
-from lrpfx.types import Embedding
 
 
 class CarryMultipliers(GraphPass):

@@ -1,12 +1,17 @@
 """FOLD: compute subgraphs that depend only on parameters once, as derived buffers that can be recomputed."""
 
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import fx
 
-from lrpfx.ir.node import NodeInfo, Role, ancestors_of, calls, node_info, set_info
+from lrpfx.ir.node import NodeInfo, Role, ancestors_of, attribute_of, calls, map_arguments, node_info, output_node, set_info
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.module_tree import free_name, set_derived_buffer
+from lrpfx.support.dotted_paths import dotted_path
 from lrpfx.support.torch_internals import Interpreter
 
 
@@ -26,8 +31,7 @@ class Fold(GraphPass):
                 program.fold_graph = None
                 return PassResult()
             program.fold_graph = _subgraph(graph, folded, results)
-            with torch.no_grad():
-                values = Interpreter(program.root, graph=program.fold_graph).run()
+            values = _values(program, program.fold_graph)
             others = {n for n, value in zip(results, values, strict=True) if not isinstance(value, torch.Tensor)}
             if not others:
                 break
@@ -50,6 +54,36 @@ class Fold(GraphPass):
             if node.op == "get_attr" and not node.users:
                 graph.erase_node(node)
         return PassResult(len(results))
+
+
+def _values(program: Program, fold_graph: fx.Graph) -> Sequence[Any]:
+    """The results of a fold graph: those of programs with the same tensors where there are such, or else computed."""
+    shared = {} if program.shared is None else program.shared
+    known: dict[fx.Node, str | None] = {}
+    for node in fold_graph.nodes if program.shared is not None else ():
+        known[node] = _expression(node, known, program)
+    keys = [known.get(node) for node in output_node(fold_graph).all_input_nodes]
+    found = [None if key is None else shared.get(key) for key in keys]
+    if any(value is None for value in found):
+        with torch.no_grad():
+            computed = Interpreter(program.root, graph=fold_graph).run()
+        found = [new if old is None else old for old, new in zip(found, computed, strict=True)]
+        new = {key: value for key, value in zip(keys, found, strict=True) if isinstance(value, torch.Tensor)}
+        shared.update({key: value for key, value in new.items() if key is not None})
+    return found
+
+
+def _expression(node: fx.Node, known: Mapping[fx.Node, str | None], program: Program) -> str | None:
+    """A digest of what a node computes, which is the same for equal computations on the same tensors; None if not known."""
+    if node.op == "get_attr":
+        tensor = attribute_of(node, program.root)
+        has_version = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+        return f"{node.target} {tensor._version}" if has_version else None
+    function = dotted_path(node.target) if callable(node.target) else None
+    if function is None or any(known.get(source) is None for source in node.all_input_nodes):
+        return None
+    arguments = map_arguments((node.args, node.kwargs), lambda leaf: known[leaf] if isinstance(leaf, fx.Node) else leaf)
+    return hashlib.sha256(f"{function} {arguments!r}".encode()).hexdigest()
 
 
 def _subgraph(graph: fx.Graph, members: set[fx.Node], results: list[fx.Node]) -> fx.Graph:

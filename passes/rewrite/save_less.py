@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import fx, nn
 
+from lrpfx.ir.kinds import ConvolutionStandard
 from lrpfx.ir.node import NodeInfo, Role, attribute_of, data_calls, node_info
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.explain_module import RuleModule, rule_module_of
 from lrpfx.runtime.ruled_operation import Handoff
-from lrpfx.types import ConvolutionStandard
 
 CHEAP = 128  # the most products per entry for which an entry is recomputed instead of saved
 

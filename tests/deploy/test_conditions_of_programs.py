@@ -21,6 +21,7 @@ from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.program_facts import argument_examples
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
+from lrpfx.support.stored_arrays import RefusedError
 
 pytestmark = pytest.mark.programs
 
@@ -297,7 +298,7 @@ CRAFTED = {
 @pytest.mark.parametrize("name", CRAFTED)
 def test_crafted_manifests_are_refused(name, manifest):
     assert manifest_of(json.dumps(manifest))["conditions"] == NAMES
-    with pytest.raises(archive.RefusedError):
+    with pytest.raises(RefusedError):
         manifest_of(json.dumps({**manifest, **CRAFTED[name](manifest)}))
 
 

@@ -11,6 +11,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.deploy import archive
 from lrpfx.deploy.manifest import manifest_of
+from lrpfx.support.stored_arrays import RefusedError
 
 
 class Tokens(nn.Module):
@@ -93,5 +94,5 @@ def test_manifests_of_strangers(dense, wrong, tmp_path):
     path = lrpfx.save(lrpfx.lower(*dense, target=1), tmp_path / "one.pt2")
     manifest = json.loads(archive.read_signed_archive(path.read_bytes())[0])
     assert manifest["explained"] == {"target": "class 1", "sizes": [1, 2]}
-    with pytest.raises(archive.RefusedError, match="explain"):
+    with pytest.raises(RefusedError, match="explain"):
         manifest_of(json.dumps({**manifest, "explained": wrong}))

@@ -18,7 +18,6 @@ import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.core import Hook
 from lrpfx.deploy import artefact
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.artefact import legalized
 from lrpfx.deploy.backends import BACKENDS
 from lrpfx.deploy.backends.onnx import onnx_model, origin_of
@@ -26,6 +25,7 @@ from lrpfx.deploy.onnx_operators import check_sizes
 from lrpfx.deploy.runner import Runner
 from lrpfx.passes.lower.forward_forms import FORWARD_FORMS
 from lrpfx.passes.lower.legalize_for_onnx import expanded
+from lrpfx.support.stored_arrays import RefusedError
 from lrpfx.support.torch_internals import decompositions_for_onnx, onnx_registry
 
 

@@ -17,6 +17,7 @@ from lrpfx.deploy import archive
 from lrpfx.deploy.manifest import FORMAT, manifest_of
 from lrpfx.errors import ArtefactError, InputError
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.support.stored_arrays import RefusedError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TIMMS = {"crop_pct": 0.9, "input_size": (3, 96, 96), "interpolation": "bicubic"}
@@ -193,10 +194,10 @@ def test_files_of_earlier_formats_are_read(manifest):
         assert read["format"] == format and read["conditions"] == {} and read["explained"] is None
         assert (read["weights"] is None) == (format < 10)
         for key in keys:
-            with pytest.raises(archive.RefusedError, match="its format does not have"):
+            with pytest.raises(RefusedError, match="its format does not have"):
                 manifest_of(json.dumps({**older, key: manifest[key]}))
     for format in (6, 13, 12.0, True, "12", None):
-        with pytest.raises(archive.RefusedError, match="reads the formats 7 to 12"):
+        with pytest.raises(RefusedError, match="reads the formats 7 to 12"):
             manifest_of(json.dumps({**manifest, "format": format}))
 
 
@@ -222,7 +223,7 @@ def test_files_of_earlier_formats_are_read(manifest):
     ids=str,
 )
 def test_crafted_manifests_are_refused(change, manifest):
-    with pytest.raises(archive.RefusedError):
+    with pytest.raises(RefusedError):
         manifest_of(json.dumps({**manifest, **change}))
 
 

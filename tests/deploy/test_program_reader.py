@@ -11,10 +11,10 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.deploy import archive
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends.exported import _is_expression
 from lrpfx.deploy.program_reader import CONFIGS, MODEL, read_program
 from lrpfx.errors import LoweringError
+from lrpfx.support.stored_arrays import RefusedError
 
 
 class Recurrent(nn.Module):

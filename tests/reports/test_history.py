@@ -9,8 +9,8 @@ from markup import Markup
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.passes.program import PassRecord
 from lrpfx.reports.history import History
+from lrpfx.runtime.compiled_graph import PassRecord
 
 HOSTILE = "<script>&\"'"
 

@@ -53,8 +53,8 @@ COVERED_BY = {
     "lrpfx/rules/shortcuts.py": (
         "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose rules/test_shortcuts"
     ),
-    "lrpfx/rules/ratios.py": "rules/test_formulas rules/test_products_and_norms",
-    "lrpfx/rules/modifiers.py": "rules/test_modifiers rules/test_formulas",
+    "lrpfx/rules/ratios.py": "rules/test_formulas rules/test_products_and_norms reports/test_ledger",
+    "lrpfx/rules/modifiers.py": "rules/test_modifiers rules/test_formulas rules/test_wrong_results",
     "lrpfx/rules/stabilizer.py": "rules/test_stabilizer rules/test_formulas",
     "lrpfx/rules/recurrent.py": "rules/test_recurrent",
     "lrpfx/support/numbers.py": "support/test_numbers rules/test_numbers test_composites",
@@ -202,6 +202,7 @@ COVERED_BY = {
     "lrpfx/samples/preparation.py": "samples/test_samples samples/test_loaders",
     "lrpfx/support/runs.py": "support/test_runs",
     "lrpfx/support/table.py": "support/test_table",
+    "lrpfx/pipeline.py": "test_pipeline",
     "lrpfx/attribution/cache.py": "attribution/test_cache",
     "lrpfx/runtime/compiled_graph.py": "runtime/test_explain_module",
     "lrpfx/support/identity/structure.py": "support/identity/test_structure",

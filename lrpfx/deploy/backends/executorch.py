@@ -18,16 +18,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lrpfx.deploy.archive import (
-    MANIFEST,
-    SELF_TEST,
-    Entries,
-    RefusedError,
-    archive_of,
-    read_archive,
-    read_signed_entries,
-    signed_entries,
-)
+from lrpfx.deploy.archive import MANIFEST, SELF_TEST, archive_of, read_archive, read_signed_entries, signed_entries
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing
 from lrpfx.deploy.backends.exported import fold_constants
 from lrpfx.deploy.manifest import manifest_of
@@ -36,6 +27,7 @@ from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import ArtefactError, LoweringError
 from lrpfx.ir.node import attribute_of
 from lrpfx.passes.lower.legalize_for_executorch import LegalizeForExecuTorch
+from lrpfx.support.stored_arrays import Entries, RefusedError
 from lrpfx.support.torch_internals import pytree
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,6 @@ from lrpfx.deploy.archive import (
     MANIFEST,
     MANIFEST_HASH,
     SELF_TEST,
-    Entries,
-    RefusedError,
     check_entries,
     read_archive,
     read_signed_archive,
@@ -39,6 +37,7 @@ from lrpfx.deploy.torch_operators import bounded, check_calls, guarded, is_allow
 from lrpfx.errors import LoweringError
 from lrpfx.ir.node import attribute_of
 from lrpfx.runtime.propagation import ORIGIN
+from lrpfx.support.stored_arrays import Entries, RefusedError
 from lrpfx.support.torch_internals import OpOverload, pytree, serialize_error
 
 _FOLDING = threading.Lock()

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
-from lrpfx.deploy.archive import RefusedError
 from lrpfx.deploy.backends.backend import Backend, Replace, Stored, operators_missing, origin_of
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.onnx_operators import DIVIDED, check_operators, check_sizes
@@ -30,6 +29,7 @@ from lrpfx.errors import ArtefactError, LoweringError, LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded
 from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.files import behind_links, hash_of_file, put_in_place, temporary_file
+from lrpfx.support.stored_arrays import RefusedError
 from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree, translated_for_onnx
 
 logger = logging.getLogger(__name__)

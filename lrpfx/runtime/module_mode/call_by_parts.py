@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import RuleError
+from lrpfx.ir.kinds import Recurrent
 from lrpfx.ir.node import is_floating
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.layer import Layer, Operation, Slot
@@ -18,7 +19,6 @@ from lrpfx.operators.table import lookup, operator_named
 from lrpfx.runtime.module_mode.call_with_rule import RegisteredRule, carries_gradient
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.ruled_operation import ruled_operation
-from lrpfx.types import Recurrent
 
 
 def call_by_parts(

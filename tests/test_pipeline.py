@@ -1,0 +1,233 @@
+"""Captured models: one graph for many composites, with the results of `transform` for the model itself."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torchvision_cpu  # noqa: F401  before torchvision
+from helpers import ResidualNet, assert_untouched, randomize_batch_norm, small_encoder, snapshot
+from small_families import small_family
+from torch import nn
+
+import lrpfx
+from lrpfx.canonizers import AttributeCanonizer, MergeInputNormalization
+from lrpfx.composites import (
+    AttnLRP,
+    EpsilonAlpha2Beta1Flat,
+    EpsilonGammaBox,
+    EpsilonPlus,
+    EpsilonPlusFlat,
+    GammaByDepth,
+    LayerMapComposite,
+)
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, UnsupportedOperationError, VerificationError
+from lrpfx.passes.program import GraphPass, PassResult
+from lrpfx.rules import Epsilon
+
+COMPOSITES = {
+    "EpsilonPlusFlat": EpsilonPlusFlat,
+    "EpsilonGammaBox": lambda: EpsilonGammaBox(low=-3.0, high=3.0),
+    "EpsilonAlpha2Beta1Flat": EpsilonAlpha2Beta1Flat,
+    "GammaByDepth": GammaByDepth,
+    "AttnLRP": AttnLRP,
+}
+
+
+@pytest.fixture
+def network():
+    return randomize_batch_norm(ResidualNet()).double().eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 8, 8, dtype=torch.float64)
+
+
+def relevance(explain_model, x):
+    return lrpfx.attribute(explain_model, x, target=1).relevance
+
+
+@pytest.mark.parametrize(
+    ("family", "capture"),
+    [("resnet", "symbolic"), ("resnet", "export"), ("mobilenet_v3", "export"), ("vit", "symbolic"), ("swin", "export")],
+)
+def test_maps_are_those_of_transform(family, capture):
+    model, x = small_family(family)
+    captured = lrpfx.capture(model, x, capture=capture)
+    assert captured.front_end == capture
+    for make in COMPOSITES.values():
+        expected = lrpfx.transform(model, make(), x, capture=capture)
+        found = lrpfx.transform(captured, make())
+        assert torch.equal(relevance(found, x), relevance(expected, x))
+        assert [(one.stage, one.name, one.code) for one in lrpfx.history(found)] == [
+            (one.stage, one.name, one.code) for one in lrpfx.history(expected)
+        ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"optimize": False}, {"fold": False}, {"input_range": (-5.0, 5.0)}, {"explain": "logits"}]
+)
+def test_settings_of_transform_apply(network, x, settings):
+    if "explain" in settings:
+        network = nn.Sequential(network, nn.Softmax(1))
+    captured = lrpfx.capture(network, x)
+    expected = lrpfx.transform(network, EpsilonPlus(), x, **settings)
+    assert torch.equal(relevance(lrpfx.transform(captured, EpsilonPlus(), **settings), x), relevance(expected, x))
+    assert expected.composite == repr(EpsilonPlus())
+
+
+def test_canonizers_of_graphs_take_part(x):
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.convolution((x - 0.5) / 0.25).flatten(1)
+
+    model = Normalized().double().eval()
+    composite = EpsilonPlusFlat(canonizers=[MergeInputNormalization()])
+    captured = lrpfx.capture(model, x)
+    expected = lrpfx.transform(model, composite, x)
+    assert torch.equal(relevance(lrpfx.transform(captured, composite), x), relevance(expected, x))
+    other = lrpfx.transform(captured, EpsilonPlusFlat())
+    assert not torch.allclose(relevance(other, x), relevance(expected, x))
+
+
+def test_canonizers_of_modules_take_part_if_they_are_given(network, x):
+    def without_bias(name, module):
+        return {"bias": None} if isinstance(module, nn.Linear) else None
+
+    composite = EpsilonPlus(canonizers=[AttributeCanonizer(without_bias)])
+    with pytest.raises(InputError, match=r"canonizers=composite\.canonizers") as refused:
+        lrpfx.transform(lrpfx.capture(network, x), composite)
+    assert refused.value.topic == "canonizers-of-modules"
+    captured = lrpfx.capture(network, x, canonizers=composite.canonizers)
+    expected = lrpfx.transform(network, composite, x)
+    assert torch.equal(relevance(lrpfx.transform(captured, composite), x), relevance(expected, x))
+
+
+def test_what_belongs_to_the_capture_is_refused_later(network, x):
+    captured = lrpfx.capture(network, x)
+    for settings in ({"example_inputs": x}, {"capture": "export"}, {"constants": ["x"]}, {"dynamic_shapes": False}):
+        for function in (lrpfx.transform, lrpfx.check):
+            with pytest.raises(InputTypeError) as refused:
+                function(captured, EpsilonPlus(), **settings)
+            assert refused.value.topic == "captured-models"
+
+
+def test_a_module_that_is_mapped_as_a_whole_needs_its_own_graph():
+    captured = lrpfx.capture(small_encoder(), torch.tensor([[1, 2, 3]]))
+    with pytest.raises(InputError, match="layer") as refused:
+        lrpfx.transform(captured, LayerMapComposite([(nn.TransformerEncoderLayer, Epsilon())]))
+    assert refused.value.topic == "captured-models"
+
+
+def test_a_composite_without_rules_is_refused_and_the_next_one_works(network, x):
+    captured = lrpfx.capture(network, x)
+    with pytest.raises(UnsupportedOperationError):
+        lrpfx.transform(captured, LayerMapComposite([]))
+    assert torch.equal(
+        relevance(lrpfx.transform(captured, EpsilonPlus()), x), relevance(lrpfx.transform(network, EpsilonPlus(), x), x)
+    )
+
+
+@pytest.mark.parametrize("given", [None, lambda model: lrpfx.transform(model, EpsilonPlus()), lrpfx.capture])
+def test_only_models_are_captured(network, given):
+    with pytest.raises(InputTypeError):
+        lrpfx.capture(None if given is None else given(network))
+
+
+def test_results_do_not_change_each_other_or_the_model(network, x):
+    before, other = snapshot(network), randomize_batch_norm(ResidualNet()).double().eval()
+    captured = lrpfx.capture(network, x)
+    one, another = (lrpfx.transform(captured, EpsilonPlusFlat()) for _ in range(2))
+    expected = relevance(one, x)
+    one.load_state_dict(other.state_dict())
+    assert torch.equal(relevance(one, x), relevance(lrpfx.transform(other, EpsilonPlusFlat(), x), x))
+    one.float()
+    copied = copy.deepcopy(another)
+    with torch.no_grad():
+        copied.fc.weight.zero_()
+    later = lrpfx.transform(captured, EpsilonPlusFlat())
+    for explain_model in (another, later):
+        assert torch.equal(relevance(explain_model, x), expected)
+    assert_untouched(network, before)
+
+
+def test_an_assignment_in_place_reaches_all_results_and_ends_the_capture(network, x):
+    captured = lrpfx.capture(network, x)
+    one, another = (lrpfx.transform(captured, EpsilonPlusFlat()) for _ in range(2))
+    with torch.no_grad():
+        one.conv1.weight.mul_(0.5)
+        network.conv1.weight.mul_(0.5)
+    expected = relevance(lrpfx.transform(network, EpsilonPlusFlat(), x), x)
+    for explain_model in (one, another):
+        assert torch.equal(relevance(explain_model, x), expected)
+    with pytest.raises(InputError, match=r"conv1\.weight") as refused:
+        lrpfx.transform(captured, EpsilonPlusFlat())
+    assert refused.value.topic == "changed-weights"
+
+
+def test_parameters_and_equal_derived_tensors_are_shared(network, x):
+    captured = lrpfx.capture(network, x)
+    results = [lrpfx.transform(captured, make()) for make in COMPOSITES.values()]
+    held = [{one.data_ptr() for one in (*each.parameters(), *each.buffers())} for each in results]
+    assert all(each == held[0] for each in held)
+    assert len(held[0]) > len(list(network.parameters()))  # batch norms are merged
+
+
+def test_tied_weights_stay_tied(x):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(8, 8)
+            self.other = nn.Linear(8, 8)
+            self.other.weight = self.one.weight
+
+        def forward(self, x):
+            return self.other(self.one(x).relu())
+
+    explain_model = lrpfx.transform(lrpfx.capture(Tied().double().eval(), x), EpsilonPlus())
+    assert explain_model.one.weight is explain_model.other.weight
+
+
+def test_warnings_are_given_once():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Hardswish(), nn.Linear(3, 2)).eval()
+    program = torch.export.export(model, (torch.randn(2, 4),)).run_decompositions()
+    with pytest.warns(LrpfxWarning, match="decomposed"):
+        captured = lrpfx.capture(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LrpfxWarning)
+        lrpfx.transform(captured, EpsilonPlus())
+
+
+def test_the_pass_that_breaks_a_graph_is_named(network, x, monkeypatch):
+    class Breaks(GraphPass):
+        name, stage = "breaks", "canonize"
+
+        def run(self, program):
+            (output,) = program.graph.find_nodes(op="output")
+            with program.graph.inserting_before(output):
+                doubled = program.graph.call_function(torch.mul, (output.args[0], 2.0))
+            doubled.meta.update(output.args[0].meta)
+            output.args = (doubled,)
+            return PassResult(1)
+
+    monkeypatch.setattr(MergeInputNormalization, "graph_pass", lambda self: Breaks())
+    with pytest.raises(VerificationError, match="after breaks"):
+        lrpfx.transform(lrpfx.capture(network, x), EpsilonPlus(canonizers=[MergeInputNormalization()]))
+
+
+def test_explainers_and_checks_take_a_captured_model(network, x):
+    captured = lrpfx.capture(network, x)
+    images = (torch.rand(2, 3, 8, 8, dtype=torch.float64) * 2).numpy()
+    for make in (EpsilonPlus, EpsilonPlusFlat):
+        found = lrpfx.Explainer(captured, composite=make())(list(torch.tensor(images)))
+        expected = lrpfx.Explainer(network, composite=make(), example_inputs=x)(list(torch.tensor(images)))
+        for one, other in zip(found, expected, strict=True):
+            assert (one.relevance == other.relevance).all()
+        assert lrpfx.check(captured, make()).ok
+    assert lrpfx.check(captured, LayerMapComposite([])).problems
+    assert "nodes" in repr(captured)
