@@ -134,7 +134,8 @@ def _product(build: Builder, operands: Sequence[Any], labels: Sequence[str], res
 
 def _with_one_weight(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str, place: int) -> fx.Node:
     """An einsum of the data at a place and of parameters, one after another: the factors of a matrix are layers."""
-    value, own, rest = operands[place], labels[place], [one for one in range(len(operands)) if one != place]
+    own, rest = labels[place], [one for one in range(len(operands)) if one != place]
+    value: fx.Node = operands[place]
     for places in _in_turn(labels, result, place):
         rest = [one for one in rest if one not in places]
         needed = result + "".join(labels[one] for one in rest)

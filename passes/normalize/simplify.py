@@ -107,7 +107,7 @@ def adds_last(value: fx.Node) -> bool:
     if is_call_of(value, "unsqueeze"):
         return value.args[1:] == (-1,) or value.args[1:] == (len(node_info(value).shape or ()) - 1,)
     index = value.args[1] if function_name(value) == "getitem" and isinstance(value.args[1], tuple) else ()
-    rank = len(node_info(value.args[0]).shape or ()) if index else 0
+    rank = len(node_info(value.all_input_nodes[0]).shape or ()) if index else 0
     return bool(index) and index[-1] is None and (Ellipsis in index or len(index) - index.count(None) == rank)
 
 
@@ -229,11 +229,11 @@ def _chosen_messages(build: CallBuilder, node: fx.Node) -> fx.Node | None:
 
 def _negated(build: CallBuilder, mask: fx.Node) -> fx.Node:
     """The negation of a mask, before views that add dimensions to it."""
-    name = function_name(mask)
+    name, target = function_name(mask), mask.target
     if name in ("bitwise_not", "logical_not", "invert"):
         return mask.all_input_nodes[0]
-    if name in ("getitem", "unsqueeze"):
-        return build.call(name, _negated(build, mask.all_input_nodes[0]), *mask.args[1:], target=mask.target)
+    if name in ("getitem", "unsqueeze") and callable(target):
+        return build.call(name, _negated(build, mask.all_input_nodes[0]), *mask.args[1:], target=target)
     return build.call("logical_not", mask, target=torch.logical_not)
 
 
@@ -248,8 +248,8 @@ def _matrix_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
         found = contraction(node, lambda one: ranks.get(one))
     except NotAContractionError:
         return None
-    (kept, last), (first, other) = found.labels
-    return build.call("matmul", *found.operands) if last == first and kept != other else None
+    one, other = map(list, found.labels)
+    return build.call("matmul", *found.operands) if one[1] == other[0] and one[0] != other[1] else None
 
 
 def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
