@@ -16,13 +16,16 @@ _NUMBERS = {
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0.0),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1.0),
 }
-_PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2}
+_PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0, "tensor": 0, "new_tensor": 1}
 
 
 def number_filling(value: Any) -> float | None:
-    """The number that all entries of a value are, as the graph shows: that of torch.ones, of a view of it, or a number."""
+    """The number that all entries of a value are, as the graph shows: that of torch.ones, a view or sum of it, or a number."""
     filled = False
     while isinstance(value, fx.Node):
+        if value.op == "get_attr":
+            value = node_info(value).number
+            break
         name = function_name(value)
         given: dict[Any, Any] = dict(enumerate(value.args)) | value.kwargs
         if name in _NUMBERS:
@@ -32,6 +35,11 @@ def number_filling(value: Any) -> float | None:
             continue
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
+        if row is not None and row.merging.affine_in and not filled and not value.kwargs and callable(value.target):
+            numbers = [number_filling(one) for one in value.args]
+            return (
+                None if None in numbers else float(value.target(*(torch.tensor(one, dtype=torch.float64) for one in numbers)))
+            )
         moves = row is not None and (row.entries.moves or row.entries.converts) and len(value.all_input_nodes) == 1
         if row is None or not moves or row.entries.fills is Fill.NUMBER:
             return None
@@ -92,7 +100,9 @@ def evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
     """
     if node in known:
         return known[node]
-    info = node_info(node)
+    info, number = node_info(node), number_filling(node)
+    if number is not None and info.shape is not None:
+        return torch.full(info.shape, number, dtype=info.dtype)
     is_view = info.operator is not None and (info.operator.entries.moves or info.operator.outputs.picks)
     if node.op != "call_function" or not (is_view or info.role in (Role.METADATA, Role.PARAMETER)):
         if info.shape is None:

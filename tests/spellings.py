@@ -298,6 +298,10 @@ def _with_column(m, x):
     return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
 
 
+def _of_low_rank(m, x):
+    return F.linear(F.linear(x, m.weight[:2]), m.weight[:, :2], m.bias)
+
+
 def _batch_norm_of(m, value):
     return F.batch_norm(value, m.shift.detach(), m.scale.detach() ** 2, None, m.bias)
 
@@ -393,8 +397,16 @@ DENSE = {
         lambda m, x: torch.einsum("bi,oi,o->bo", x, m.weight, m.scale) + m.bias,
     ),
     "einsum of x and two weights": (
-        lambda m, x: F.linear(x, m.weight @ (m.weight * m.scale), m.bias),
+        lambda m, x: F.linear(F.linear(x, m.weight * m.scale), m.weight, m.bias),
         lambda m, x: torch.einsum("bi,ji,i,oj->bo", x, m.weight, m.scale, m.weight) + m.bias,
+    ),
+    "einsum of x and two factors of a weight": (
+        _of_low_rank,
+        lambda m, x: torch.einsum("bi,ir,ro->bo", x, m.weight[:2].T, m.weight[:, :2].T) + m.bias,
+    ),
+    "multi_dot of x and two factors of a weight": (
+        _of_low_rank,
+        lambda m, x: torch.linalg.multi_dot([x, m.weight[:2].T, m.weight[:, :2].T]) + m.bias,
     ),
     "einsum of x, a weight and a mask": (
         lambda m, x: F.linear(x, m.weight * m.mask, m.bias),
@@ -408,6 +420,15 @@ DENSE = {
     "+ einsum(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.einsum("b,o->bo", x.new_ones(x.shape[0]), m.bias)),
     "+ b.repeat.view(sizes)": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias.repeat(x.shape[0]).view(y.shape)),
     "+ b[None][zeros]": (_linear, lambda m, x: x @ m.weight.T + m.bias[None][torch.zeros(x.shape[0], dtype=torch.long)]),
+    "+ embedding(zeros, b)": (
+        _linear,
+        lambda m, x: x @ m.weight.T + F.embedding(torch.zeros_like(x[:, 0], dtype=torch.long), m.bias[None]),
+    ),
+    "+ addmm(b, zeros, W)": (_linear, lambda m, x: x @ m.weight.T + torch.addmm(m.bias, torch.zeros_like(x), m.weight)),
+    "+ addmv(b, W, zeros)": (
+        _linear,
+        lambda m, x: x @ m.weight.T + torch.addmv(m.bias, m.weight, torch.zeros(6, dtype=x.dtype)),
+    ),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
     "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
     "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
@@ -424,6 +445,10 @@ DENSE = {
     "y[:, :n] = x @ W[:n].T": (_linear, _half_by_half),
     "two halves under hstack": (_linear, lambda m, x: torch.hstack([x @ m.weight[:3].T, x @ m.weight[3:].T]) + m.bias),
     "two halves under cat": (_linear, lambda m, x: torch.cat([x @ m.weight[:3].T, x @ m.weight[3:].T], -1) + m.bias),
+    "outputs under cat": (
+        _linear,
+        lambda m, x: torch.cat([(x @ m.weight[place])[:, None] for place in range(6)], 1) + m.bias,
+    ),
     "outputs under stack": (
         _linear,
         lambda m, x: torch.stack([(x * m.weight[place]).sum(-1) + m.bias[place] for place in range(6)], -1),
@@ -1072,6 +1097,10 @@ def _rectified(m, given):
     return given[1] * F.relu(given[0].mean(-1, keepdim=True))
 
 
+def _leaky(m, given):
+    return given[1] * F.leaky_relu(given[0].mean(-1, keepdim=True), 0.1)
+
+
 def _masked_product(mask):
     """The product of the values, an average and a function of it, in this order."""
 
@@ -1187,6 +1216,47 @@ GATES = {
         _rectified,
         lambda m, given: torch.where((value := given[0].mean(-1, keepdim=True)) > 0, given[1], 0.0) * value,
     ),
+    "where(x > 0, v * x, torch.tensor(0))": (
+        _rectified,
+        _selected_product(lambda product, value: torch.where(value > 0, product, torch.tensor(0.0))),
+    ),
+    "where(x > 0, v * x, 0 * v * x)": (
+        _rectified,
+        _selected_product(lambda product, value: torch.where(value > 0, product, 0 * product)),
+    ),
+    "v * x * heaviside(x, new_zeros(1))": (
+        _rectified,
+        _masked_product(lambda value: torch.heaviside(value, value.new_zeros(1))),
+    ),
+    "v * x * (x > 0).type_as(x)": (_rectified, _masked_product(lambda value: (value > 0).type_as(value))),
+    "v * x * (1 + sign(x)) / 2": (_rectified, _masked_product(lambda value: (1 + torch.sign(value)) / 2)),
+    "v * (x + |x|) / 2": (
+        _rectified,
+        lambda m, given: given[1] * ((value := given[0].mean(-1, keepdim=True)) + value.abs()) / 2,
+    ),
+    "v * max(x, torch.tensor(0))": (
+        _rectified,
+        lambda m, given: given[1] * torch.max(given[0].mean(-1, keepdim=True), torch.tensor(0.0).to(given[1].dtype)),
+    ),
+    "v * x * where(x > 0, 1, 0.1)": (_leaky, _masked_product(lambda value: torch.where(value > 0, 1.0, 0.1))),
+    "v * x * where(x > 0, ones, 0.1 * ones)": (
+        _leaky,
+        _masked_product(lambda value: torch.where(value > 0, (ones := torch.ones_like(value)), 0.1 * ones)),
+    ),
+    "where(x > 0, v * x, 0.1 * v * x)": (
+        _leaky,
+        _selected_product(lambda product, value: torch.where(value > 0, product, 0.1 * product)),
+    ),
+    "where(x > 0, v * x, v * (exp(x) - 1))": (
+        lambda m, given: given[1] * F.elu(given[0].mean(-1, keepdim=True)),
+        lambda m, given: torch.where(
+            (value := given[0].mean(-1, keepdim=True)) > 0, given[1] * value, given[1] * (value.exp() - 1)
+        ),
+    ),
+    "v * x / (1 + |x|)": (
+        lambda m, given: given[1] * F.softsign(given[0].mean(-1, keepdim=True)),
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) / (1 + value.abs()),
+    ),
     "v * x * 0.5 * (1 + erf(x / sqrt(2)))": (
         lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
         _masked_product(lambda value: 0.5 * (1 + torch.erf(value / 2**0.5))),
@@ -1210,6 +1280,10 @@ GATES = {
     ),
     "softmax[i] * v[i] + ...": (_weigh, _part_by_part),
     "(exp @ v) / sum": (_weigh, _divided_last),
+    "tensordot(softmax, v) of each sample": (
+        _weigh,
+        lambda m, given: torch.stack([torch.tensordot(torch.softmax(given[0][at], -1), given[1][at], 1) for at in range(2)]),
+    ),
     "einsum(exp, v) / sum": (_weigh, _einsum_divided_last),
 }
 
@@ -1235,6 +1309,18 @@ PAIRS: dict[str, Pair] = {
     ),
     "the same by a sum over a mask": Pair(
         _by_rows, _joined_by_matrix(lambda matrix, messages: ((matrix > 0)[..., None] * messages).sum(1)), Edges
+    ),
+    "the same by a sum of where(mask, messages, 0)": Pair(
+        _by_rows,
+        _joined_by_matrix(lambda matrix, messages: torch.where((matrix > 0)[..., None], messages, 0.0).sum(1)),
+        Edges,
+    ),
+    "the same by a sum of masked_fill(other mask, 0)": Pair(
+        _by_rows,
+        _joined_by_matrix(
+            lambda matrix, messages: messages.expand(5, -1, -1).masked_fill((matrix == 0)[..., None], 0.0).sum(1)
+        ),
+        Edges,
     ),
     "(exp * v).sum / sum": Pair(_pool, _pooled_by_hand, Pooled),
     "over places": Pair(_over_places, _over_places_by_hand, Places),

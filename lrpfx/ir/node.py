@@ -50,6 +50,7 @@ class NodeInfo:
     description: str = ""  # the layer as its author wrote it, e.g. Conv2d(3, 64, kernel_size=(7, 7))
     shape: tuple[int, ...] | None = None  # of the value, if example inputs were given
     dtype: torch.dtype | None = None  # of the value, if example inputs were given
+    number: float | None = None  # of a constant tensor that is one number, such as torch.tensor(0.0)
     several: bool = False  # whether the call of a module returns several values, if example inputs were given
     sign: Sign = Sign.UNKNOWN
     relevant_where_positive: bool = False  # the value's relevance is zero wherever the value is not positive

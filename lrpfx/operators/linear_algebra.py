@@ -17,14 +17,11 @@ from lrpfx.operators.samples import call, of, signal, weight
 
 
 def _chain(build: Builder) -> fx.Node:
-    """Products of neighbours, those of constant matrices first."""
+    """Products one after another, from the first matrix that depends on the input: each constant one is a layer."""
     matrices = list(build["matrices"])
-    factors = matrices[:1]
-    for matrix in matrices[1:]:
-        both_constant = not is_data(matrix) and not is_data(factors[-1])
-        factors[-1:] = [_product(build, factors[-1], matrix)] if both_constant else [factors[-1], matrix]
-    result: fx.Node = functools.reduce(functools.partial(_product, build), factors)
-    return result
+    place = next(place for place, one in enumerate(matrices) if is_data(one))
+    result: fx.Node = functools.reduce(functools.partial(_product, build), matrices[place:])
+    return functools.reduce(lambda product, matrix: _product(build, matrix, product), reversed(matrices[:place]), result)
 
 
 def _product(build: Builder, first: fx.Node, second: fx.Node) -> fx.Node:

@@ -126,13 +126,45 @@ def _product(build: Builder, operands: Sequence[Any], labels: Sequence[str], res
     return _product_of_entries(build, (value, operands[scales[-1]]), (kept, labels[scales[-1]]), result)
 
 
-def _with_one_weight(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str, place: int) -> fx.Node | None:
-    """An einsum of the data at a place and of parameters, which are multiplied first."""
-    parameters, of_parameters = ([*some[:place], *some[place + 1 :]] for some in (operands, labels))
-    kept = "".join(dict.fromkeys(letter for own in of_parameters for letter in own if letter in result + labels[place]))
-    weight = build.call("einsum", f"{','.join(of_parameters)}->{kept}", *parameters, target=torch.einsum)
-    product = _product(build, (operands[place], weight), (labels[place], kept), result)
-    return product or build.call("einsum", f"{labels[place]},{kept}->{result}", operands[place], weight, target=torch.einsum)
+def _with_one_weight(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str, place: int) -> fx.Node:
+    """An einsum of the data at a place and of parameters, one after another: the factors of a matrix are layers."""
+    own, rest = labels[place], [one for one in range(len(operands)) if one != place]
+    value: fx.Node = operands[place]
+    for places in _in_turn(labels, result, place):
+        rest = [one for one in rest if one not in places]
+        needed = result + "".join(labels[one] for one in rest)
+        kept = "".join(dict.fromkeys(letter for one in places for letter in labels[one] if letter in needed + own))
+        weight, equation = operands[places[0]], f"{','.join(labels[one] for one in places)}->{kept}"
+        if equation != f"{kept}->{kept}":
+            weight = build.call("einsum", equation, *(operands[one] for one in places), target=torch.einsum)
+        after = "".join(dict.fromkeys(letter for letter in own + kept if letter in needed)) if rest else result
+        value = _product(build, (value, weight), (own, kept), after) or build.call(
+            "einsum", f"{own},{kept}->{after}", value, weight, target=torch.einsum
+        )
+        own = after
+    return value
+
+
+def _in_turn(labels: Sequence[str], result: str, place: int) -> list[list[int]]:
+    """The places of the parameters to multiply with the data at a place, in turn; those in one list are multiplied first.
+
+    These are masks and scales of another, or all, if not each one sums over a dimension of the data by itself.
+    """
+    parameters, data = [one for one in range(len(labels)) if one != place], labels[place]
+    groups: dict[int, list[int]] = {}
+    for one in sorted(parameters, key=lambda one: -len(labels[one])):
+        groups.setdefault(next((other for other in groups if set(labels[one]) <= set(labels[other])), one), []).append(one)
+    order = []
+    while groups:
+        for one in sorted(groups):
+            others = result + "".join(labels[other] for other in groups if other != one)
+            if set(data) & set(labels[one]) - set(others):
+                break
+        else:
+            return [parameters]
+        data = "".join(letter for letter in data + labels[one] if letter in others)
+        order.append(sorted(groups.pop(one)))
+    return order
 
 
 def _product_of_entries(build: Builder, operands: Sequence[Any], labels: Sequence[str], result: str) -> fx.Node:

@@ -14,6 +14,7 @@ from lrpfx.passes.canonize.affine_maps import Merger
 from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters
 from lrpfx.passes.constants import known_size, mark_constants, number_filling, one_among_constants
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
+from lrpfx.passes.normalize.simplify import adds_last
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -91,7 +92,7 @@ def _pieces(node: fx.Node) -> _Pieces | None:
     if not (stacks or is_call_of(node, "cat")) or not isinstance(node.args[0], (tuple, list)):
         return None
     dim = next(iter((*node.args[1:], *node.kwargs.values())), 0)
-    parts = [_of_one_output(part) if stacks else part for part in node.args[0]]
+    parts = [_of_one_output(part) if stacks else (_of_column(part) or part) for part in node.args[0]]
     pieces = [part for part in parts if isinstance(part, fx.Node)]
     if len(pieces) < max(2, len(parts)) or len(set(pieces)) < len(pieces) or not isinstance(dim, int):
         return None
@@ -163,6 +164,12 @@ def _operator(value: fx.Node) -> Operator | None:
         return None
     operator = row_of(value)
     return operator if operator.weighs_channels and only_reader(value) is not None else None
+
+
+def _of_column(part: Any) -> Any:
+    """The dense layer of one output whose last dimension a view takes away, and another adds again."""
+    is_column = isinstance(part, fx.Node) and adds_last(part) and len(part.all_input_nodes) == 1
+    return _of_one_output(part.args[0]) if is_column and only_reader(part) is not None else None
 
 
 def _of_one_output(part: Any) -> Any:

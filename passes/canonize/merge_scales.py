@@ -14,6 +14,7 @@ from lrpfx.ir.node import (
     Role,
     ancestors_of,
     calls,
+    is_call_of,
     is_data,
     node_info,
     nodes_in,
@@ -154,7 +155,7 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
     if spelling is None:
         return None
     row = spelling.operator
-    if row.entries.moves or row.outputs.picks:
+    if row.entries.moves or row.outputs.picks or row.name == "embedding":
         return _view_alone(program, constant, row) or _in_order(program, constant)
     if row.weighs_channels or (row.product.contraction is not None and not row.entries.adds_up):
         return _of_number(program, constant, row)
@@ -174,7 +175,7 @@ def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None
     if not isinstance(source, fx.Node):
         return None
     alone, before, shape = _alone(program, source), node_info(source).shape, node_info(view).shape
-    if alone is None or alone.is_number or before is None or shape is None or view.kwargs:
+    if alone is None or alone.is_number or before is None or shape is None or view.kwargs or row.name == "embedding":
         return None
     given: Any = view.args[1:]
     sizes = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
@@ -206,7 +207,8 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     shape = node_info(constant).shape
     source: Any = constant
     while isinstance(source, fx.Node) and not _is_parameter(source):
-        source = source.args[0] if _moves_or_repeats(source) else None
+        looked_up = is_call_of(source, "embedding")
+        source = source.args[1 if looked_up else 0] if looked_up or _moves_or_repeats(source) else None
     value = parameter_value(source, program.root) if isinstance(source, fx.Node) else None
     if shape is None or not isinstance(value, torch.Tensor) or not 0 < value.numel() < math.prod(shape):
         return None
@@ -267,6 +269,8 @@ def _product_of_number(program: Program, constant: fx.Node, row: Operator) -> _A
         found = row.product.contraction(constant, lambda value: _rank(program, value))
     except NotAContractionError:
         return None
+    if 0 in map(number_filling, found.operands):
+        return _Alone((), lambda: 0.0, is_number=True)
     for matrix, own, filled, other in zip(found.operands, found.labels, found.operands[::-1], found.labels[::-1], strict=True):
         number, kept = number_filling(filled), [letter for letter in found.result if letter in own]
         if number is None or not isinstance(matrix, fx.Node) or not _is_parameter(matrix) or "." in own or not kept:

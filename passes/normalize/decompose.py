@@ -33,7 +33,7 @@ class Decompose(GraphPass):
         result = PassResult()
         for node in list(calls(program.graph)):
             info = node_info(node)
-            if info.operator is None or info.operator.decomposition is None or info.role is not Role.DATA:
+            if info.operator is None or info.operator.decomposition is None or info.role not in (Role.DATA, Role.METADATA):
                 continue
             builder = CallBuilder(program, node, info.operator)
             replacement = info.operator.decomposition(builder)

@@ -5,7 +5,7 @@ As sums and products, their constants would take shares of the relevance, which 
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -28,6 +28,7 @@ from lrpfx.ir.node import (
 )
 from lrpfx.operators import mixing
 from lrpfx.operators.layer import bound_arguments
+from lrpfx.operators.table import spelling_of
 from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
@@ -86,7 +87,7 @@ class FindActivations(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
-        for replacement in (_replacement, _masked_product, _gated_product, _replacement):
+        for replacement in (_replacement, _product, _gated_product, _replacement):
             places, before = {node: place for place, node in enumerate(program.graph.nodes)}, result.matches
             for node in reversed(list(calls(program.graph))):
                 new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
@@ -98,22 +99,49 @@ class FindActivations(GraphPass):
         return result
 
 
-def _masked_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
-    """where(mask of z, signal * z, 0) as signal * z * mask, also by masked_fill; signal * where(mask, z, 0) likewise."""
-    chosen = _chosen_or_zero(node)
-    if chosen is None:
+def _product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
+    """Signals * activation(z), written otherwise: where(z > 0, signal * z, slope * signal * z), signal * (z + |z|) / 2."""
+    found = None
+    for sources, inner in _cuts(node, places, _read, 3):
+        rows = [row_of(one) for one in (*inner, node)]
+        names = {row.name for row in rows}
+        if len(sources) == 1 or "mul" not in names or not (names & _JOINING or any(row.values.steps for row in rows)):
+            continue
+        for value in sources:
+            signals = [one for one in sources if one is not value]
+            if _scales_signals(value, signals, places) and all(_degree(node, one, [*inner, node]) == 1 for one in signals):
+                same = _same_function(value, inner, node, signals)
+                found = found if same is None or same[:2] == ("sigmoid", -1) else (same, value, signals)  # 1 - z stays
+    if found is None:
         return None
-    value, mask, is_inverse = chosen
-    reader = only_reader(node)
-    found = [
-        *(_factors(value) if is_call_of(value, "mul") else [value]),
-        *(_factors(reader) if is_call_of(reader, "mul") else []),
-    ]
-    factors = [one for one in found if isinstance(one, fx.Node) and is_data(one) and one is not node]
-    if not any(_is_gate_of(mask, one, places) and _scales_signals(one, factors, places) for one in factors):
-        return None
+    (name, factor, arguments), value, signals = found
     build = CallBuilder(program, node, row_of(node))
-    return build.call("mul", value, build.call("logical_not", mask, target=torch.logical_not) if is_inverse else mask)
+    signal = reduce(lambda one, other: build.call("mul", one, other), signals)
+    return build.call("mul", signal, build.call(name, _scaled(build, value, factor), *arguments))
+
+
+def _degree(node: Any, signal: fx.Node, calls_between: Sequence[fx.Node]) -> int | None:
+    """1 for a value in proportion to a signal, 0 for one without it, None where that is unknown.
+
+    `calls_between`: the call and those between them.
+    """
+    if node is signal:
+        return 1
+    if not isinstance(node, fx.Node) or node not in calls_between:
+        return 0
+    row, given = row_of(node), [_degree(one, signal, calls_between) for one in node.args]
+    if all(degree == 0 for degree in (*given, *(_degree(one, signal, calls_between) for one in node.kwargs.values()))):
+        return 0
+    if row.name in ("mul", "div"):
+        return 1 if given == [1, 0] or (given == [0, 1] and row.name == "mul") else None
+    if row.name in ("add", "sub", "rsub", "neg"):
+        return 1 if given and set(given) == {1} else None
+    if row.entries.chooses:
+        bound = bound_arguments(node, row)
+        mask, *branches = (bound[name] for name in row.entries.chooses)
+        given = [_degree(one, signal, calls_between) for one in branches if number_filling(one) != 0]
+        return 1 if set(given) == {1} and _degree(mask, signal, calls_between) == 0 else None
+    return None
 
 
 def _scales_signals(value: fx.Node, factors: list[fx.Node], places: dict[fx.Node, int]) -> bool:
@@ -122,28 +150,16 @@ def _scales_signals(value: fx.Node, factors: list[fx.Node], places: dict[fx.Node
     return bool(others) and not any(value is source for one in others for source, _ in _sources(one, places))
 
 
-def _chosen_or_zero(node: fx.Node) -> tuple[fx.Node, fx.Node, bool] | None:
-    """The signal that a call keeps in some places, with zeros in the others, the mask, and whether it marks the zeros."""
-    row = row_of(node)
-    if not row.entries.chooses:
-        return None
-    bound = bound_arguments(node, row)
-    mask, where_true, where_false = (bound[name] for name in row.entries.chooses)
-    is_inverse = number_filling(where_true) == 0
-    value, other = (where_false, where_true) if is_inverse else (where_true, where_false)
-    if not isinstance(value, fx.Node) or not isinstance(mask, fx.Node) or not is_data(value) or number_filling(other) != 0:
-        return None
-    return value, mask, is_inverse
-
-
 def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
     """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded function or mask of z, in any order."""
     inner = is_call_of(only_reader(node), "mul")
     factors = _factors(node) if is_call_of(node, "mul") and not inner else []
     tensors = [one for one in factors if isinstance(one, fx.Node)]
     for value in filter(is_data, tensors if len(factors) > 2 else []):
-        gates = [one for one in tensors if one is not value and _is_gate_of(one, value, places)]
-        others = [one for one in tensors if one is not value and one not in gates]
+        rest = list(tensors)
+        rest.remove(value)  # once: value * value * gate has another signal, the value itself
+        gates = [one for one in rest if one is not value and _is_gate_of(one, value, places)]
+        others = [one for one in rest if one not in gates]
         if gates and any(map(is_data, others)):
             build = CallBuilder(program, node, row_of(node))
             numbers = [one for one in factors if not isinstance(one, fx.Node)]
@@ -173,7 +189,8 @@ def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> b
 
 def _of_signals(node: fx.Node) -> list[fx.Node]:
     """What a call reads of signals, and of step functions of them."""
-    return [one for one in node.all_input_nodes if node_info(one).role in (Role.DATA, Role.CONSTANT)]
+    read = node.all_input_nodes[:1] if _converts(node) else node.all_input_nodes
+    return [one for one in read if node_info(one).role in (Role.DATA, Role.CONSTANT)]
 
 
 def _replacement(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
@@ -225,50 +242,78 @@ def _scaled(build: CallBuilder, value: fx.Node, factor: float) -> fx.Node:
 
 def _read(node: fx.Node) -> list[fx.Node]:
     """What a call reads, other than dtypes and tensors of one number that broadcasting does not need."""
-    return [one for one in node.all_input_nodes if not (_is_number(one, node) or _is_dtype(one))]
+    read = node.all_input_nodes[:1] if _converts(node) else node.all_input_nodes
+    return [one for one in read if not (_is_number(one, node) or _is_dtype(one))]
 
 
 def _sources(
     node: fx.Node, places: dict[fx.Node, int], read: Callable[[fx.Node], list[fx.Node]] = _read
 ) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
-    """The values of which a call is an element-wise function, nearest first, and the calls between them and it, in order.
+    """The values of which alone a call is an element-wise function, nearest first, and the calls between, in order."""
+    for (source,), inner in _cuts(node, places, read, 1):
+        yield source, inner
+
+
+def _cuts(
+    node: fx.Node, places: dict[fx.Node, int], read: Callable[[fx.Node], list[fx.Node]], most: int
+) -> Iterator[tuple[list[fx.Node], list[fx.Node]]]:
+    """At most so many values of which a call is an element-wise function, nearest first, and the calls between, in order.
 
     `read`: what a call reads, other than constants.
     """
-    open_values, inner = set(read(node)), list[fx.Node]()
-    while open_values and len(inner) < _LARGEST:
-        latest = max(open_values, key=places.__getitem__)
-        if len(open_values) == 1 and is_data(latest):
-            yield latest, inner[::-1]
-        if not is_pointwise(latest):
-            return
+    open_values, last, inner = set(read(node)), set[fx.Node](), list[fx.Node]()
+    while open_values and len(inner) < _LARGEST and len(last) < most:
+        found = open_values | last
+        if len(found) <= most and all(map(is_data, found)):
+            yield sorted(found, key=places.__getitem__), inner[::-1]
+        latest = max(open_values, key=lambda one: (not is_data(one), places[one]))  # masks first
         open_values.remove(latest)
-        open_values |= set(read(latest))
-        inner.append(latest)
+        if is_pointwise(latest):
+            open_values |= set(read(latest))
+            inner.append(latest)
+        elif is_data(latest):
+            last.add(latest)
+        else:
+            return
+
+
+def _converts(node: fx.Node) -> bool:
+    row = node_info(node).operator
+    return row is not None and row.entries.converts
 
 
 def _is_dtype(value: Any) -> bool:
-    return isinstance(value, fx.Node) and value.target is getattr and value.args[1] == "dtype"
+    """Whether a value is the dtype of another one, or its device."""
+    return isinstance(value, fx.Node) and value.target is getattr and value.args[1] in ("dtype", "device")
 
 
 def _is_number(value: fx.Node, reader: fx.Node) -> bool:
     """Whether a value is a tensor of one number, and no larger than what it is combined with."""
     if is_data(value) or number_filling(value) is None:
         return False
-    name = function_name(value)
-    sizes = next(iter(value.args[name.startswith("new_") :]), None)
-    alike = name.endswith("_like") and any(_has_shape_of(sizes, one) for one in reader.all_input_nodes if is_data(one))
-    return alike or sizes in ((), [])
+    if value.op == "get_attr" or node_info(value).shape == ():
+        return True
+    spelling = spelling_of(value)
+    if spelling is not None and spelling.operator.merging.affine_in:
+        return all(_is_number(one, reader) for one in value.all_input_nodes)
+    name, operands = function_name(value), _of_signals(reader)
+    sizes, *more = value.args[name.startswith("new_") :] or ((0,),)
+    sizes = [sizes, *more] if isinstance(sizes, int) else sizes
+    if name.endswith("_like"):
+        return any(_has_shape_of(sizes, one) for one in operands)
+    ranks = [len(node_info(one).shape or ()) for one in operands]
+    return isinstance(sizes, (tuple, list)) and set(sizes) <= {1} and len(sizes) <= max(ranks, default=0)
 
 
 def _has_shape_of(origin: Any, value: fx.Node) -> bool:
-    """Whether a value is computed entry by entry from another one alone."""
-    while value is not origin:
-        read = [one for one in value.all_input_nodes if is_data(one)]
-        if len(value.all_input_nodes) != 1 or not read or not is_pointwise(value):
-            return False
-        (value,) = read
-    return True
+    """Whether a value is computed from another one entry by entry, and so is not smaller."""
+    seen, pending = {value}, [value]
+    while pending and origin not in seen:
+        node = pending.pop()
+        read = set(_of_signals(node)) - seen if is_pointwise(node) else set()
+        seen |= read
+        pending += read
+    return origin in seen
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -284,11 +329,13 @@ def is_pointwise(node: fx.Node) -> bool:
     return mixing.keeps_places(row)
 
 
-def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tuple[str, float, tuple[float, ...]] | None:
-    """The activation that computes the same, a factor of its input, and its number."""
+def _same_function(
+    source: fx.Node, inner: list[fx.Node], node: fx.Node, signals: Sequence[fx.Node] = ()
+) -> tuple[str, float, tuple[float, ...]] | None:
+    """The activation that computes the same where all signals are 1, a factor of its input, and its number."""
     numbers: set[float] = set()
     map_arguments([(one.args, dict(one.kwargs)) for one in (*inner, node)], lambda leaf: _note(numbers, leaf))
-    values = _values(source, inner, node)
+    values = _values(source, inner, node, signals)
     if values is None:
         return None
     for name, function in _PLAIN:
@@ -310,19 +357,20 @@ def _same_function(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> tupl
 
 
 def _note(numbers: set[float], leaf: Any) -> None:
-    if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and math.isfinite(leaf):
-        numbers.add(abs(float(leaf)))
+    number = number_filling(leaf)
+    if number is not None and math.isfinite(number):
+        numbers |= {abs(number), abs(torch.tensor(number).item())}  # where(mask, 1.0, 0.1) has the default dtype
 
 
-def _values(source: fx.Node, inner: list[fx.Node], node: fx.Node) -> torch.Tensor | None:
-    """The values of a function at all points; None if they cannot be computed."""
-    values: dict[fx.Node, torch.Tensor] = {source: _POINTS}
+def _values(source: fx.Node, inner: list[fx.Node], node: fx.Node, signals: Sequence[fx.Node] = ()) -> torch.Tensor | None:
+    """The values of a function at all points, where all signals are 1; None if they cannot be computed."""
+    values: dict[fx.Node, torch.Tensor] = {source: _POINTS, **dict.fromkeys(signals, torch.ones_like(_POINTS))}
 
     def put(leaf: Any) -> Any:
         if not isinstance(leaf, fx.Node):
             return leaf
         if _is_dtype(leaf):
-            return _POINTS.dtype
+            return getattr(_POINTS, str(leaf.args[1]))
         return values[leaf] if leaf in values else torch.full_like(_POINTS, number_filling(leaf) or 0.0)
 
     try:

@@ -63,6 +63,7 @@ class NormalizeOperators(GraphPass):
         self._find_roles_of_inputs(program.graph)
         for node in list(program.graph.nodes):
             _keep_coordinates(node, program.root)
+            _note_number(node, program.root)
             if node.op not in ("call_function", "call_method", "call_module"):
                 continue
             if spelling_of(node) is None and draws_random_numbers(node):
@@ -76,7 +77,7 @@ class NormalizeOperators(GraphPass):
                 continue
             if node.op == "call_module":
                 update_info(node, unlisted=Opaque)
-            elif node_info(node).role is not Role.METADATA:
+            elif node_info(node).role is not Role.METADATA or any(map(_is_parameter, node.all_input_nodes)):
                 result.matches += self._normalize(node)
             elif node.op == "call_method":
                 _method_to_function(node)
@@ -105,7 +106,7 @@ class NormalizeOperators(GraphPass):
                 "(out=), which the compiler does not support. Use the returned value instead.",
                 topic="overwritten-tensors",
             )
-        spelling = spelling_of(node)
+        spelling = _of_two(node) or spelling_of(node)
         node.meta[INPLACE] = writes_in_place(node) and not (node.args and _is_number(node.args[0]))
         if node.op == "call_method":
             _method_to_function(node)
@@ -134,6 +135,13 @@ class NormalizeOperators(GraphPass):
         else:
             _put_first_argument_first(node)
         return before != (node.op, node.target, node.args, dict(node.kwargs))
+
+
+def _note_number(node: fx.Node, root: nn.Module) -> None:
+    """Note what number a constant such as torch.tensor(0.0) is, unless load_state_dict may change it."""
+    value = attribute_of(node, root) if node.op == "get_attr" and str(node.target) not in root.state_dict() else None
+    if isinstance(value, torch.Tensor) and value.shape == () and value.is_floating_point():
+        update_info(node, number=value.item())
 
 
 def _refuse_bits(node: fx.Node, row: Operator) -> None:
@@ -439,6 +447,20 @@ def _canonical_name(name: str, target: Any, spelling: Spelling) -> str:
     if name in known or name in row.arguments:
         return name
     return next((other for other in ALIASES.get(name, ()) if other in row.arguments), name)
+
+
+def _is_parameter(node: fx.Node) -> bool:
+    return node_info(node).role is Role.PARAMETER
+
+
+def _of_two(node: fx.Node) -> Spelling | None:
+    """The spelling of a maximum or minimum of two tensors, which has the name of that over a dimension."""
+    spelling, others = spelling_of(node), [*node.args[1:], *(node.kwargs[name] for name in node.kwargs if name == "other")]
+    function = None if spelling is None else {"max": torch.maximum, "min": torch.minimum}.get(spelling.operator.name)
+    if function is None or len(others) != 1 or _is_number(others[0]):
+        return None
+    node.op, node.target = "call_function", function
+    return spelling_of(node)
 
 
 def _reflected(row: Operator, bound: dict[str, Any]) -> tuple[Operator, dict[str, Any]]:

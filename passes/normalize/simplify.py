@@ -25,6 +25,8 @@ from lrpfx.ir.node import (
     parameter_value,
     row_of,
 )
+from lrpfx.ir.operator import NotAContractionError
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -95,17 +97,18 @@ def _column_times_row(build: CallBuilder, node: fx.Node) -> fx.Node | None:
             continue
         weight = parameter_value(row, build.program.root)
         plain = is_floating(weight) and weight.ndim == 1 and len(weight) > 1 and weight.dtype == node_info(column).dtype
-        if plain and is_learned(row, build.program.root) and (known_size(column, -1) == 1 or _adds_last(column)):
+        if plain and is_learned(row, build.program.root) and (known_size(column, -1) == 1 or adds_last(column)):
             return build.call("linear", column, build.call("unsqueeze", row, 1, target=torch.unsqueeze))
     return None
 
 
-def _adds_last(value: fx.Node) -> bool:
+def adds_last(value: fx.Node) -> bool:
     """Whether a call adds the last dimension: x.unsqueeze(-1) or x[..., None]."""
     if is_call_of(value, "unsqueeze"):
         return value.args[1:] == (-1,) or value.args[1:] == (len(node_info(value).shape or ()) - 1,)
     index = value.args[1] if function_name(value) == "getitem" and isinstance(value.args[1], tuple) else ()
-    return bool(index) and index[-1] is None
+    rank = len(node_info(value.all_input_nodes[0]).shape or ()) if index else 0
+    return bool(index) and index[-1] is None and (Ellipsis in index or len(index) - index.count(None) == rank)
 
 
 def _of_stack(combined: str) -> Form:
@@ -205,6 +208,48 @@ def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     if not isinstance(place, int) or not isinstance(bound["dim"], int) or (place - bound["dim"]) % len(shape):
         return None
     return build.call("sum", bound["input"], bound["dim"], target=torch.sum) if bound.get("dtype") is None else None
+
+
+def _chosen_messages(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """What a mask chooses for each of several sums, of values that lack a dimension of it, is their product with the mask."""
+    row, reader = row_of(node), only_reader(node)
+    bound = bound_arguments(node, row)
+    mask, *branches = (bound[name] for name in row.entries.chooses)
+    zeros = [number_filling(one) == 0 for one in branches]
+    if sum(zeros) != 1 or is_data(mask) or not is_call_of(reader, "sum"):
+        return None
+    value = branches[zeros.index(False)]
+    if is_call_of(value, "expand"):
+        value = value.args[0]
+    shapes = [node_info(one).shape if isinstance(one, fx.Node) else None for one in (value, mask, node)]
+    if None in shapes or not is_data(value) or shapes[0] == shapes[2] or torch.broadcast_shapes(*shapes[:2]) != shapes[2]:
+        return None
+    return build.call("mul", value, _negated(build, mask) if zeros[0] else mask)
+
+
+def _negated(build: CallBuilder, mask: fx.Node) -> fx.Node:
+    """The negation of a mask, before views that add dimensions to it."""
+    name, target = function_name(mask), mask.target
+    if name in ("bitwise_not", "logical_not", "invert"):
+        return mask.all_input_nodes[0]
+    if name in ("getitem", "unsqueeze") and callable(target):
+        return build.call(name, _negated(build, mask.all_input_nodes[0]), *mask.args[1:], target=target)
+    return build.call("logical_not", mask, target=torch.logical_not)
+
+
+def _matrix_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The sum over the last dimension of one matrix of signals and the first of another is their matrix product."""
+    ranks = {one: len(node_info(one).shape or ()) for one in node.all_input_nodes}
+    if set(ranks.values()) != {2} or not all(map(is_data, ranks)):
+        return None
+    contraction = row_of(node).product.contraction
+    assert contraction is not None
+    try:
+        found = contraction(node, lambda one: ranks.get(one))
+    except NotAContractionError:
+        return None
+    one, other = map(list, found.labels)
+    return build.call("matmul", *found.operands) if one[1] == other[0] and one[0] != other[1] else None
 
 
 def _diagonal_product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
@@ -316,6 +361,9 @@ _FORMS: dict[str, Form] = {
     "getitem": _last_sum,
     "select": _last_sum,
     "matmul": _diagonal_product,
+    "tensordot": _matrix_product,
+    "where": _chosen_messages,
+    "masked_fill": _chosen_messages,
     "col2im": _folded,
     "fold": _folded,
     "slice_scatter": _write,

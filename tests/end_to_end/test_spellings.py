@@ -126,6 +126,13 @@ def test_a_constant_that_repeats_its_entries_in_another_order_stays(bias):
     assert torch.allclose(explain_model(x), model(x), rtol=1e-9)
 
 
+def test_a_scale_after_a_dimension_in_the_middle_is_no_layer_of_one_input():
+    model, x = written(lambda m, x: (x[:, None] * m.scale)[:, 0])
+    named, _ = written(lambda m, x: x * m.scale)
+    maps = [lrpfx.attribute(lrpfx.transform(one, EpsilonPlusFlat(), x), x, 1).relevance for one in (model, named)]
+    assert torch.allclose(*maps, rtol=1e-9)
+
+
 @pytest.mark.parametrize("layer", [lambda m, x: torch.nn.functional.linear(x, m.weight), lambda m, x: x @ m.weight.T])
 def test_a_sum_of_products_of_two_dtypes_is_no_layer(layer):
     """A product converts its operands, and a dense layer does not."""

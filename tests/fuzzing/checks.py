@@ -17,6 +17,7 @@ import lrpfx
 from lrpfx import composites, rules, types
 from lrpfx.errors import InputError
 from lrpfx.ir.node import named_nodes, node_info
+from lrpfx.passes.stages import STAGES
 from lrpfx.runtime.explain_module import ExplainModule
 
 from .composites import conserves
@@ -214,11 +215,29 @@ def constants_take_nothing(case: Case) -> None:
     """What is computed from integers, truth values, comparisons and positions can as well be held in buffers."""
     if not case.network.constants():
         return
-    twin = case.transformed(case.network.with_held_constants(case.examples))
-    found, of_twin = ({one.name: one.matches for one in lrpfx.history(model)} for model in (case.explain_model, twin))
-    if any(of_twin.get(name, 0) < found.get(name, 0) for name in ("find_activations", "merge_scales")):
-        return  # x.masked_fill(sign(x) <= 0, 0) is a ReLU, and linear(zeros) a bias: not with a held sign or held zeros
-    case.must_agree(case.relevance(case.explain_model), case.relevance(twin), "relevance beside constants")
+    held = case.network.with_held_constants(case.examples)
+    of_case, of_twin = case.explain_model, case.transformed(held)
+    found, in_twin = ({one.name: one.matches for one in lrpfx.history(model)} for model in (of_case, of_twin))
+    if any(in_twin.get(name, 0) < found.get(name, 0) for name in _READING_CONSTANTS):
+        with _without(_READING_CONSTANTS):
+            of_case, of_twin = case.transformed(), case.transformed(held)
+    case.must_agree(case.relevance(of_case), case.relevance(of_twin), "relevance beside constants")
+
+
+#: Passes that read constants: x.masked_fill(sign(x) <= 0, 0) is a ReLU, and linear(zeros) a bias, but not if they are held.
+_READING_CONSTANTS = ("find_activations", "merge_scales")
+
+
+@contextmanager
+def _without(names: Sequence[str]) -> Iterator[None]:
+    """Compile without the passes of these names."""
+    before = dict(STAGES)
+    for stage, passes in before.items():
+        STAGES[stage] = lambda settings, passes=passes: [one for one in passes(settings) if one.name not in names]
+    try:
+        yield
+    finally:
+        STAGES.update(before)
 
 
 def lowered_programs_agree(case: Case) -> None:

@@ -65,7 +65,14 @@ def test_an_activation_is_known_by_its_values(name):
         lambda x: x + torch.tanh(x.flip(0)),
         lambda x: 3 * x + 1,
         lambda x: torch.where(x > 0, x * torch.log(x), 0.0),  # as a product with a mask it is nan
+        lambda x: x.flip(0) * torch.where(x.flip(0) > 0, x, 0.1 * x),  # a gate of the other factor
+        lambda x: torch.where(x > 0, x * x.flip(0), x.flip(0) - 1),
     ],
 )
 def test_other_functions_stay(function):
     assert [name for name in found(function) if name != "sigmoid"] == []
+
+
+def test_a_value_that_is_a_signal_and_has_a_gate_of_its_own_stays_whole():
+    """v * v * sigmoid(v) has three factors."""
+    assert found(lambda x: torch.tanh(x + 1) * (x * x * (0.5 * (1 + torch.tanh(x)))))
