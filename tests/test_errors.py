@@ -428,7 +428,7 @@ def test_inputs(explain_model, input, message):
         (torch.tensor([True, False]), "bool"),
         (1.5, "not float"),
         ("cat", "not the name"),
-        (lambda output: output[:, 0], "the target function returned (2,) for an output of (2, 5)"),
+        (lambda output: output[:, 0], "the target function returned (2,) for an output of shape (2, 5)"),
         (lambda output: None, "returned NoneType"),
     ],
 )

@@ -238,8 +238,8 @@ def test_photographs_that_are_standardized(photographs, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"targets": ["true", 1]}, r"ViRelAy takes relevance of one target, but there are targets: true, 1"),
-        ({"conditions": [{"first": [1]}]}, r"there are conditions: first: \[1\]"),
+        ({"targets": ["true", 1]}, r"ViRelAy takes relevance of one target, but the store has targets \(true, 1\)"),
+        ({"conditions": [{"first": [1]}]}, r"the store has conditions \(first: \[1\]\)"),
         ({"scores": 2}, "which are not in the store: explain without scores="),
         ({"reduce": "channels"}, "explain without reducing positions"),
         ({"target": 2}, "has that of '2': pass strategy='true_label' or"),
@@ -284,7 +284,7 @@ class Broken(Noise):
         (lambda: Broken(20), {}, InputError, "sample 7: it cannot be loaded: ZeroDivisionError"),
         (lambda: Stream(Noise(20)), {}, InputTypeError, "images are found by their numbers, which a Stream does not have"),
         (lambda: iter([1]), {}, InputTypeError, "pass a data set with indices, or the images as an array"),
-        (lambda: 3, {}, InputTypeError, "data is a folder, a DataLoader"),
+        (lambda: 3, {}, InputTypeError, "data is a folder, a dataset"),
         (lambda: [(Noise(20)[0][0], Noise(20)[0][0])] * 20, {}, InputError, "sample 0: it has 2 inputs, which may be images"),
         (lambda: [{"a": 1}] * 20, {}, InputError, "sample 0: it has 0 inputs"),
         (lambda: torch.zeros(20, 1, 6, 9), {}, InputError, "the part of the image that the model was given"),

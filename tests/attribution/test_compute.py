@@ -421,8 +421,8 @@ class Product(torch.nn.Module):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"target": [0, 1]}, lrpfx.InputError, "2 entries for a batch of 3; .* pass them as targets="),
-        ({"target": []}, lrpfx.InputError, "0 entries for a batch of 3"),
+        ({"target": [0, 1]}, lrpfx.InputError, "it has 2 and the batch is 3; .* pass them as targets="),
+        ({"target": []}, lrpfx.InputError, "it has 0 and the batch is 3"),
         ({"target": (0, 1, 2)}, lrpfx.InputTypeError, "not tuple"),
         ({"target": [[0], 1, 2]}, lrpfx.InputTypeError, "the target of one sample"),
         ({"target": [True, 1, 2]}, lrpfx.InputTypeError, "not bool"),
@@ -450,15 +450,15 @@ def test_contrasts_of_classes(decoder):
 @pytest.mark.parametrize(
     "target, error, message",
     [
-        (3, lrpfx.InputError, r"\(position, token\)"),
-        (None, lrpfx.InputError, r"\(position, token\)"),
+        (3, lrpfx.InputError, r"the target is \(position, token\)"),
+        (None, lrpfx.InputError, r"the target is \(position, token\)"),
         ((5, 0), lrpfx.InputError, "position 5 is out of range: the output has 5 positions"),
         ((-6, 0), lrpfx.InputError, "position -6 is out of range"),
         ((0, 11), lrpfx.InputError, "target 11 is out of range: the output has 11 classes"),
-        ((0.5, 1), lrpfx.InputTypeError, "a position is an index or a tensor, not float"),
+        ((0.5, 1), lrpfx.InputTypeError, "a position is an index or a tensor of indices, not float"),
         ((True, 1), lrpfx.InputTypeError, "a position is an index"),
         ((torch.tensor([0.5, 1.0]), 1), lrpfx.InputTypeError, "positions are integers"),
-        ([(0, 1)], lrpfx.InputError, "1 entries for a batch of 2; several of each: pass them as targets="),
+        ([(0, 1)], lrpfx.InputError, "1 and the batch is 2; to explain several targets of each sample, pass them as targets="),
         ([(0, 1), lambda output: output], lrpfx.InputTypeError, "functions are targets of the whole batch"),
         ((torch.tensor([1, 2, 3]), 1), lrpfx.InputError, r"shape \(3,\), but the batch is 2"),
         ((0, {}), lrpfx.InputError, "at least one class"),

@@ -277,9 +277,9 @@ def test_derivatives_of_relevance(x):
     [
         ("ad", InputError, "no node or module named 'ad'"),
         ([], InputError, "no place for a mask"),
-        ([3], InputTypeError, "at a node, or an edge"),
+        ([3], InputTypeError, "at a node, or at an edge"),
         (3, InputTypeError, "an edge as a pair of names"),
-        (("conv1", "add"), InputError, "add does not read conv1; relu does"),
+        (("conv1", "add"), InputError, "add does not read conv1; its readers are relu"),
         ("mask_add", InputError, "mask_add carries no relevance"),
         (["conv1", "add"], InputError, "add has a mask already: mask_add"),
     ],

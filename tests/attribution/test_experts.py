@@ -264,13 +264,13 @@ def test_products_that_do_not_end_in_one_are_named():
         (
             {"conditions": [{"first": Expert(0)}]},
             InputError,
-            "'first' is not a mixture of grouped or batched products",
+            "'first' is not a mixture of experts with grouped or batched products",
         ),
         ({"conditions": [{"mixtur": Expert(0)}]}, InputError, "Did you mean 'mixture'?"),
         (
             {"conditions": [{"mixture": Expert(3)}]},
             InputError,
-            "Expert(3): 3 is out of range: the mixture mixture has 3",
+            "Expert(3): index 3 is out of range, since the mixture mixture has 3",
         ),
         ({"conditions": [{"mixture": [Expert(1), Channel(2)]}]}, InputTypeError, "experts and other indices"),
         (
@@ -304,7 +304,7 @@ def test_rows_in_another_dimension_are_refused(batch):
     """Also where the sizes of both dimensions are equal."""
     x = torch.rand(batch, 3, 4)
     explain_model = lrpfx.transform(nn.Sequential(Shifted()).eval(), EpsilonPlus(), example_inputs=x)
-    message = "0.matmul does not tell its experts"
+    message = "0.matmul does not tell which expert has which token"
     with pytest.raises(InputError, match=re.escape(message)):
         lrpfx.attribute(explain_model, x, 1, conditions=[{"0": Expert(0)}])
     with pytest.raises(InputError, match=re.escape(message)):

@@ -90,7 +90,7 @@ def test_several_classes_are_compared(folder):
     "options, message",
     [
         (("--target", "9"), "target 9 is out of range"),
-        (("--target", "cat"), "names of classes are not known"),
+        (("--target", "cat"), "the names are not known"),
         (("--set", "gamma=1"), "--set is for the settings of a --composite"),
         (("--composite", "epsilon_plas"), "Did you mean 'epsilon_plus'"),
         (("--categories", "weights.pt"), "is not a text"),

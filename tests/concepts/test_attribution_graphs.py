@@ -151,7 +151,7 @@ def test_frames_and_edges_have_the_colours_of_their_signs():
         ({"width": [1, 2]}, "2 widths for 3 layers"),
         ({"width": [1, 2, 3, 4]}, "4 widths for 3 layers"),
         ({"target": 4}, "out of range"),
-        ({"inputs": torch.randn(2, 3, 7, 7).double()}, "of one sample, but the batch is 2"),
+        ({"inputs": torch.randn(2, 3, 7, 7).double()}, "that of one sample, but the batch is 2"),
     ],
 )
 def test_what_is_wrong(setting, settings, message):

@@ -328,7 +328,7 @@ def test_channels_see_their_group():
         ((64, 0, 0), "out of range"),
         ((18, 0), "out of range"),
         ((0, 0, -25), "out of range"),
-        (Neuron(1, 2), "has the shape"),
+        (Neuron(1, 2), "2 indices"),
         (Neuron(0, 18, 0), "out of range"),
         (Channel(64), "out of range"),
         ((0.5, 0), "whole numbers"),

@@ -157,7 +157,7 @@ def test_what_is_wrong(setting):
     for changed, message in (
         ({"explain_model": other}, "made of another model"),
         ({"dataset": TensorDataset(images.flip(0), labels)}, r"has .* but was ranked by .*: it is of another dataset"),
-        ({"dataset": TensorDataset(images[:1], labels[:1])}, "the dataset only 1"),
+        ({"dataset": TensorDataset(images[:1], labels[:1])}, "the dataset has 1 samples, but the collection has sample"),
         ({"dataset": iter(images)}, "a dataset with indices"),
         ({"collection": {}}, "not of a dict"),
         ({"layer": "third"}, "'third' was not collected"),

@@ -43,11 +43,11 @@ def test_tables(attribution):
     ("arguments", "error", "message"),
     [
         ({"layer": "cnov"}, InputError, "'cnov' was not recorded"),
-        ({"layer": "hidden"}, InputError, "Token or Feature"),
+        ({"layer": "hidden"}, InputError, "of=Token or of=Feature"),
         ({"layer": "conv", "of": Neuron}, InputTypeError, "neurons are not summed"),
         ({"layer": "conv", "of": int}, InputTypeError, "of= is Channel"),
-        ({"layer": "dense", "of": Head}, InputError, "without Heads"),
-        ({"layer": "dense", "of": Token}, InputError, "without Tokens"),
+        ({"layer": "dense", "of": Head}, InputError, "without a dimension of Heads"),
+        ({"layer": "dense", "of": Token}, InputError, "without a dimension of Tokens"),
         ({"layer": "conv", "of": Channel, "sample": 2}, InputError, "sample 2 is out of range"),
     ],
 )

@@ -134,9 +134,9 @@ def test_errors_of_an_object_store(allowed, explain_model, tmp_path):
     [
         ("nosuch://bucket/store", None, "Protocol not known"),
         ("memory://bucket/store", 3, "a dict"),
-        ("folder", {"key": "x"}, "storage_options are for paths"),
+        ("folder", {"key": "x"}, "of this machine"),
         ("memory://", None, "a whole file system"),
-        ("zip:///tmp::file:///tmp", None, "fsspec cannot open"),
+        ("zip:///tmp::file:///tmp", None, "not a path that fsspec opens"),
     ],
 )
 def test_paths_that_cannot_be_opened(path, options, message, explain_model):

@@ -121,10 +121,10 @@ def test_several_classes(explainer, photographs, targets):
     [
         (4, InputError, "out of range: the output has 4 classes"),
         (-1, InputError, "out of range"),
-        ("fisch", InputError, "no class is named 'fisch'. Did you mean 'fish'"),
+        ("fisch", InputError, "no class named 'fisch'. Did you mean 'fish'"),
         (1.5, InputTypeError, "a target is an index.*, not float"),
         (True, InputTypeError, "bool"),
-        ([0, 1], InputError, "2 classes, but 1 were given.* targets="),
+        ([0, 1], InputError, "2 classes, one for each, but 1 were given.* targets="),
         ([], InputError, "0 classes"),
     ],
 )
@@ -514,10 +514,10 @@ def test_several_outputs(photographs):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda one: one.top(-1), "number of classes, 1 or more, not -1"),
-        (lambda one: one.top(1.5), "number of classes, 1 or more"),
-        (lambda one: one.compare(0), "number of classes, 1 or more"),
-        (lambda one: one.compare(True), "number of classes, 1 or more"),
+        (lambda one: one.top(-1), "positive number of classes, not -1"),
+        (lambda one: one.top(1.5), "positive number of classes"),
+        (lambda one: one.compare(0), "positive number of classes"),
+        (lambda one: one.compare(True), "positive number of classes"),
         (lambda one: one.compare("dog"), "compare takes a list, not 'dog'"),
         (lambda one: one.compare(None), "compare takes a list"),
         (lambda one: one.layers("first"), "layers takes a list, not 'first'"),

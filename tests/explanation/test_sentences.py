@@ -265,7 +265,7 @@ def test_contrasts_and_positions():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"words": [1]}, r"a mapping with the keys \['words'\] is not a text"),
+        ({"words": [1]}, "a mapping with the keys 'words' is not a text"),
         ({"input_ids": [3], "pixel_values": torch.rand(2)}, "holds 'pixel_values', which is not text"),
         ({"input_ids": [3, 4], "attention_mask": [1]}, "different lengths: input_ids 2, attention_mask 1"),
         (torch.rand(3), "whole numbers, not torch.float32"),
@@ -274,7 +274,7 @@ def test_contrasts_and_positions():
         ([1, -1], "token id -1"),
         (b"the film", "a text is a string, .* not bytes"),
         (torch.tensor([], dtype=torch.long), "the text is empty"),
-        ([{"role": "user", "content": "the"}] * 3, "cannot write these messages: .*two messages"),
+        ([{"role": "user", "content": "the"}] * 3, "cannot write these messages as one text: .*two messages"),
     ],
 )
 def test_what_is_no_text(given, message):

@@ -212,23 +212,23 @@ class Own(DataLoader):
 
 
 REFUSED = {
-    "shuffle": (lambda: DataLoader(Noise(COUNT), shuffle=True), "a RandomSampler gives an order"),
-    "sampler: random": (lambda: DataLoader(Noise(COUNT), sampler=RandomSampler(Noise(9))), "a RandomSampler gives an order"),
-    "sampler: subset": (lambda: DataLoader(Noise(COUNT), sampler=SubsetRandomSampler([1, 2])), "a SubsetRandomSampler"),
-    "sampler: weighted": (lambda: DataLoader(Noise(COUNT), sampler=WeightedRandomSampler([1.0, 2], 2)), "a Weighted"),
+    "shuffle": (lambda: DataLoader(Noise(COUNT), shuffle=True), "the order of a RandomSampler"),
+    "sampler: random": (lambda: DataLoader(Noise(COUNT), sampler=RandomSampler(Noise(9))), "the order of a RandomSampler"),
+    "sampler: subset": (lambda: DataLoader(Noise(COUNT), sampler=SubsetRandomSampler([1, 2])), "of a SubsetRandomSampler"),
+    "sampler: weighted": (lambda: DataLoader(Noise(COUNT), sampler=WeightedRandomSampler([1.0, 2], 2)), "of a Weighted"),
     "sampler: shuffling": (lambda: DataLoader(Noise(COUNT), sampler=Shuffling(COUNT)), "Shuffling .* another order each time"),
-    "sampler: endless": (lambda: DataLoader(Noise(COUNT), sampler=Endless(COUNT)), "Endless .* indices"),
-    "sampler: generator": (lambda: DataLoader(Noise(COUNT), sampler=(one for one in [1, 2])), "generator without length"),
+    "sampler: endless": (lambda: DataLoader(Noise(COUNT), sampler=Endless(COUNT)), "Endless .* other indices than so many"),
+    "sampler: generator": (lambda: DataLoader(Noise(COUNT), sampler=(one for one in [1, 2])), "generator .* has no length"),
     "sampler: empty": (lambda: DataLoader(Noise(COUNT), sampler=[]), "the data set is empty"),
     "batch_sampler": (lambda: DataLoader(Noise(COUNT), batch_sampler=[[0, 1], [2]]), "has a batch_sampler="),
-    "class": (lambda: Own(Noise(COUNT), 4), "a Own makes batches of its own"),
+    "class": (lambda: Own(Noise(COUNT), 4), "a Own makes its batches in a way of its own"),
     "collate_fn": (
         lambda: DataLoader(Noise(COUNT), num_workers=1, multiprocessing_context="spawn", collate_fn=MINE),
-        "cannot be pickled for the processes that load samples: .*lambda",
+        "cannot be pickled for that: .*lambda",
     ),
     "collate_fn of a stream": (
         lambda: DataLoader(Stream(Noise(9)), num_workers=1, multiprocessing_context="spawn", collate_fn=MINE),
-        "cannot be pickled for the processes that load samples: .*lambda",
+        "cannot be pickled for that: .*lambda",
     ),
 }
 

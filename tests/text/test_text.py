@@ -174,7 +174,7 @@ def test_shapes_of_several_targets(shape):
         ((4,), {}, r"does not fit 3 tokens"),
         ((2, 3), {}, r"targets=\[...\]; of several texts, choose one: sample="),
         ((2, 3, 5), {}, r"targets=\[...\]; of several texts, choose one: sample="),
-        ((3, 3), {}, r"two ways"),
+        ((3, 3), {}, r"two ways: sum it over the embedding"),
         ((3, 3), {"sample": 0}, r"two ways"),
         ((2, 3), {"targets": ["a", "b", "c"]}, r"3 targets are named, but relevance has the shape \(2, 3\)"),
         ((2, 2, 3, 5), {"targets": ["a", "b"]}, "choose one: sample="),
@@ -190,7 +190,7 @@ def test_shapes_that_do_not_fit(shape, options, message):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        (([1.0, 2.0, 3.0], "abc"), {}, lrpfx.InputTypeError, "not a text"),
+        (([1.0, 2.0, 3.0], "abc"), {}, lrpfx.InputTypeError, "not one text"),
         (([1.0, 2.0, 3.0], [1, 2, 3]), {}, lrpfx.InputError, "need their tokenizer"),
         (([1.0, 2.0, 3.0], [1, "b", "c"]), {}, lrpfx.InputTypeError, "all strings or all ids"),
         (([1.0, 2.0, 3.0], 7), {}, lrpfx.InputTypeError, "not int"),
