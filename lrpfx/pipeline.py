@@ -78,8 +78,8 @@ def capture(
     capture: str = AUTO,
     constants: Collection[str] = (),
     dynamic_shapes: DynamicShapes = None,
-    canonizers: Sequence[Any] = (),
     share: bool = False,
+    canonizers: Sequence[Any] = (),
 ) -> Captured:
     """Capture and canonize a model once: `transform(captured, composite)` goes on from there, in a fraction of the time.
 

@@ -264,7 +264,9 @@ def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
     source, reader = resolve_names(graph, place)
     if _read_by(source, reader) is None:
         readers = [name for name, node in named_nodes(graph) if _MASKED not in node.meta and _read_by(source, node) is not None]
-        raise InputError(f"{place[1]} does not read {place[0]}; {', '.join(readers) or 'nothing'} does", topic="conditions")
+        raise InputError(
+            f"{place[1]} does not read {place[0]}; its readers are {', '.join(readers) or 'none'}", topic="conditions"
+        )
     return source, reader
 
 

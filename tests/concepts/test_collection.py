@@ -227,7 +227,7 @@ def test_datasets_of_other_kinds(explain_model, dataset):
         collect(explain_model, [pairs[0], pairs[1][0]], LAYERS)
     with pytest.raises(lrpfx.InputTypeError, match=r"pass loader\.dataset"):
         collect(explain_model, torch.utils.data.DataLoader(dataset), LAYERS)
-    with pytest.raises(lrpfx.InputError, match="no samples"):
+    with pytest.raises(lrpfx.InputError, match="the data set is empty"):
         collect(explain_model, [], LAYERS)
 
 
@@ -315,7 +315,7 @@ def test_queries_that_are_wrong(explain_model, dataset):
         (("first", 0), {"reduction": "mean"}, "reduction is 'max' or 'sum'"),
         (("first", 0), {"predicted": 1}, "collect them with top_by_class="),
         (("first", 0), {"predicted": 1, "true": 1}, "not by both"),
-        (("first", 0), {"count": 0}, "count is a positive number"),
+        (("first", 0), {"count": 0}, "count is a number of samples, 1 or more"),
         ((["first"], 0), {}, "was not collected"),
         (("first", 0), {"true": [1]}, "a class is an index"),
     ):

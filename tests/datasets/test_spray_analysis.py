@@ -283,7 +283,7 @@ NAN[7, 2] = np.nan
         ({"classes": [-1]}, InputError, "classes are the indices"),
         ({"classes": 7}, InputError, "no sample has the class 7"),
         ({"seed": -1}, InputError, "seed is"),
-        ({"seed": 2**40}, InputError, "seed is less than"),
+        ({"seed": 2**40}, InputError, "seed is a whole number from 0"),
         ({"samples": [20]}, InputError, "sample 20 is out of range"),
     ],
 )

@@ -514,10 +514,10 @@ def test_several_outputs(photographs):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda one: one.top(-1), "positive number of classes, not -1"),
-        (lambda one: one.top(1.5), "positive number of classes"),
-        (lambda one: one.compare(0), "positive number of classes"),
-        (lambda one: one.compare(True), "positive number of classes"),
+        (lambda one: one.top(-1), "number of classes, 1 or more, not -1"),
+        (lambda one: one.top(1.5), "number of classes, 1 or more"),
+        (lambda one: one.compare(0), "number of classes, 1 or more"),
+        (lambda one: one.compare(True), "number of classes, 1 or more"),
         (lambda one: one.compare("dog"), "compare takes a list, not 'dog'"),
         (lambda one: one.compare(None), "compare takes a list"),
         (lambda one: one.layers("first"), "layers takes a list, not 'first'"),

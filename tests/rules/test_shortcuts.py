@@ -497,7 +497,7 @@ def test_several_targets_with_code_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    "targets, chunk_size, message", [([], None, "empty"), ([0], 0, "positive"), ([0, 99], None, "out of range")]
+    "targets, chunk_size, message", [([], None, "empty"), ([0], 0, "1 or more"), ([0, 99], None, "out of range")]
 )
 def test_several_targets_that_are_none(targets, chunk_size, message):
     explain_model = lrpfx.transform(chain(2), EpsilonPlus())

@@ -399,7 +399,7 @@ def test_files(tmp_path):
     assert image.width == 900 and (0, 0, 255) in colors
     assert shown.save(tmp_path / "a.txt").read_text(encoding="utf-8") == "one  good{+0.1} bad{-2} 日本{+0}\n"
     assert shown.to_image(width=150).height > shown.to_image(width=900).height
-    with pytest.raises(lrpfx.InputError, match=r"not as '\.svg'"):
+    with pytest.raises(lrpfx.InputError, match=r"not a '\.svg'"):
         shown.save(tmp_path / "a.svg")
     (tmp_path / "file").write_text("")
     for suffix in ("html", "png", "txt"):
