@@ -55,7 +55,7 @@ def test_the_messages_about_places_lead_to_a_map(ask, places, target):
 def test_the_target_that_the_message_proposes():
     model, x = Segmentation(), torch.rand(2, 3, 6, 6)
     explain_model = lrpfx.transform(model, COMPOSITE)
-    with pytest.raises(lrpfx.InputError, match="a tensor of its shape, or a function of it"):
+    with pytest.raises(lrpfx.InputError, match="a tensor of the output's shape, or a function of the output"):
         lrpfx.attribute(explain_model, x, 1)
     chosen = (torch.arange(5) == 1)[:, None, None]
     found = lrpfx.attribute(explain_model, x, lambda output: output * chosen)
