@@ -56,7 +56,8 @@ def test_maps_are_those_of_transform(family, capture):
     model, x = small_family(family)
     captured = lrpfx.capture(model, x, capture=capture)
     assert captured.front_end == capture
-    for make in COMPOSITES.values():
+    chosen = COMPOSITES if capture == "symbolic" else ("EpsilonGammaBox", "AttnLRP")  # torch.export takes long
+    for make in map(COMPOSITES.get, chosen):
         expected = lrpfx.transform(model, make(), x, capture=capture)
         found = lrpfx.transform(captured, make())
         assert torch.equal(relevance(found, x), relevance(expected, x))
