@@ -13,10 +13,10 @@ from lrpfx.attribution.infinite_masks import hiding, input_node, items_at, other
 from lrpfx.attribution.out_of_vocabulary import OutOfVocabulary
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.ir.kinds import Embedding
-from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, is_floating, node_info
+from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, node_info
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
-from lrpfx.support.tensors import not_dense
+from lrpfx.support.tensors import is_floating, not_dense
 from lrpfx.support.torch_internals import pytree
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]

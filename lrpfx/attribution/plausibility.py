@@ -12,11 +12,11 @@ from torch import fx
 
 from lrpfx.attribution.infinite_masks import bound_inputs
 from lrpfx.ir.kinds import Softmax
-from lrpfx.ir.node import Role, data_calls, is_floating, map_arguments, node_info, output_node
+from lrpfx.ir.node import Role, data_calls, map_arguments, node_info, output_node
 from lrpfx.rules.formulas import Epsilon, Norm, SoftmaxTaylor
 from lrpfx.runtime.explain_module import TreeGraphModule
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.support.tensors import relevance_from
+from lrpfx.support.tensors import is_floating, relevance_from
 
 #: The largest plausible ratio of a sample's relevance to its seed, in sums of magnitudes. For sixteen classifiers of
 #: torchvision with random weights it is at most 200 under the LRP composites, relative to the largest logit, and up to 1e37 if

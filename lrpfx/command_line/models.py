@@ -24,9 +24,9 @@ from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
-from lrpfx.samples.preparation import on_device_of
 from lrpfx.support.files import hash_of_file
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
+from lrpfx.support.tensors import on_device_of
 
 #: Errors about the name of a model, and its weights.
 invalid, wrong_type = partial(InputError, topic="models-by-name"), partial(InputTypeError, topic="models-by-name")

@@ -28,13 +28,14 @@ from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed
-from lrpfx.samples.preparation import Preparation, on_device_of
+from lrpfx.samples.preparation import Preparation
 from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
 from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
+from lrpfx.support.tensors import on_device_of
 
 _TOGETHER = 256  # samples that are ranked together
 _MOST = 1_000_000  # places of a ranking, samples of a batch

@@ -13,7 +13,6 @@ from lrpfx.attribution.computation import Computation
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
-from lrpfx.ir.node import is_floating
 from lrpfx.request.channels import kind_of
 from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.question import Question
@@ -21,7 +20,8 @@ from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_red
 from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.samples.preparation import Sample, SampleGroup, on_device_of
+from lrpfx.samples.preparation import Sample, SampleGroup
+from lrpfx.support.tensors import is_floating, on_device_of
 from lrpfx.support.torch_internals import pytree
 
 _DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it

@@ -13,7 +13,7 @@ from lrpfx.attribution.infinite_masks import hiding, other_reader
 from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
 from lrpfx.deploy.tracer import Tracer
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
-from lrpfx.ir.node import is_floating, node_info
+from lrpfx.ir.node import node_info
 from lrpfx.request.conditions import Key, ends_of, mask_name
 from lrpfx.request.explained_output import ExplainedOutput, explained_output
 from lrpfx.request.outputs import OutputSelector
@@ -21,6 +21,7 @@ from lrpfx.request.question import Question
 from lrpfx.request.reduction import reduced
 from lrpfx.request.targets import Classes, Position, Seed, Target
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.tensors import is_floating
 from lrpfx.support.torch_internals import pytree
 
 #: Errors about the arguments of `lrpfx.lower`.

@@ -25,7 +25,7 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.samples.preparation import on_device_of
+from lrpfx.support.tensors import on_device_of
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.samples.preparation import on_device_of
 from lrpfx.support.identity.structure import Snapshot
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.tensors import on_device_of
 
 logger = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ from lrpfx.frontends.prepare import Model, Prepared
 from lrpfx.frontends.symbolic import capture_symbolic, private_copy, shared_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.mapping import MappingContext, RuleMapping
-from lrpfx.ir.node import Role, calls, data_calls, is_floating, node_info
+from lrpfx.ir.node import Role, calls, data_calls, node_info
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
@@ -65,7 +65,7 @@ from lrpfx.passes.driver import (
 )
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.stages import Settings, Stage
-from lrpfx.support.tensors import not_dense
+from lrpfx.support.tensors import is_floating, not_dense
 from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
 
 logger = logging.getLogger(__name__)

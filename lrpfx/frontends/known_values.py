@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.ir.node import ancestors_of, attribute_of, is_floating
+from lrpfx.ir.node import ancestors_of, attribute_of
 from lrpfx.operators.table import lookup_method, spelling_of, writes_in_place
+from lrpfx.support.tensors import is_floating
 from lrpfx.support.torch_internals import FakeTensorMode
 
 _UNKNOWN = object()

@@ -12,6 +12,7 @@ from torch import fx, nn
 from lrpfx.errors import PassError
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator, Sign
+from lrpfx.support.tensors import is_floating
 
 _KEY = "lrpfx"
 
@@ -219,11 +220,6 @@ def is_learned(node: fx.Node, root: nn.Module) -> bool:
     ancestors = ancestors_of(node)
     read = {node, *(one for reader in ancestors if reader.target is not getattr for one in reader.all_input_nodes)}
     return any(one.op == "get_attr" and isinstance(attribute_of(one, root), nn.Parameter) for one in read)
-
-
-def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a floating-point tensor, which can have a gradient and relevance."""
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def leaves_of(value: Any) -> list[Any]:

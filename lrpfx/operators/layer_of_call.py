@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from lrpfx.ir import kinds
-from lrpfx.ir.node import is_floating, map_arguments
+from lrpfx.ir.node import map_arguments
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.layer import Layer, Operation, Slot, kind_of, spelled_rows
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.tensors import is_floating
 
 Forward = Callable[..., Any]
 

@@ -23,7 +23,6 @@ from lrpfx.ir.node import (
     attribute_of,
     floating_tensors,
     identities,
-    is_floating,
     map_arguments,
     map_result,
     node_info,
@@ -38,7 +37,7 @@ from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.html import Html, bar, element, folded
 from lrpfx.support.table import Rows, Table
-from lrpfx.support.tensors import detached, only_finite, relevance_from, where_finite
+from lrpfx.support.tensors import detached, is_floating, only_finite, relevance_from, where_finite
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,7 +9,8 @@ from torch import fx
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.ir.final_probabilities import final_probabilities
-from lrpfx.ir.node import floating_tensors, is_floating, nodes_in, output_node
+from lrpfx.ir.node import floating_tensors, nodes_in, output_node
+from lrpfx.support.tensors import is_floating
 
 FUNCTION = "f(output)"  # what a user's function as `output=` chooses, in messages
 #: The output to explain among several, if it has one of these names.

@@ -9,7 +9,6 @@ from torch import nn
 from torch.fx import traceback as fx_traceback
 
 from lrpfx.errors import InputError, RuleError
-from lrpfx.ir.node import is_floating
 from lrpfx.runtime.code_of_rules import CodeOfCall
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
@@ -17,7 +16,7 @@ from lrpfx.runtime.live_derivatives import with_derivatives_only_off
 from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.overwriting import Untouched
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation, relevances_from
-from lrpfx.support.tensors import save_values, saved_values
+from lrpfx.support.tensors import is_floating, save_values, saved_values
 from lrpfx.support.torch_internals import apply
 
 ORIGIN = "lrpfx"  # the key under which traced operations record their origin

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
 from torch.utils.data import default_collate
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
@@ -233,18 +232,6 @@ def _not_finite(inputs: Any, count: int) -> list[int]:
             bad = leaf.isnan() | leaf.isposinf()
             wrong |= bad.reshape(count, -1).any(1).cpu()
     return list(map(int, wrong.nonzero()))
-
-
-def on_device_of(module: nn.Module, inputs: Any, is_cast: bool = False) -> Any:
-    """The inputs on the device of a model; if `is_cast`, those of floating point also in its dtype."""
-    like = next((one for one in module.parameters() if one.is_floating_point()), None)
-
-    def placed(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or like is None:
-            return leaf
-        return leaf.to(like) if is_cast and leaf.is_floating_point() else leaf.to(like.device)
-
-    return pytree.tree_map(placed, inputs)
 
 
 def chunks_of(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -4,9 +4,10 @@ The values of a dense tensor are in memory as shape and strides describe.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from torch import nn
 
 from lrpfx.errors import RuleError
 from lrpfx.support.torch_internals import DisableTorchFunction, is_transformed, pytree
@@ -100,3 +101,20 @@ def only_finite(value: torch.Tensor) -> torch.Tensor:
 def detached(value: Any) -> Any:
     """A detached tensor; other values unchanged."""
     return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def on_device_of(module: nn.Module, inputs: Any, is_cast: bool = False) -> Any:
+    """The inputs on the device of a model; if `is_cast`, those of floating point also in its dtype."""
+    like = next((one for one in module.parameters() if one.is_floating_point()), None)
+
+    def placed(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or like is None:
+            return leaf
+        return leaf.to(like) if is_cast and leaf.is_floating_point() else leaf.to(like.device)
+
+    return pytree.tree_map(placed, inputs)
+
+
+def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a floating-point tensor, which can have a gradient and relevance."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

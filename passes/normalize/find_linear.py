@@ -14,7 +14,6 @@ from lrpfx.ir.node import (
     function_name,
     is_call_of,
     is_data,
-    is_floating,
     is_learned,
     node_info,
     nodes_in,
@@ -31,6 +30,7 @@ from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.patches import patches_in
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
+from lrpfx.support.tensors import is_floating
 
 _NOT_LEARNED = "its matrix is not learned, and mixes places, as that of a graph does"
 

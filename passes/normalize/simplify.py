@@ -17,7 +17,6 @@ from lrpfx.ir.node import (
     function_name,
     is_call_of,
     is_data,
-    is_floating,
     is_learned,
     node_info,
     nodes_in,
@@ -31,6 +30,7 @@ from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
+from lrpfx.support.tensors import is_floating
 
 
 class Simplify(GraphPass):

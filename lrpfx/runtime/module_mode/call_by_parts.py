@@ -10,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import RuleError
 from lrpfx.ir.kinds import Recurrent
-from lrpfx.ir.node import is_floating
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.layer import Layer, Operation, Slot
 from lrpfx.operators.layer_of_call import Forward, tensors_in
@@ -19,6 +18,7 @@ from lrpfx.operators.table import lookup, operator_named
 from lrpfx.runtime.module_mode.call_with_rule import RegisteredRule, carries_gradient
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.ruled_operation import ruled_operation
+from lrpfx.support.tensors import is_floating
 
 
 def call_by_parts(

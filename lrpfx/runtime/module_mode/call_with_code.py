@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from lrpfx.ir.node import is_floating, map_arguments
+from lrpfx.ir.node import map_arguments
 from lrpfx.operators.layer_of_call import Forward, tensors_in
 from lrpfx.runtime.module_mode.call_with_rule import carries_gradient
 from lrpfx.runtime.overwriting import Untouched
 from lrpfx.runtime.ruled_operation import Switch, relevances_from
+from lrpfx.support.tensors import is_floating
 
 
 class GeneralRule(Protocol):
