@@ -1,11 +1,10 @@
 """The compiler: turns a model and a composite into an explainable GraphModule."""
 
-import copy
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -33,19 +32,22 @@ from lrpfx.passes.program import Program
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.runtime.module_tree import alias_tensors
+from lrpfx.runtime.module_tree import alias_tensors, tree_with_same_tensors
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.tensors import mark_of
 
 NO_SETTINGS = Settings()
 _LATER = (Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE, Stage.REWRITE, Stage.FOLD, Stage.FUSE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Captured:
     """A model as a normalized, canonized and verified graph, for as many composites as one likes: see `lrpfx.capture`.
 
-    It does not change when the model does. The results of `transform` share its parameters: `load_state_dict` and changes of
-    dtype or device are those of one result alone, but other assignments in place reach all, and end the use of the graph.
+    It does not change when the model does, unless it shares its memory. The results of `transform` share the memory of its
+    parameters and buffers: `load_state_dict` of a whole result, and a change of dtype or device, are those of one alone; other
+    assignments in place reach all, and end the use of the graph. A composite may decide on the front end, which it cannot do
+    later: `capture="symbolic"` keeps functions that the operator table lacks, for rules by name.
     """
 
     _program: Program
@@ -53,7 +55,10 @@ class Captured:
     _source: Prepared
     _dynamic_shapes: DynamicShapes
     _canonizers: tuple[Any, ...]  # that have changed modules
-    _versions: Mapping[str, int | None]  # of parameters and buffers, by name
+    _marks: Mapping[str, Any]  # of parameters and buffers, by name
+
+    def __reduce__(self) -> NoReturn:
+        raise InputTypeError("a captured model cannot be pickled: pickle results of transform", topic="captured-models")
 
     @property
     def model(self) -> Model:
@@ -103,6 +108,7 @@ def capture(
         As for `transform`.
     """
     _check_model(model, "capture")
+    canonizers = Composite(canonizers=canonizers).canonizers  # which checks them
     source = prepared(model, canonizers)
     settings = Settings(constants=constants)
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
@@ -112,7 +118,7 @@ def capture(
         program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
         program.shared = weakref.WeakValueDictionary()
         return Captured(
-            program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _versions(program.root)
+            program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _marks_of(program.root)
         )
 
     found = captured(asked, finish)
@@ -247,10 +253,8 @@ def _settled(
     return program
 
 
-def _versions(root: nn.Module) -> dict[str, int | None]:
-    """The in-place version counters of tensors by name; None for inference tensors, which have no counter."""
-    tensors = [*root.named_parameters(), *root.named_buffers()]
-    return {name: None if tensor.is_inference() else tensor._version for name, tensor in tensors}
+def _marks_of(root: nn.Module) -> dict[str, Any]:
+    return {name: mark_of(tensor) for name, tensor in (*root.named_parameters(), *root.named_buffers())}
 
 
 def _warn(program: Program) -> None:
@@ -325,11 +329,11 @@ def node_names(
 
 def program_for(captured: Captured, composite: Composite) -> tuple[Program, Verification | None]:
     """A copy of a captured program, and what verifies it. `InputError` for a composite that needs another graph."""
-    missing = [one for one in needed_in_graphs(composite.canonizers) if one not in captured._canonizers]
-    if missing:
+    needed = needed_in_graphs(composite.canonizers)
+    if len(needed) != len(captured._canonizers) or any(one not in captured._canonizers for one in needed):
         raise InputError(
-            f"{missing[0]} changes modules, and this graph was captured without it: pass canonizers=composite.canonizers "
-            "to lrpfx.capture",
+            f"the graph was captured with the canonizers of modules {list(captured._canonizers)}, and the composite has "
+            f"{needed}: pass canonizers=composite.canonizers to lrpfx.capture",
             topic="canonizers-of-modules",
         )
     whole = opaque_paths(captured.model, composite) if isinstance(captured.model, nn.Module) else set()
@@ -339,17 +343,18 @@ def program_for(captured: Captured, composite: Composite) -> tuple[Program, Veri
             "transform the model itself, or map the layers inside",
             topic="captured-models",
         )
-    present = _versions(captured._program.root)
-    changed = [name for name, version in captured._versions.items() if present[name] != version]
+    present = _marks_of(captured._program.root)
+    changed = [name for name, mark in captured._marks.items() if present[name] != mark]
     if changed:
         raise InputError(
-            f"{changed[0]} was assigned in place in a result of this captured graph, with which it is shared: capture the "
-            "model again, and change copies (copy.deepcopy)",
+            f"{changed[0]} was assigned in place since the capture, in a result or a model that shares it: capture the model "
+            "again, and change copies (copy.deepcopy)",
             topic="changed-weights",
         )
     program = captured._program.copied()
+    program.root = tree_with_same_tensors(program.root)  # canonizers may put tensors into it
     program.notes.clear()  # they were given when the model was captured
-    return program, copy.copy(captured._verification)
+    return program, None if captured._verification is None else captured._verification.copied()
 
 
 def refuse_settings_of_capture(

@@ -114,6 +114,12 @@ class Verification:
             return False
         return True
 
+    def copied(self) -> "Verification":
+        """The same, for passes that change what is expected."""
+        made = copy.copy(self)
+        made.another = None if self.another is None else self.another.copied()
+        return made
+
     def expect_outputs_of(self, program: Program) -> None:
         """Compare later changes with the graph's current outputs, after a pass has changed the outputs on purpose."""
         with torch.no_grad(), RecordChoices() as record:
@@ -255,15 +261,18 @@ def run_passes(
 def run_verified(program: Program, steps: Sequence[GraphPass], verification: Verification | None) -> Program:
     """The program after the passes, verified once, at their end; it is consumed.
 
-    If it differs from the model, the passes run again, each verified: the error names the first one that is wrong.
+    If it differs from the model, or a pass fails after changes that were not verified yet, the passes run again, each verified:
+    the error names the first one that is wrong.
     """
     if verification is None:
         run_passes(program, steps)
         return program
-    before, expected = program.copied(), copy.copy(verification)
+    before, expected = program.copied(), verification.copied()
     try:
         run_passes(program, steps, verification, verify_each=False)
-    except VerificationError:
+    except LrpfxError as error:
+        if not isinstance(error, VerificationError) and not program.unverified:
+            raise
         vars(verification).update(vars(expected))
         run_passes(before, steps, verification)
         return before

@@ -1,7 +1,12 @@
 """Captured models: one graph for many composites, with the results of `transform` for the model itself."""
 
+import contextlib
 import copy
+import gc
+import pickle
+import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -21,6 +26,7 @@ from lrpfx.composites import (
     GammaByDepth,
     LayerMapComposite,
 )
+from lrpfx.core import BasicHook, ParamMod
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxWarning, UnsupportedOperationError, VerificationError
 from lrpfx.passes.program import GraphPass, PassResult
 from lrpfx.rules import Epsilon
@@ -297,3 +303,144 @@ def test_a_forward_that_writes_into_parameters_is_refused(capture, write):
         lrpfx.transform(model, EpsilonPlus(), x, capture=capture, share=True)
     assert refused.value.topic == "overwritten-tensors"
     assert_untouched(model, before)
+
+
+def test_training_that_torch_does_not_count_is_noticed(x):
+    model, x = randomize_batch_norm(ResidualNet()).float().eval(), x.float()
+    captured = lrpfx.capture(model, x, share=True)
+    results = [lrpfx.transform(model, EpsilonPlusFlat(), x, share=True), lrpfx.transform(captured, EpsilonPlusFlat())]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    for step in ("statistics", "weights"):
+        if step == "statistics":
+            model.train()(x)
+            model.eval()
+        else:
+            model(x).sum().backward()
+            optimizer.step()
+            model.zero_grad()
+        expected = relevance(lrpfx.transform(model, EpsilonPlusFlat(), x), x)
+        for result in results:
+            assert torch.equal(relevance(result, x), expected), step
+        with pytest.raises(InputError, match="in place"):
+            lrpfx.transform(captured, EpsilonPlusFlat())
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("way", ["batch norm", "several at once"])
+def test_further_ways_to_write_never_reach_the_model(capture, way):
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            if way == "batch norm":
+                nn.functional.batch_norm(torch.ones(3, 4), self.norm.running_mean, self.norm.running_var, training=True)
+            else:
+                torch._foreach_mul_([self.weight.data], 0.5)
+            return x @ self.weight
+
+    model, x = Writes().eval(), torch.randn(2, 4)
+    before = snapshot(model)
+    with contextlib.suppress(CaptureError):
+        lrpfx.transform(model, EpsilonPlus(), x, capture=capture, share=True)
+    assert_untouched(model, before)
+
+
+def test_logits_of_one_composite_do_not_fix_the_sizes_of_the_next(x):
+    network = nn.Sequential(ResidualNet().double().eval(), nn.Softmax(1))
+    captured = lrpfx.capture(network, x, capture="export", dynamic_shapes={"input": {0: True}})
+    for explain in ("logits", "output"):
+        explain_model = lrpfx.transform(captured, EpsilonPlus(), explain=explain)
+        assert explain_model(torch.cat([x, x, x])).shape[0] == 6
+
+
+def test_all_composites_need_the_canonizers_of_the_capture(network, x):
+    canonizer = AttributeCanonizer(lambda name, module: None)
+    captured = lrpfx.capture(network, x, canonizers=[canonizer])
+    with pytest.raises(InputError) as refused:
+        lrpfx.transform(captured, EpsilonPlus())
+    assert refused.value.topic == "canonizers-of-modules"
+    for wrong in ("x", ["x"], canonizer, AttributeCanonizer):
+        with pytest.raises(InputTypeError):
+            lrpfx.capture(network, x, canonizers=wrong)
+
+
+def test_captured_models_are_compared_by_identity_and_not_pickled(network, x):
+    captured = lrpfx.capture(network, x)
+    assert captured in {captured}
+    with pytest.raises(InputTypeError):
+        pickle.dumps(captured)
+
+
+def test_memory_of_a_result_is_freed_with_it(network, x):
+    captured = lrpfx.capture(network, x)
+    gc.collect()
+    gc.disable()
+    try:
+        explain_model = lrpfx.transform(captured, EpsilonPlus())
+        weights = [weakref.ref(one) for one in (*explain_model.parameters(), *explain_model.buffers())]
+        del explain_model
+        assert not any(one() is not None for one in weights)
+    finally:
+        gc.enable()
+
+
+def test_a_modifier_stays_the_users_object(network, x):
+    class Doubles:
+        def __init__(self):
+            self.lock, self.calls = threading.Lock(), 0
+
+        def __call__(self, parameter, name):
+            self.calls += 1
+            return 2 * parameter
+
+    doubles = Doubles()
+    rule = BasicHook(
+        param_modifiers=[ParamMod(doubles)], gradient_mapper=lambda gradient, outputs: gradient / outputs[0], reducer=torch.mul
+    )
+    explain_model = lrpfx.transform(lrpfx.capture(network, x), EpsilonPlus(layer_map=[(nn.Linear, rule)]))
+    before = doubles.calls
+    explain_model.refold()
+    assert doubles.calls > before
+
+
+def test_tensors_that_cannot_be_shared_are_copied(x):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            with torch.inference_mode():
+                self.linear = nn.Linear(8, 8, dtype=torch.float64)
+            self.register_buffer("sparse", torch.eye(8, dtype=torch.float64).to_sparse())
+            self.register_buffer("empty", torch.empty(0))
+
+        def forward(self, x):
+            return self.linear(x)
+
+    model, x = Odd().eval(), x[:, 0, 0]
+    expected = relevance(lrpfx.transform(model, EpsilonPlus(), x), x)
+    for result in (
+        lrpfx.transform(model, EpsilonPlus(), x, share=True),
+        lrpfx.transform(lrpfx.capture(model, x), EpsilonPlus()),
+    ):
+        assert torch.equal(relevance(result, x), expected)
+        result.load_state_dict(model.state_dict())
+        result.float()
+
+
+def test_a_canonizer_that_breaks_a_later_pass_is_named(network, x, monkeypatch):
+    class Breaks(GraphPass):
+        name, stage = "breaks", "canonize"
+
+        def run(self, program):
+            (output,) = program.graph.find_nodes(op="output")
+            with program.graph.inserting_before(output):
+                squared = program.graph.call_function(torch.matmul, (output.args[0], output.args[0]))
+            squared.meta.update(output.args[0].meta)
+            output.args = (squared,)
+            return PassResult(1)
+
+    monkeypatch.setattr(MergeInputNormalization, "graph_pass", lambda self: Breaks())
+    with pytest.raises(VerificationError, match="after breaks"):
+        lrpfx.transform(lrpfx.capture(network, x), EpsilonPlus(canonizers=[MergeInputNormalization()]))

@@ -22,7 +22,15 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.naming import ModuleCall, describe_module, names_in, stands_for_call, with_qualified_names
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
-from lrpfx.frontends.symbolic import DIFFERENTIATES, lengths_as_sizes, private_copy, restore_tensors, shared_copy, tensors_held
+from lrpfx.frontends.symbolic import (
+    DIFFERENTIATES,
+    lengths_as_sizes,
+    private_copy,
+    restore_tensors,
+    share_buffers,
+    shared_copy,
+    tensors_held,
+)
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
@@ -128,6 +136,8 @@ def capture_export(
     exported = _without_transforms(exported, model)
     program, sizes = _to_program(exported, root, type(model).__name__)
     program.frozen.update(reads.frozen)
+    if share:
+        share_buffers(program.root, model)
     return program, sizes
 
 

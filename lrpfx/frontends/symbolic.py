@@ -32,6 +32,7 @@ from lrpfx.ir.user_files import is_user_file, user_source
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import tracing, undisturbed
+from lrpfx.support.tensors import address_of
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 
 UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
@@ -58,7 +59,9 @@ def capture_symbolic(
         return capture_copy(private_copy(model), opaque, given, model)
     root, protection = shared_copy(model)
     with protection:
-        return capture_copy(root, opaque, given, model)
+        program = capture_copy(root, opaque, given, model)
+    share_buffers(program.root, model)
+    return program
 
 
 def capture_copy(
@@ -259,26 +262,42 @@ def private_copy(
 
 
 def shared_copy(model: nn.Module) -> tuple[nn.Module, "Unwritten"]:
-    """A private copy whose parameters and buffers share memory with the model's, and the context in which it can be run.
+    """A private copy whose parameters share memory with the model's, and the context in which it can be run.
 
-    Those of a class of their own are copied.
+    Parameters of a class of their own, and those that are not dense, are copied. So are buffers, into which models write:
+    `share_buffers` shares them when all is done.
     """
-    named = {name: one for name, one in (*model.named_parameters(), *model.named_buffers())}
-    shared = {name: one for name, one in named.items() if type(one) in (nn.Parameter, torch.Tensor)}
+    shared = {name: one for name, one in model.named_parameters() if _can_be_shared(one)}
+    aliases = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in shared.values()}
+    names = {address: name for name, one in shared.items() if (address := address_of(one)) is not None}
+    return private_copy(model, aliases=aliases), Unwritten(names)
 
-    def alias(tensor: torch.Tensor) -> torch.Tensor:
-        same = tensor.detach()
-        return nn.Parameter(same, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else same
 
-    names = {one.untyped_storage().data_ptr(): name for name, one in shared.items()}
-    return private_copy(model, aliases={id(one): alias(one) for one in shared.values()}), Unwritten(names)
+def share_buffers(root: nn.Module, model: nn.Module) -> None:
+    """Let the buffers of a graph's modules share memory with those of the same names in the model."""
+    aliases: dict[int, torch.Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is None or not _can_be_shared(buffer):
+                continue
+            try:
+                table = root.get_submodule(path)._buffers
+            except AttributeError:  # a module that the graph does not have
+                continue
+            present = table.get(name)
+            if present is not None and present.shape == buffer.shape and present.dtype == buffer.dtype:
+                table[name] = aliases.setdefault(id(buffer), buffer.detach())
+
+
+def _can_be_shared(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (nn.Parameter, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_inference()
 
 
 class Unwritten(TorchDispatchMode):
     """Refuses operations that write into memory that the user's model has."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        """`names`: of parameters and buffers, by address."""
+        """`names`: of the parameters, by address."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = names
 
@@ -287,18 +306,18 @@ class Unwritten(TorchDispatchMode):
     ) -> Any:
         keywords = kwargs or {}
         if func._schema.is_mutable:
-            given = dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | keywords
-            for argument in func._schema.arguments:
-                value = given.get(argument.name)
-                written = argument.alias_info is not None and argument.alias_info.is_write
-                if written and isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and not value.is_meta:
-                    name = self.names.get(value.untyped_storage().data_ptr())
-                    if name is not None:
-                        raise CaptureError(
-                            f"forward writes into {name!r} ({user_source() or 'source unknown'}), which would "
-                            "change the model that shares it: transform it without share=True",
-                            topic="overwritten-tensors",
-                        )
+            arguments = func._schema.arguments
+            given = dict(zip((one.name for one in arguments), args, strict=False)) | keywords
+            written = [given.get(one.name) for one in arguments if one.alias_info is not None and one.alias_info.is_write]
+            for value in pytree.tree_leaves(written):
+                real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+                name = self.names.get(address_of(value) or 0) if real else None
+                if name is not None:
+                    raise CaptureError(
+                        f"forward writes into {name!r} ({user_source() or 'source unknown'}), which would "
+                        "change the model that shares it: transform it without share=True",
+                        topic="overwritten-tensors",
+                    )
         return func(*args, **keywords)
 
 

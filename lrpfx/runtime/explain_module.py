@@ -22,7 +22,7 @@ from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.support.tensors import tensor_from
+from lrpfx.support.tensors import mark_of, tensor_from
 from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, Interpreter, require
 
 
@@ -257,9 +257,14 @@ class ExplainModule(TreeGraphModule):
         paths = [str(node.target).rpartition(".") for graph in filter(None, graphs) for node in graph.find_nodes(op="get_attr")]
         return [(self.get_submodule(path), leaf) for path, _, leaf in paths]
 
-    def _current_versions(self) -> list[tuple[torch.Tensor, int | None]]:
-        """Those tensors with their in-place version counters; None for inference tensors, which have no counter."""
+    def _current_versions(self) -> list[tuple[torch.Tensor, Any]]:
+        """Those tensors with their in-place version counters; None for inference tensors, which have no counter.
+
+        With `mark_of` where they are another module's, too, which may be trained in ways that torch does not count.
+        """
         tensors = [table[leaf] for table, leaf in self._sources]
+        if self._shares:
+            return [(tensor, mark_of(tensor)) for tensor in tensors]
         return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
     def _parameters_read(self) -> list[tuple[dict[str, Any], str]]:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lrpfx.support.tensors import address_of
+
 
 class Scope(nn.Module):
     """Replaces one module of the source model. It holds parameters, buffers and children, and computes nothing."""
@@ -54,31 +56,45 @@ def share_tables(source: nn.Module, target: nn.Module) -> None:
 def alias_tensors(root: nn.Module, derived: Collection[str]) -> None:
     """Give a tree that the compiler made parameters and buffers of its own, which share memory with the present ones.
 
-    Modules of other classes in it are copied. A change of dtype or device then is one of this tree alone. Derived buffers are
-    replaced as a whole whenever they change, so they may stay those of other trees.
+    Modules of other classes with tensors in it are copied. A change of dtype or device then is one of this tree alone. Derived
+    buffers are replaced as a whole whenever they change, so they may stay those of other trees.
     """
-    kept = [root.get_buffer(name) for name in derived]
-    made: dict[int, Any] = {id(tensor): tensor for tensor in kept}
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in map(root.get_buffer, derived)}
+    _alias_in(root, memo)
 
-    def alias(tensor: torch.Tensor) -> Any:
-        if id(tensor) not in made:
-            shared = tensor.detach()
-            made[id(tensor)] = nn.Parameter(shared, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shared
-        return made[id(tensor)]
 
-    def of_its_own(module: nn.Module) -> nn.Module:
-        if not isinstance(module, Scope):
-            for tensor in (*module.parameters(), *module.buffers()):
-                alias(tensor)
-            return copy.deepcopy(module, made)
-        if id(module) not in made:
-            made[id(module)] = module
-            for table in (module._parameters, module._buffers):
-                table.update({name: alias(tensor) for name, tensor in table.items() if tensor is not None})
-            module._modules.update({name: of_its_own(child) for name, child in module._modules.items() if child is not None})
-        return module
+def _alias_in(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    if not isinstance(module, Scope):
+        tensors = [*module.parameters(), *module.buffers()]
+        for tensor in tensors:
+            _alias_of(tensor, memo)
+        return copy.deepcopy(module, memo) if tensors else module
+    if id(module) not in memo:
+        memo[id(module)] = module
+        for table in (module._parameters, module._buffers):
+            table.update({name: _alias_of(tensor, memo) for name, tensor in table.items() if tensor is not None})
+        children = module._modules.items()
+        module._modules.update({name: _alias_in(child, memo) for name, child in children if child is not None})
+    return module
 
-    of_its_own(root)
+
+def _alias_of(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+    if id(tensor) not in memo:
+        shared = tensor.detach()
+        memo[id(tensor)] = nn.Parameter(shared, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shared
+    return memo[id(tensor)]
+
+
+def tree_with_same_tensors(module: nn.Module, made: dict[nn.Module, nn.Module] | None = None) -> nn.Module:
+    """A light copy of a tree of modules with tables of its own: what is put into it is not in the tree itself."""
+    made = {} if made is None else made
+    if module not in made:
+        copied = made[module] = copy.copy(module)
+        for table in TABLES:
+            setattr(copied, table, copy.copy(getattr(module, table)))
+        for name, child in module._modules.items():
+            copied._modules[name] = None if child is None else tree_with_same_tensors(child, made)
+    return made[module]
 
 
 def own_tensors(root: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -92,7 +108,8 @@ def own_tensors(root: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
         if id(tensor) not in made:
             with torch.no_grad():
                 value = change(tensor)
-            is_new = value.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+            address = address_of(value)
+            is_new = address is None or address != address_of(tensor)
             new = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
             made[id(tensor)] = new if is_new else tensor
             made[id(new)] = made[id(tensor)]

@@ -118,3 +118,23 @@ def on_device_of(module: nn.Module, inputs: Any, is_cast: bool = False) -> Any:
 def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a floating-point tensor, which can have a gradient and relevance."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def address_of(tensor: torch.Tensor) -> int | None:
+    """The address of a tensor's memory; None if it has none of its own, as empty and sparse tensors."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    return tensor.untyped_storage().data_ptr()
+
+
+def mark_of(tensor: torch.Tensor) -> tuple[int | None, int | None]:
+    """Two numbers of which one changes with the values: the counter of changes in place, and the sum of the bits as integers.
+
+    torch does not count changes through `.data`, by fused optimizers, and of the statistics of a batch norm that trains.
+    """
+    version = None if tensor.is_inference() else tensor._version
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+        return version, None
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    bits = tensor.detach() if tensor.dtype == torch.bool else tensor.detach().view(integers)
+    return version, int(bits.sum(dtype=torch.int64))

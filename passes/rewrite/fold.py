@@ -12,6 +12,7 @@ from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.module_tree import free_name, set_derived_buffer
 from lrpfx.support.dotted_paths import dotted_path
+from lrpfx.support.tensors import mark_of
 from lrpfx.support.torch_internals import Interpreter
 
 
@@ -77,8 +78,7 @@ def _expression(node: fx.Node, known: Mapping[fx.Node, str | None], program: Pro
     """A digest of what a node computes, which is the same for equal computations on the same tensors; None if not known."""
     if node.op == "get_attr":
         tensor = attribute_of(node, program.root)
-        has_version = isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-        return f"{node.target} {tensor._version}" if has_version else None
+        return f"{node.target} {mark_of(tensor)}" if isinstance(tensor, torch.Tensor) else None
     function = dotted_path(node.target) if callable(node.target) else None
     if function is None or any(known.get(source) is None for source in node.all_input_nodes):
         return None
