@@ -101,7 +101,8 @@ def test_canonizers_of_graphs_take_part(x):
     assert not torch.allclose(relevance(other, x), relevance(expected, x))
 
 
-def test_canonizers_of_modules_take_part_if_they_are_given(network, x):
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_canonizers_of_modules_take_part_if_they_are_given(network, x, capture):
     def without_bias(name, module):
         return {"bias": None} if isinstance(module, nn.Linear) else None
 
@@ -109,8 +110,8 @@ def test_canonizers_of_modules_take_part_if_they_are_given(network, x):
     with pytest.raises(InputError, match=r"canonizers=composite\.canonizers") as refused:
         lrpfx.transform(lrpfx.capture(network, x), composite)
     assert refused.value.topic == "canonizers-of-modules"
-    captured = lrpfx.capture(network, x, canonizers=composite.canonizers)
-    expected = lrpfx.transform(network, composite, x)
+    captured = lrpfx.capture(network, x, capture=capture, canonizers=composite.canonizers)
+    expected = lrpfx.transform(network, composite, x, capture=capture)
     assert torch.equal(relevance(lrpfx.transform(captured, composite), x), relevance(expected, x))
 
 

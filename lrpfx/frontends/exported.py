@@ -452,7 +452,8 @@ class _Reader:
         """A node for a parameter, a buffer, or a constant, which becomes a non-persistent buffer."""
         *path, leaf = name.split(".")
         holder = scope_at(self.root, path)
-        if not isinstance(getattr(holder, leaf, None), torch.Tensor):
+        held = {**vars(holder), **holder._buffers, **holder._parameters}.get(leaf)  # an attribute may hide a parameter
+        if not isinstance(held, torch.Tensor):
             constant = self.exported.constants[name]
             holder.register_buffer(leaf, constant.detach().clone(), persistent=False)
         return self.graph.get_attr(name)
