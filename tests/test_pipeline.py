@@ -14,6 +14,7 @@ import torchvision_cpu  # noqa: F401  before torchvision
 from helpers import ResidualNet, assert_untouched, randomize_batch_norm, small_encoder, snapshot
 from small_families import small_family
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import lrpfx
 from lrpfx.canonizers import AttributeCanonizer, MergeInputNormalization
@@ -445,3 +446,14 @@ def test_a_canonizer_that_breaks_a_later_pass_is_named(network, x, monkeypatch):
     monkeypatch.setattr(MergeInputNormalization, "graph_pass", lambda self: Breaks())
     with pytest.raises(VerificationError, match="after breaks"):
         lrpfx.transform(lrpfx.capture(network, x), EpsilonPlus(canonizers=[MergeInputNormalization()]))
+
+
+def test_a_program_keeps_the_weights_that_it_was_lowered_with(network, x):
+    shared = lrpfx.transform(network, EpsilonPlusFlat(), x, share=True)
+    program = lrpfx.lower(shared, x).module()
+    before = program(x, torch.tensor([1, 1]))
+    with torch.no_grad():
+        network.fc.weight.mul_(0.5)
+        network.conv1.weight.mul_(0.5)
+    for one, other in zip(pytree.tree_leaves(before), pytree.tree_leaves(program(x, torch.tensor([1, 1]))), strict=True):
+        assert torch.equal(one, other)

@@ -4,6 +4,7 @@ The program is an `ExportedProgram` of ATen operators without autograd and witho
 rules that save values for the backward pass. `make_fx` can, and its graph becomes the program.
 """
 
+import copy
 import itertools
 import logging
 import math
@@ -179,6 +180,7 @@ def lower(
     """
     require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
     module = explainable(explain_model, "lower")
+    module = copy.deepcopy(module) if module.shares_memory else module  # a program is what the module is now
     devices = {"cpu", *(tensor.device.type for tensor in (*module.parameters(), *module.buffers()))}
     with torch.device("cpu"), ExitStack() as stack:  # the program does not depend on the caller's context
         for device in sorted(devices - {"meta"}):

@@ -187,7 +187,7 @@ class ExplainModule(TreeGraphModule):
     def __init__(self, root: nn.Module, compiled: CompiledGraph, shares: bool = False) -> None:
         """`root`: the modules and tensors that the graphs read. `shares`: whether others share their memory."""
         super().__init__(root, compiled.graph, compiled.title)
-        self._shares = shares
+        self.shares_memory = shares
         self.compiled = compiled
         self._misfit = self._cast_problem()
         self._inputs = self._defaults()
@@ -263,7 +263,7 @@ class ExplainModule(TreeGraphModule):
         With `mark_of` where they are another module's, too, which may be trained in ways that torch does not count.
         """
         tensors = [table[leaf] for table, leaf in self._sources]
-        if self._shares:
+        if self.shares_memory:
             return [(tensor, mark_of(tensor)) for tensor in tensors]
         return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
@@ -405,7 +405,7 @@ class ExplainModule(TreeGraphModule):
                 yield switch
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        if self._shares:
+        if self.shares_memory:
             own_tensors(self, fn)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._misfit = self._cast_problem()
@@ -449,9 +449,9 @@ def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -
 
 def _own_before_loading(module: nn.Module, *arguments: Any) -> None:
     assert isinstance(module, ExplainModule)
-    if module._shares:
+    if module.shares_memory:
         own_tensors(module, torch.clone)
-        module._shares = False
+        module.shares_memory = False
 
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
