@@ -40,6 +40,8 @@ class ReadBuffers(TorchFunctionMode):
         self.values = {name: buffer.detach().clone() for name, buffer in root.named_buffers()}
         self.frozen: dict[str, torch.Tensor] = {}
         self.known: dict[int, _Known] = {}
+        places = ((one, name) for one in root.modules() for name, buffer in one._buffers.items() if buffer is not None)
+        self.first_place = next(places, None)  # each call looks there, and a search would take longer than the export
         self.first: torch.Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,7 +78,10 @@ class ReadBuffers(TorchFunctionMode):
 
     def _find_buffers(self) -> None:
         """Look up the buffers again if torch.export has replaced them at the start or end of a run."""
-        first = next(self.root.buffers(), None)
+        if self.first_place is None:
+            return
+        holder, leaf = self.first_place
+        first = holder._buffers.get(leaf)
         if first is not self.first:
             self.first = first
             self.known.clear()
