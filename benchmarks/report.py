@@ -135,3 +135,11 @@ The time of `lrpfx.transform` without example inputs.
 {_table(compilation, growth)}
 """
     (DOCS / "benchmarks.md").write_text(text)
+
+
+def write_captures(captures: list[dict[str, Any]]) -> None:
+    """Write the table of docs/performance.md."""
+    columns = {"network": "network", "": "contender", "/ gradient": "to_gradient", "/ torch.export": "to_export"}
+    page = DOCS / "performance.md"
+    before, after = page.read_text().split("<!-- captures -->")[0], page.read_text().split("<!-- end of captures -->")[1]
+    page.write_text(f"{before}<!-- captures -->\n{_table(captures, columns)}\n<!-- end of captures -->{after}")

@@ -1,10 +1,11 @@
-"""Measure everything and write docs/benchmarks.md: `make bench`, or with the names of parts."""
+"""Measure everything; write docs/benchmarks.md and the table of docs/performance.md: `make bench`, or the names of parts."""
 
 import argparse
 import json
 import warnings
 from pathlib import Path
 
+import captures
 import compilation
 import conditions
 import language
@@ -16,6 +17,7 @@ from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
 PARTS = ("speed", "formats", "profile", "memory", "compilation", "language", "conditions")
+CAPTURES = "captures"
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -23,12 +25,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--networks", nargs="*", default=NETWORKS)
-    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("parts", nargs="*", default=[*PARTS, CAPTURES])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     measures = {
+        CAPTURES: lambda: captures.measure(arguments.rounds),
         "compilation": compilation.measure,
         "conditions": lambda: conditions.measure(arguments.rounds),
         "language": lambda: language.measure(arguments.rounds),
@@ -41,7 +44,10 @@ def main() -> None:
     for part in arguments.parts:
         results[part] = measures[part]()
         RESULTS.write_text(json.dumps(results, indent=1))
-    report.write(*(results.get(part, []) for part in PARTS))
+    if CAPTURES in arguments.parts:
+        report.write_captures(results[CAPTURES])
+    if set(arguments.parts) != {CAPTURES}:
+        report.write(*(results.get(part, []) for part in PARTS))
 
 
 if __name__ == "__main__":

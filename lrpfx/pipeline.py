@@ -2,8 +2,9 @@
 
 import warnings
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -206,7 +207,8 @@ def transform(
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
         refuse_settings_of_capture(example_inputs is not None or share, capture, constants, dynamic_shapes)
-        program = _settled(*program_for(model, composite), settings, model._dynamic_shapes)
+        graph_of = partial(program_for, model, composite)
+        program = _settled(*graph_of(), settings, model._dynamic_shapes, lambda: graph_of()[0])
         alias_tensors(program.root, program.derived)
     else:
         source = prepared(model, composite.canonizers)
@@ -243,10 +245,14 @@ def prepared(model: Model, canonizers: Sequence[Any]) -> Prepared:
 
 
 def _settled(
-    canonized: Program, verification: Verification | None, settings: Settings, dynamic_shapes: DynamicShapes
+    canonized: Program,
+    verification: Verification | None,
+    settings: Settings,
+    dynamic_shapes: DynamicShapes,
+    again: Callable[[], Program] | None = None,
 ) -> Program:
-    """The final program of a composite. The canonized one is consumed."""
-    program = run_verified(canonized, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification)
+    """The final program of a composite. The canonized one is consumed; `again` makes it once more."""
+    program = run_verified(canonized, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification, again)
     if verification is not None:
         program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
         hold_sizes(program, verification, dynamic_shapes)

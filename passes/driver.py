@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,24 +259,30 @@ def run_passes(
         _verify(program, verification)
 
 
-def run_verified(program: Program, steps: Sequence[GraphPass], verification: Verification | None) -> Program:
+def run_verified(
+    program: Program,
+    steps: Sequence[GraphPass],
+    verification: Verification | None,
+    again: Callable[[], Program] | None = None,
+) -> Program:
     """The program after the passes, verified once, at their end; it is consumed.
 
     If it differs from the model, or a pass fails after changes that were not verified yet, the passes run again, each verified:
-    the error names the first one that is wrong.
+    the error names the first one that is wrong. `again`: makes the program once more; without it, a copy is kept.
     """
     if verification is None:
         run_passes(program, steps)
         return program
-    before, expected = program.copied(), verification.copied()
+    make = again or partial(copy.copy, program.copied())
+    expected = verification.copied()
     try:
         run_passes(program, steps, verification, verify_each=False)
     except LrpfxError as error:
         if not isinstance(error, VerificationError) and not program.unverified:
             raise
         vars(verification).update(vars(expected))
-        run_passes(before, steps, verification)
-        return before
+        program = make()
+        run_passes(program, steps, verification)
     return program
 
 
