@@ -666,6 +666,22 @@ IMAGES = {
     "conv2d.to(memory_format) + b": _with_bias_behind(NO_OPERATIONS["to(memory_format)"]),
     "conv2d, cut, + b": _with_bias_behind(SELECTIONS["cut"]),
     "conv2d, every second, + b": _with_bias_behind(SELECTIONS["every second"]),
+    "pad, to(x.dtype), then conv2d": (
+        _conv,
+        lambda m, x: F.conv2d(F.pad(x, (1, 1, 1, 1)).to(x.dtype), m.weight, m.bias),
+    ),
+    "pad of channels last, permute, then conv2d": (
+        _conv,
+        lambda m, x: F.conv2d(F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).permute(0, 3, 1, 2), m.weight, m.bias),
+    ),
+    "pad, a new dimension, then conv3d": (
+        _conv,
+        lambda m, x: F.conv3d(F.pad(x, (1, 1, 1, 1))[:, :, None], m.weight[:, :, None], m.bias)[:, :, 0],
+    ),
+    "pad before and after a ReLU, then conv2d": (
+        lambda m, x: _conv(m, torch.relu(x)),
+        lambda m, x: F.conv2d(F.pad(torch.relu(F.pad(x, (1, 1))), (0, 0, 1, 1)), m.weight, m.bias),
+    ),
     "conv_transpose2d, cut, + b": (
         lambda m, x: F.conv_transpose2d(x, m.weight, m.bias)[:, :, 1:-1, 1:-1],
         lambda m, x: F.conv_transpose2d(x, m.weight)[:, :, 1:-1, 1:-1] + m.bias.view(-1, 1, 1),
