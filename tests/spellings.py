@@ -312,6 +312,8 @@ def _with_batch_norm(m, x):
 
 
 DENSE = {
+    "(x @ W.T).type_as(x) + b": (_linear, lambda m, x: (x @ m.weight.T).type_as(x) + m.bias),
+    "(x @ W.T).to(x.dtype) * 1.0 + b": (_linear, lambda m, x: (x @ m.weight.T).to(x.dtype) * 1.0 + m.bias),
     "x @ W.T + b": (_linear, lambda m, x: x @ m.weight.T + m.bias),
     "b + x @ W.t()": (_linear, lambda m, x: m.bias + x @ m.weight.t()),
     "x.matmul(W.mT).add(b)": (_linear, lambda m, x: x.matmul(m.weight.mT).add(m.bias)),
@@ -611,7 +613,79 @@ def _batch_norm_by_hand(m, x):
     return normalized * m.scale[None, :, None, None] + m.shift[None, :, None, None]
 
 
+def _normalized(between):
+    """A batch norm of a convolution, behind a function of its result."""
+    return lambda m, x: F.batch_norm(between(F.conv2d(x, m.weight, padding=1)), m.mean, m.variance, m.scale, m.shift, eps=0.1)
+
+
+#: Calls that return what they are given.
+NO_OPERATIONS = {
+    "to(float64)": lambda y: y.to(torch.float64),
+    "double()": lambda y: y.double(),
+    "type(float64)": lambda y: y.type(torch.float64),
+    "type_as": lambda y: y.type_as(y),
+    "to(y.dtype)": lambda y: y.to(y.dtype),
+    "to(y.device)": lambda y: y.to(y.device),
+    "cpu()": lambda y: y.cpu(),
+    "to(memory_format)": lambda y: y.to(memory_format=torch.channels_last),
+    "* 1.0": lambda y: y * 1.0,
+    "/ 1": lambda y: y / 1,
+    "padded by nothing": lambda y: F.pad(y, (0, 0, 0, 0)),
+    "repeat(1, 1, 1, 1)": lambda y: y.repeat(1, 1, 1, 1),
+}
+
+#: Selections, permutations and repetitions of places, which keep the channels.
+SELECTIONS = {
+    "cut": lambda y: y[:, :, 1:-1],
+    "cut from the end": lambda y: y[..., :-2],
+    "every second": lambda y: y[..., ::2, ::2],
+    "flipped": lambda y: y.flip(-1),
+    "rolled": lambda y: y.roll(1, -1),
+    "turned": lambda y: y.rot90(1, (2, 3)),
+    "permuted by an index": lambda y: y[:, :, torch.arange(7, -1, -1)],
+    "repeated": lambda y: y.repeat(1, 1, 2, 1),
+    "mirrored at its border": lambda y: F.pad(y, (1, 1, 1, 1), mode="reflect"),
+}
+
+
+def _with_bias_behind(between):
+    """A convolution and a function of its result, and the same with the bias added last."""
+    return (
+        lambda m, x: between(_conv(m, x)),
+        lambda m, x: between(F.conv2d(x, m.weight, padding=1)) + m.bias.view(1, -1, 1, 1),
+    )
+
+
 IMAGES = {
+    **{f"batch norm of {name}": (_batch_norm, _normalized(between)) for name, between in NO_OPERATIONS.items()},
+    **{
+        f"batch norm of an image {name}": (lambda m, x, select=select: select(_batch_norm(m, x)), _normalized(select))
+        for name, select in SELECTIONS.items()
+    },
+    "conv2d.to(x.dtype) + b": _with_bias_behind(NO_OPERATIONS["to(y.dtype)"]),
+    "conv2d.to(memory_format) + b": _with_bias_behind(NO_OPERATIONS["to(memory_format)"]),
+    "conv2d, cut, + b": _with_bias_behind(SELECTIONS["cut"]),
+    "conv2d, every second, + b": _with_bias_behind(SELECTIONS["every second"]),
+    "pad, to(x.dtype), then conv2d": (
+        _conv,
+        lambda m, x: F.conv2d(F.pad(x, (1, 1, 1, 1)).to(x.dtype), m.weight, m.bias),
+    ),
+    "pad of channels last, permute, then conv2d": (
+        _conv,
+        lambda m, x: F.conv2d(F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).permute(0, 3, 1, 2), m.weight, m.bias),
+    ),
+    "pad, a new dimension, then conv3d": (
+        _conv,
+        lambda m, x: F.conv3d(F.pad(x, (1, 1, 1, 1))[:, :, None], m.weight[:, :, None], m.bias)[:, :, 0],
+    ),
+    "pad before and after a ReLU, then conv2d": (
+        lambda m, x: _conv(m, torch.relu(x)),
+        lambda m, x: F.conv2d(F.pad(torch.relu(F.pad(x, (1, 1))), (0, 0, 1, 1)), m.weight, m.bias),
+    ),
+    "conv_transpose2d, cut, + b": (
+        lambda m, x: F.conv_transpose2d(x, m.weight, m.bias)[:, :, 1:-1, 1:-1],
+        lambda m, x: F.conv_transpose2d(x, m.weight)[:, :, 1:-1, 1:-1] + m.bias.view(-1, 1, 1),
+    ),
     "conv2d + b": (_conv, lambda m, x: F.conv2d(x, m.weight, padding=1) + m.bias.view(1, -1, 1, 1)),
     "conv2d + b, in three dimensions": (_conv, lambda m, x: m.bias[:, None, None] + F.conv2d(x, m.weight, padding=1)),
     "conv2d * scale + shift": (

@@ -1,13 +1,15 @@
-"""The dimensions that hold the channels of a value, followed through views."""
+"""The dimensions that hold the channels of a value, followed through views and selections of places."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
-from lrpfx.ir.node import node_info, row_of, sources_of_dimensions
-from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.ir.node import Role, function_name, node_info, parameter_value, row_of, sources_of_dimensions
+from lrpfx.ir.operator import Fill, Operator, WeightLayout
+from lrpfx.passes.constants import evaluated
 from lrpfx.passes.program import Program
 
 Place = tuple[int, ...]  # the dimensions of the channels of a value, from the end
@@ -18,25 +20,99 @@ def place_of_channels(operator: Operator) -> Place:
     return (-1,) if operator.linear.weight_layout is WeightLayout.DENSE else (-1 - operator.dimensions.spatial,)
 
 
+def keeps_entries(node: fx.Node) -> bool:
+    """Whether a call returns the entries of its first argument as they are, perhaps on another device or copied.
+
+    So does a conversion to the dtype that the argument has with the example inputs. Without them, only one that names no dtype,
+    or the argument's own, is known to change nothing.
+    """
+    row = node_info(node).operator if node.op == "call_function" else None
+    source = node.args[0] if node.args else None
+    if row is None or not row.entries.elementwise or not isinstance(source, fx.Node):
+        return False
+    if not row.entries.converts:
+        return row.entries.keeps_order
+    before, after = node_info(source).dtype, node_info(node).dtype
+    if before is not None and after is not None:
+        return before == after
+    given = [*node.args[1:], *node.kwargs.values()]
+    return function_name(node) in ("to", "cpu", "cuda") and all(_keeps_dtype(source, one) for one in given)
+
+
+def _keeps_dtype(source: fx.Node, argument: Any) -> bool:
+    """Whether an argument of a conversion names no dtype but that of `source`."""
+    if not isinstance(argument, fx.Node):
+        return not isinstance(argument, torch.dtype)
+    if argument.target is not getattr:
+        return False
+    of, name = argument.args
+    return name == "device" or (name == "dtype" and isinstance(of, fx.Node) and uncopied(of) is uncopied(source))
+
+
+def uncopied(value: Any) -> Any:
+    """The value whose entries a chain of copies and conversions returns as they are."""
+    while isinstance(value, fx.Node) and keeps_entries(value):
+        value = value.args[0]
+    return value
+
+
 def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place) -> Place | None:
-    """The dimensions of the channels after a view, from the end; None if they are mixed with others, or that is unknown."""
+    """The dimensions of the channels after a view, or a selection of places, from the end.
+
+    None if they are mixed with others, or that is unknown.
+    """
+    if view.args[0] is not value:
+        return None
+    if keeps_entries(view):
+        return place
     before, after = node_info(value).shape, node_info(view).shape
-    if before is None or after is None or view.args[0] is not value or node_info(value).dtype != node_info(view).dtype:
+    if before is None or after is None or node_info(value).dtype != node_info(view).dtype:
         return None
     row, rank, own = row_of(view), len(after), [len(before) + number for number in place]
     moved: list[int] | None = None
     if not own:  # a single channel, whose dimension is gone
         moved = []
-    elif row.entries.keeps_order or _drops_ones(view, row, before, after):
+    elif row.entries.keeps_order:
         moved = _side_by_side(before, after, own) if own == list(range(own[0], own[-1] + 1)) else None
     elif row.dimensions.dimension_before is not None and rank == len(before):
         sources = sources_of_dimensions(view, rank) or []
         places = [number for number, source in enumerate(sources) if source in own]
         moved = places if [sources[number] for number in places] == own and own else None
+    else:
+        moved = _followed(program, value, view, own)
     if moved is None:
         return None
     program.fixed_dimensions = True
     return tuple(number - rank for number in moved)
+
+
+def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int]) -> list[int] | None:
+    """The dimensions of the channels after any call that moves entries, such as a slice, by moving the number of each channel.
+
+    Zeros among the entries are no channel, so a call that fills with them does not keep the channels.
+    """
+    shape = node_info(value).shape or ()
+    sizes = [size if dim in own else 1 for dim, size in enumerate(shape)]
+    channels = math.prod(sizes)
+    if not channels or (row_of(view).entries.fills is Fill.NUMBER and "mode" not in view.kwargs):
+        return None
+    numbers = torch.arange(1, channels + 1, dtype=torch.float32)
+    indices = [one for one in view.all_input_nodes if node_info(one).role is Role.PARAMETER]
+    known = {one: parameter_value(one, program.root) for one in indices} | {value: numbers.view(sizes).expand(shape)}
+    try:
+        found = evaluated(view, known)
+    except (RuntimeError, TypeError, ValueError, IndexError):  # sizes or indices that only a run knows
+        return None
+    if not isinstance(found, torch.Tensor) or found.is_meta or 0 in found.shape:
+        return None
+    for dim in range(found.ndim):
+        first = found.narrow(dim, 0, 1)
+        found = first if torch.equal(found, first.expand_as(found)) else found
+    if not torch.equal(found.flatten(), numbers):
+        return None
+    if channels == 1:  # any dimension of size 1 is that of the channel
+        return [1] if (node_info(view).shape or ())[1:2] == (1,) else []
+    return [dim for dim, size in enumerate(found.shape) if size > 1]
 
 
 def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int]) -> list[int] | None:
@@ -46,17 +122,3 @@ def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int
     found += [range(start, start) for start in first]  # of a single channel, no dimension may be left
     channels = math.prod(before[number] for number in own)
     return next((list(one) for one in found if math.prod(after[number] for number in one) == channels), None)
-
-
-def _drops_ones(view: fx.Node, row: Operator, before: Sequence[int], after: Sequence[int]) -> bool:
-    """Whether an index only takes the one entry of dimensions of size 1, or adds such dimensions."""
-    index = view.args[1:]
-    plain = row.name == "select" or (
-        row.outputs.picks and all(map(_is_plain, index[0] if isinstance(index[0], tuple) else index))
-    )
-    return plain and math.prod(before) == math.prod(after)
-
-
-def _is_plain(part: Any) -> bool:
-    """Whether a part of an index is a number, a slice or a new dimension."""
-    return part is None or part is Ellipsis or isinstance(part, slice) or (isinstance(part, int) and not isinstance(part, bool))

@@ -17,6 +17,7 @@ from lrpfx.ir.node import (
     data_calls,
     node_info,
     only_reader,
+    parameter_value,
     readers,
     row_of,
     sources_of_dimensions,
@@ -26,7 +27,7 @@ from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.canonize.channel_places import moved_channels, place_of_channels
+from lrpfx.passes.canonize.channel_places import keeps_entries, moved_channels, place_of_channels, uncopied
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -66,7 +67,7 @@ def has_batch_norm(program: Program) -> bool:
 class MergeBatchNormLeft(GraphPass):
     """Merge each batch norm into the convolution, transposed convolution or dense layer before it, if it is the only reader.
 
-    Views that keep the channels may lie between the two.
+    Views, selections of places and conversions that keep the channels may lie between the two.
     """
 
     name = "merge_batch_norm"
@@ -115,6 +116,8 @@ def _layer_before(program: Program, batch_norm: fx.Node) -> fx.Node | None:
     first = batch_norm.args[0] if isinstance(batch_norm.args[0], fx.Node) else None
     if not views or not isinstance(source, fx.Node) or only_reader(source) is not reader or not is_layer_of_parameters(source):
         return first
+    if all(map(keeps_entries, views)):
+        return source
     value, place = source, place_of_channels(row_of(source))
     for view in reversed(views):
         moved = moved_channels(program, value, view, place)
@@ -136,10 +139,12 @@ def _why_not(program: Program, batch_norm: fx.Node, producer: fx.Node | None) ->
     if others and producer is batch_norm.args[0]:
         names = ", ".join(node_info(user).name for user in others)
         return f"the output of {info.name} has a second consumer: {names}"
-    weights = [*producer.args[1:], *batch_norm.args[1:]]
-    if any(isinstance(weight, fx.Node) and node_info(weight).role is not Role.PARAMETER for weight in weights):
+    weights = [one for one in (*producer.args[1:], *batch_norm.args[1:]) if isinstance(one, fx.Node)]
+    if any(node_info(weight).role is not Role.PARAMETER for weight in weights):
         return "a weight or statistic depends on the model's input"
-    if producer is not batch_norm.args[0]:
+    if len({parameter_value(weight, program.root).device for weight in weights}) > 1:
+        return f"its statistics are on another device than the weight of {info.name}"
+    if producer is not uncopied(batch_norm.args[0]):
         return None
     dimensions, expected = dimensions_of(program, batch_norm), operator.rank_of_batch
     if dimensions is not None and operator.linear.weight_layout is WeightLayout.DENSE and dimensions != 2:
@@ -223,7 +228,7 @@ def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node) -> str:
     operator, norm = row_of(linear), row_of(batch_norm)
     own, statistics = bound_arguments(linear, operator), bound_arguments(batch_norm, norm)
     info = node_info(linear)
-    if source is linear and dimensions_of(program, batch_norm) is None:
+    if uncopied(source) is linear and dimensions_of(program, batch_norm) is None:
         require_batch_dimensions(graph, linear, operator)
 
     def derive(function: Any, what: str, *args: Any) -> fx.Node:

@@ -1,14 +1,26 @@
 """CANONIZE: make padding with zeros before a convolution the padding of the convolution."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, is_call_of, node_info, parameter_value, row_of, update_info
+from lrpfx.ir.node import (
+    Role,
+    calls,
+    is_call_of,
+    node_info,
+    parameter_value,
+    row_of,
+    sources_of_dimensions,
+    update_info,
+)
 from lrpfx.ir.operator import Operator
+from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.canonize.channel_places import keeps_entries
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
@@ -17,7 +29,8 @@ from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 class MergePadding(GraphPass):
     """Merge zero padding into each convolution that reads it. `cat` with zeros is padding, too.
 
-    It becomes the padding of the layer where both sides are alike, and otherwise a part of the layer that pads each side.
+    Calls that keep zeros, such as a ReLU, and ones that move dimensions may lie between the two. The padding becomes that of
+    the layer where both sides are alike, and otherwise a part of the layer that pads each side.
     """
 
     name = "merge_padding"
@@ -26,10 +39,9 @@ class MergePadding(GraphPass):
 
     def applies(self, program: Program) -> bool:
         return any(
-            next(_paddings(value, operator), None) is not None
+            next(_paddings(program, node, operator), None) is not None
             for node in calls(program.graph)
-            if (operator := _convolution(node)) is not None
-            for value in node.args[:1]
+            if (operator := _convolution(node)) is not None and node.args
         )
 
     def run(self, program: Program) -> PassResult:
@@ -38,20 +50,20 @@ class MergePadding(GraphPass):
             operator = _convolution(node)
             if operator is None or not node.args:
                 continue
-            paddings = list(_paddings(node.args[0], operator))
+            paddings = list(_paddings(program, node, operator))
             reason = ""
             for count in range(len(paddings), 0, -1):  # as many together as the layer can have
-                changed = _with_padding(program, node, operator, [amounts for _, _, amounts in paddings[:count]])
+                changed = _with_padding(program, node, operator, [one.amounts for one in paddings[:count]])
                 if isinstance(changed, str):
                     reason = changed
                     continue
-                _merge(program, node, [padded for padded, _, _ in paddings[:count]], paddings[count - 1][1], changed)
+                _merge(program, node, paddings[:count], changed)
                 result.matches += count
                 result.details += [(name, f"merged into {node_info(node).name}") for name in node_info(node).merged[-count:]]
                 paddings = paddings[count:]
                 break
             if paddings:
-                result.reasons.append((node_info(paddings[0][0]).name, reason))
+                result.reasons.append((node_info(paddings[0].call).name, reason))
         return result
 
 
@@ -64,14 +76,69 @@ def _convolution(node: fx.Node) -> Operator | None:
     return operator if operator is not None and operator.linear.with_amounts and node_info(node).role is Role.DATA else None
 
 
-def _paddings(value: Any, operator: Operator) -> Iterator[tuple[fx.Node, Any, _Amounts]]:
-    """The calls that pad with zeros before a convolution, from the last one on: each call, what it pads, and how much."""
+@dataclass(frozen=True)
+class _Padding:
+    """A call that pads with zeros before a convolution."""
+
+    call: fx.Node
+    source: Any  # what it pads
+    reader: fx.Node  # the call that reads it
+    between: list[tuple[fx.Node, _Amounts]]  # the calls before the convolution, and how much their results are padded
+    amounts: _Amounts  # how much the input of the convolution is padded
+
+
+def _paddings(program: Program, node: fx.Node, operator: Operator) -> Iterator[_Padding]:
+    """The calls that pad with zeros before a convolution, from the last one on."""
+    reader, value, between = node, node.args[0], list[fx.Node]()
+    alone = True  # whether only the convolution reads the calls so far, so that they may lose their padding
     while isinstance(value, fx.Node):
-        found = _padded(value) if is_call_of(value, "pad") else _between_zeros(value, operator.rank_of_batch)
-        if found is None:
+        rank = len(node_info(value).shape or ()) if between else operator.rank_of_batch
+        found = _padded(value) if is_call_of(value, "pad") else _between_zeros(value, rank)
+        if found is not None:
+            source, amounts = found
+            padded = []
+            for call in reversed(between):
+                moved = _amounts_behind(program, call, amounts)
+                if moved is None:
+                    return
+                amounts = moved
+                padded.append((call, amounts))
+            yield _Padding(value, source, reader, padded, amounts)
+            alone = alone and len(value.users) == 1
+            value = source
+        elif alone and len(value.users) == 1 and node_info(value).operator is not None and value.args:
+            between.append(value)
+            reader, value = value, value.args[0]
+        else:
             return
-        yield value, *found
-        value = found[0]
+
+
+def _amounts_behind(program: Program, call: fx.Node, amounts: _Amounts) -> _Amounts | None:
+    """How much the result of a call is padded if its input is; None if it does not commute with padding, or that is unknown."""
+    row = row_of(call)
+    if row.values.ratio is not None or row.entries.converts or keeps_entries(call) or keeps_all(call):
+        return amounts  # all of them keep zeros
+    after, before = node_info(call).shape, node_info(call.all_input_nodes[0]).shape
+    if after is None or before is None or len(call.all_input_nodes) > 1:
+        return None
+    sources = _added_by_index(call, len(after)) if row.outputs.picks else sources_of_dimensions(call, len(after))
+    if sources is None:
+        return None
+    places = {source - len(before): dim - len(after) for dim, source in enumerate(sources) if source is not None}
+    if any(pair != (0, 0) and dim not in places for dim, pair in amounts.items()):
+        return None
+    program.fixed_dimensions = True
+    return {places[dim]: pair for dim, pair in amounts.items() if dim in places}
+
+
+def _added_by_index(call: fx.Node, rank: int) -> list[int | None] | None:
+    """For each dimension of the result, that of the argument, for an index that only adds dimensions."""
+    index = call.args[1] if isinstance(call.args[1], tuple) else (call.args[1],)
+    added = added_by_index(index)
+    if added is None:
+        return None
+    new = {place % rank for place in added}
+    return [None if dim in new else dim - sum(place < dim for place in new) for dim in range(rank)]
 
 
 def _padded(value: fx.Node) -> tuple[Any, _Amounts] | None:
@@ -154,14 +221,25 @@ def _each(value: Any, dimensions: int) -> list[Any]:
     return [value] * dimensions if not isinstance(value, (tuple, list)) else list(value) * (dimensions // len(value))
 
 
-def _merge(program: Program, node: fx.Node, padded: list[fx.Node], source: Any, changed: dict[str, Any]) -> None:
-    node.args = (source, *node.args[1:])
+def _merge(program: Program, node: fx.Node, paddings: list[_Padding], changed: dict[str, Any]) -> None:
+    for padding in paddings:
+        padding.reader.replace_input_with(padding.call, padding.source)
+        for call, amounts in padding.between:
+            update_info(call, shape=_unpadded(node_info(call).shape, amounts))
     node.kwargs = {**node.kwargs, **changed}
     if "amounts" in changed:
         row = operator_named(row_of(node).linear.with_amounts)
         node.target = row.canonical
         update_info(node, operator=row)
-    update_info(node, merged=(*node_info(node).merged, *(node_info(one).name for one in padded)))
-    for one in padded:
-        if not one.users:
-            program.graph.erase_node(one)
+    update_info(node, merged=(*node_info(node).merged, *(node_info(one.call).name for one in paddings)))
+    for padding in paddings:
+        if not padding.call.users:
+            program.graph.erase_node(padding.call)
+
+
+def _unpadded(shape: tuple[int, ...] | None, amounts: _Amounts) -> tuple[int, ...] | None:
+    """The shape without padding; None if it depends on sizes of the run."""
+    sizes = {dim: sum(pair) for dim, pair in amounts.items() if all(isinstance(one, int) for one in pair)}
+    if shape is None or len(sizes) < len(amounts):
+        return None
+    return tuple(size - sizes.get(dim - len(shape), 0) for dim, size in enumerate(shape))

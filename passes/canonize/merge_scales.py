@@ -29,7 +29,7 @@ from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
-from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels
+from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels, uncopied
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
     is_layer_of_parameters,
@@ -53,7 +53,8 @@ class MergeScales(GraphPass):
     """Merge constants that scale the output channels of a linear layer, or are added to them, into its weight and bias.
 
     A bias that is added by hand is the layer's bias, and a batch norm that is written out is part of the layer. The constants
-    may follow views that keep the channels. Positive numbers that only scale the result change no relevance, so they stay.
+    may follow views, selections of places and conversions that keep the channels. Positive numbers that only scale the result
+    change no relevance, so they stay.
     """
 
     name = "merge_scales"
@@ -375,13 +376,20 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, chan
         return None
     if not isinstance(tensor, torch.Tensor) or (tensor.dtype != weight.dtype and tensor.ndim):
         return "its constant has another dtype than the weight"
+    if tensor.device != weight.device and tensor.ndim:
+        return "its constant is on another device than the weight"
     sizes = {number - tensor.ndim: size for number, size in enumerate(tensor.shape)}
     own = math.prod(size for number, size in sizes.items() if number in place)
     if own not in (1, channels) or any(size != 1 for number, size in sizes.items() if number not in place):
         return f"its constant has shape {tuple(tensor.shape)}, which is not one value for each channel"
     if tensor.ndim > max((-number for number in place), default=0):
         operator, dimensions = row_of(layer), dimensions_of(program, value)
-        if dimensions is None and value is layer and tensor.ndim == operator.rank_of_batch and operator.dimensions.spatial:
+        if (
+            dimensions is None
+            and uncopied(value) is layer
+            and tensor.ndim == operator.rank_of_batch
+            and operator.dimensions.spatial
+        ):
             require_batch_dimensions(program.graph, layer, operator)
         elif dimensions is None or tensor.ndim > dimensions:
             return "it may add dimensions to its operand, whose number is not known; pass example_inputs"

@@ -61,11 +61,17 @@ def _without_ones(build: CallBuilder, node: fx.Node) -> fx.Node | None:
         return None
     first, second = node.args
     for value, other in ((first, second), (second, first)) if is_call_of(node, "mul") else ((first, second),):
-        if not isinstance(value, fx.Node) or not is_data(value) or not isinstance(other, fx.Node) or is_data(other):
+        if not isinstance(value, fx.Node) or not is_data(value) or is_data(other) or number_filling(other) != 1:
             continue
-        if number_filling(other) == 1 and keeps(value, other, node):
+        if keeps(value, other, node) if isinstance(other, fx.Node) else _is_floating(value):
             return value
     return None
+
+
+def _is_floating(value: fx.Node) -> bool:
+    """Whether a value is known to hold no integers, which 1.0 converts: by its dtype, or as a result of a layer."""
+    dtype, row = node_info(value).dtype, node_info(value).operator
+    return row is not None and not row.neutral if dtype is None else dtype.is_floating_point or dtype.is_complex
 
 
 def keeps(value: Any, numbers: Any, result: fx.Node) -> bool:
@@ -350,6 +356,13 @@ def _joined(build: CallBuilder, pieces: Sequence[_Piece], dim: int) -> fx.Node:
     return values[0] if len(values) == 1 else build.call("cat", values, dim, target=torch.cat)
 
 
+def _unpadded(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """What is padded by nothing on each side."""
+    amounts, source = build["pad"], build["input"]
+    nothing = isinstance(amounts, (tuple, list)) and all(isinstance(one, int) and one == 0 for one in amounts)
+    return source if nothing and isinstance(source, fx.Node) else None
+
+
 #: Forms by the name of the row.
 _FORMS: dict[str, Form] = {
     "mul": _product,
@@ -364,6 +377,7 @@ _FORMS: dict[str, Form] = {
     "tensordot": _matrix_product,
     "where": _chosen_messages,
     "masked_fill": _chosen_messages,
+    "pad": _unpadded,
     "col2im": _folded,
     "fold": _folded,
     "slice_scatter": _write,

@@ -168,3 +168,60 @@ def test_other_padding_stays(name):
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert merged_and_reasons(explain_model) == (0, reasons)
     assert torch.equal(explain_model(x), model(x))
+
+
+class Between(nn.Module):
+    """Padded images, a function of them, and a convolution of its result."""
+
+    def __init__(self, function, pad=(1, 1, 1, 1)):
+        super().__init__()
+        self.function, self.pad = function, pad
+        self.layer = nn.Conv2d(2, 3, 3)
+
+    def forward(self, x):
+        return self.layer(self.function(F.pad(x, self.pad)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.relu, F.gelu, torch.tanh, lambda y: y.to(y.dtype), lambda y: y.transpose(2, 3), lambda y: y.movedim(-1, 2)],
+)
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_padding_commutes_with_what_keeps_zeros(function, capture):
+    model, x = Between(function, pad=(1, 1, 2, 2)).eval(), images()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x, capture=capture)
+    assert merged_and_reasons(explain_model) == (1, [])
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.cos, lambda y: y - 1, lambda y: y[:, :, 1:], lambda y: y.softmax(-1)])
+def test_padding_before_other_functions_stays(function):
+    model, x = Between(function).eval(), images()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert merged_and_reasons(explain_model)[0] == 0
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+def test_padding_that_becomes_channels_stays():
+    model, x = Between(lambda y: y.transpose(1, 2), pad=(1, 1, 0, 1)).eval(), torch.randn(2, 3, 1, 7)
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert merged_and_reasons(explain_model) == (0, [NOT_PLACES])
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+def test_what_another_call_reads_stays_padded():
+    class Read(Between):
+        def forward(self, x):
+            padded = torch.relu(F.pad(x, (1, 1, 1, 1)))
+            return self.layer(padded) + padded.mean((1, 2, 3), keepdim=True)
+
+    class ReadPadded(Between):
+        def forward(self, x):
+            padded = F.pad(torch.relu(F.pad(x, (1, 1))), (0, 0, 1, 1))
+            return self.layer(padded) + padded.mean((1, 2, 3), keepdim=True)
+
+    x = images()
+    for model, count in ((Read(None).eval(), 0), (ReadPadded(None).eval(), 1)):
+        explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+        assert merged_and_reasons(explain_model)[0] == count
+        assert_close(explain_model(x), model(x), 1e-12)
