@@ -741,6 +741,12 @@ IMAGES = {
         lambda m, x: torch.convolution(x, m.weight, m.bias, (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
     ),
     "batch norm by hand": (_batch_norm, _batch_norm_by_hand),
+    "instance norm with running statistics": (
+        _batch_norm,
+        lambda m, x: F.instance_norm(
+            F.conv2d(x, m.weight, padding=1), m.mean, m.variance, m.scale, m.shift, use_input_stats=False, eps=0.1
+        ),
+    ),
     "pad, then conv2d": (_conv, _padded),
     "ZeroPad2d, then conv2d": (_conv, lambda m, x: F.conv2d(nn.ZeroPad2d(1)(x), m.weight, m.bias)),
     "padded twice": (_conv, lambda m, x: F.conv2d(F.pad(F.pad(x, (1, 1)), (0, 0, 1, 1)), m.weight, m.bias)),

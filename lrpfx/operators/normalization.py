@@ -1,11 +1,11 @@
 """Normalization with running statistics, or with the statistics of the sample itself."""
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Bound, Operator, SavedScale
+from lrpfx.ir.operator import Bound, Builder, Operator, SavedScale
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
@@ -41,14 +41,9 @@ def _detached_group_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
 
 
 def _detached_instance_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
-    if arguments["use_input_stats"]:
-        mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
-        shape = (*mean.shape, *[1] * (input.ndim - 2))
-        mean, variance = mean.reshape(shape), variance.reshape(shape)
-    else:
-        shape = (1, -1, *[1] * (input.ndim - 2))
-        mean, variance = arguments["running_mean"].reshape(shape), arguments["running_var"].reshape(shape)
-    result = (input - mean) * torch.rsqrt(variance + arguments["eps"])
+    mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
+    shape = (*mean.shape, *[1] * (input.ndim - 2))
+    result = (input - mean.reshape(shape)) * torch.rsqrt(variance.reshape(shape) + arguments["eps"])
     return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
 
 
@@ -59,6 +54,14 @@ def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
 
 def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
     return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
+
+
+def _with_running_statistics(build: Builder) -> fx.Node | None:
+    """An instance norm with running statistics is a batch norm, whose statistics are constants."""
+    if build["use_input_stats"]:
+        return None
+    tensors = (build[name] for name in ("input", "running_mean", "running_var", "weight", "bias"))
+    return build.call("batch_norm", *tensors, label="", eps=build["eps"])
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
@@ -120,6 +123,7 @@ ROWS: tuple[Operator, ...] = (
         buffers="running_mean running_var",
         modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
         order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
+        decomposition=_with_running_statistics,
         detached=_detached_instance_norm,
         mixes=mixing.positions,
         channels_second=True,

@@ -230,12 +230,18 @@ def test_group_and_instance_norm():
     flat = nn.LayerNorm(18, elementwise_affine=False)
     expected = explain(flat, x.reshape(2, 2, 18), seed.reshape(2, 2, 18)).relevance.reshape(x.shape)
     assert_close(explain(grouped, x, seed).relevance, expected, 1e-10)
-    tracked = nn.InstanceNorm2d(4, affine=True, track_running_stats=True).eval()
-    tracked.running_mean.normal_()
-    result = explain(tracked, x, seed).relevance
-    y = tracked(x).detach()
-    scale = 1 / torch.sqrt(tracked.running_var + tracked.eps)[:, None, None]
-    assert_close(result, x * scale * seed / stabilized(y), 1e-10)
+
+
+def test_an_instance_norm_with_running_statistics_is_a_batch_norm():
+    tracked, named = nn.InstanceNorm2d(4, eps=0.1, affine=True, track_running_stats=True), nn.BatchNorm2d(4, eps=0.1)
+    tracked.load_state_dict({key: torch.rand(value.shape) + 0.5 for key, value in tracked.state_dict().items()})
+    named.load_state_dict(tracked.state_dict())
+    x, seed = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
+    convolution = nn.Conv2d(4, 4, 1)
+    for make in (lambda norm: norm, lambda norm: nn.Sequential(convolution, norm, nn.ReLU())):
+        found, expected = (explain(make(norm), x, seed, example_inputs=x) for norm in (tracked, named))
+        assert_close(found.output, expected.output, 1e-12)
+        assert_close(found.relevance, expected.relevance, 1e-12)
 
 
 @pytest.mark.parametrize(
