@@ -527,6 +527,10 @@ def _norm_by_hand(m, x):
 
 
 BLOCKS = {
+    "batch norm before ReLU, to(memory_format)": (
+        lambda m, x: m.norm(x),
+        lambda m, x: m.norm(x).to(memory_format=torch.channels_last),
+    ),
     "batch norm before ReLU, frozen": (lambda m, x: m.norm(x), _frozen),
     "batch norm before ReLU, by hand": (lambda m, x: m.norm(x), _norm_by_hand),
 }
@@ -644,6 +648,7 @@ SELECTIONS = {
     "turned": lambda y: y.rot90(1, (2, 3)),
     "permuted by an index": lambda y: y[:, :, torch.arange(7, -1, -1)],
     "repeated": lambda y: y.repeat(1, 1, 2, 1),
+    "split": lambda y: y.split(4, -1)[0],
     "mirrored at its border": lambda y: F.pad(y, (1, 1, 1, 1), mode="reflect"),
 }
 

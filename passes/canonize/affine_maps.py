@@ -19,6 +19,7 @@ from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
+from lrpfx.passes.canonize.channel_places import keeps_entries
 from lrpfx.passes.canonize.merge_batch_norm import move_up
 from lrpfx.passes.program import Program, insert_call
 
@@ -218,7 +219,7 @@ def linear_readers(value: fx.Node, layout: Layout) -> list[Place]:
             layout.check_reader(place)
             found.append(place)
         elif user.all_input_nodes == [value]:
-            found += linear_readers(user, layout.behind(user, operator))
+            found += linear_readers(user, layout if keeps_entries(user) else layout.behind(user, operator))
         else:
             raise _obstacle(user)
     return found

@@ -59,9 +59,13 @@ def uncopied(value: Any) -> Any:
 def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place) -> Place | None:
     """The dimensions of the channels after a view, or a selection of places, from the end.
 
-    None if they are mixed with others, or that is unknown.
+    A view may also be one of several parts of the value, as `split` returns them. None if the channels are mixed with others,
+    or that is unknown.
     """
-    if view.args[0] is not value:
+    source = view.args[0]
+    if isinstance(source, fx.Node) and source is not value and returns_parts(source):
+        source = source.args[0]
+    if source is not value:
         return None
     if keeps_entries(view):
         return place
@@ -84,6 +88,12 @@ def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place
         return None
     program.fixed_dimensions = True
     return tuple(number - rank for number in moved)
+
+
+def returns_parts(node: fx.Node) -> bool:
+    """Whether a call returns several parts of a value, such as `split`."""
+    row = node_info(node).operator
+    return row is not None and row.outputs.parts
 
 
 def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int]) -> list[int] | None:

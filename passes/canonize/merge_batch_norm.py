@@ -27,7 +27,7 @@ from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.canonize.channel_places import keeps_entries, moved_channels, place_of_channels, uncopied
+from lrpfx.passes.canonize.channel_places import keeps_entries, moved_channels, place_of_channels, returns_parts, uncopied
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -111,7 +111,8 @@ def _layer_before(program: Program, batch_norm: fx.Node) -> fx.Node | None:
         operator = node_info(source).operator
         if operator is None or not operator.entries.moves:
             break
-        views.append(source)
+        if not returns_parts(source):
+            views.append(source)
         source, reader = source.args[0], source
     first = batch_norm.args[0] if isinstance(batch_norm.args[0], fx.Node) else None
     if not views or not isinstance(source, fx.Node) or only_reader(source) is not reader or not is_layer_of_parameters(source):

@@ -10,6 +10,7 @@ from lrpfx.operators.functions import thresholded_relu
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.affine_maps import ChannelLayout, Merger, ObstacleError, linear_readers
+from lrpfx.passes.canonize.channel_places import keeps_entries
 from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, dimensions_of, has_batch_norm
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
@@ -27,7 +28,7 @@ def shift_behind_threshold(scale: torch.Tensor, shift: torch.Tensor) -> torch.Te
 
 
 class MergeBatchNormRight(GraphPass):
-    """Merge each remaining batch norm into all linear layers that read it, directly or after a ReLU.
+    """Merge each remaining batch norm into all linear layers that read it, directly or after a ReLU, or a copy of either.
 
     For a ReLU, relu(a x + c) = a T(x) + c with the thresholded ReLU T(x) = x if a x + c > 0 else -c / a.
     """
@@ -60,6 +61,8 @@ class MergeBatchNormRight(GraphPass):
         if any(isinstance(value, fx.Node) and node_info(value).role is not Role.PARAMETER for value in node.args[1:]):
             raise ObstacleError("a weight or statistic depends on the model's input")
         reader = only_reader(node)
+        while reader is not None and keeps_entries(reader):
+            reader = only_reader(reader)
         relu = reader if reader is not None and _is_positive_part(reader) else None
         places = linear_readers(node if relu is None else relu, ChannelLayout(Channels(dimensions_of(program, node))))
         if not places:
@@ -75,7 +78,7 @@ class MergeBatchNormRight(GraphPass):
             merger.merge(
                 scale, merger.derive(node, f"{info.name}.shift_behind_threshold", shift_behind_threshold, scale, shift)
             )
-            relu.target, relu.args = thresholded_relu, (node.args[0], scale, shift)
+            relu.target, relu.args = thresholded_relu, (relu.args[0], scale, shift)
             description = f"thresholded {node_info(relu).description}"
             merged = (*node_info(relu).merged, info.name)
             update_info(relu, operator=operator_named("thresholded_relu"), description=description, merged=merged)

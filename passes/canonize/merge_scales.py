@@ -29,7 +29,7 @@ from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
-from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels, uncopied
+from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels, returns_parts, uncopied
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
     is_layer_of_parameters,
@@ -313,6 +313,12 @@ def _through_views(value: fx.Node) -> list[fx.Node]:
     return found
 
 
+def _reader(value: fx.Node) -> fx.Node | None:
+    """The only call that reads the entries of a value, or of one of several parts of it."""
+    user = only_reader(value)
+    return only_reader(user) if user is not None and returns_parts(user) else user
+
+
 def _may_merge(node: fx.Node) -> bool:
     return value_and_constant(node) != (None, None)
 
@@ -328,7 +334,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     channels = _channels(weight, operator, bound.get("groups", 1))
     found: list[fx.Node] = []
     value, reason = layer, None
-    while (user := only_reader(value)) is not None:
+    while (user := _reader(value)) is not None:
         row = node_info(user).operator
         if row is not None and row.entries.moves:
             moved = moved_channels(program, value, user, place)

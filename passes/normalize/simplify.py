@@ -63,15 +63,9 @@ def _without_ones(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     for value, other in ((first, second), (second, first)) if is_call_of(node, "mul") else ((first, second),):
         if not isinstance(value, fx.Node) or not is_data(value) or is_data(other) or number_filling(other) != 1:
             continue
-        if keeps(value, other, node) if isinstance(other, fx.Node) else _is_floating(value):
+        if not isinstance(other, fx.Node) or keeps(value, other, node):
             return value
     return None
-
-
-def _is_floating(value: fx.Node) -> bool:
-    """Whether a value is known to hold no integers, which 1.0 converts: by its dtype, or as a result of a layer."""
-    dtype, row = node_info(value).dtype, node_info(value).operator
-    return row is not None and not row.neutral if dtype is None else dtype.is_floating_point or dtype.is_complex
 
 
 def keeps(value: Any, numbers: Any, result: fx.Node) -> bool:

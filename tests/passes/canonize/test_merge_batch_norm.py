@@ -306,3 +306,73 @@ def test_through_views_that_keep_the_channels():
         explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
         assert_close(explain_model(x), model(x), 1e-12)
         assert merge_stage(explain_model).reasons == reasons
+
+
+class Between(nn.Module):
+    """A convolution, a function of its result, and a batch norm."""
+
+    def __init__(self, function, norm_dtype=None):
+        super().__init__()
+        self.layer, self.function = nn.Conv2d(3, 4, 3), function
+        self.norm = randomize_batch_norm(nn.BatchNorm2d(4)).to(norm_dtype)
+
+    def forward(self, x):
+        return self.norm(self.function(self.layer(x)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y.to(y.dtype),
+        lambda y: y.type_as(y),
+        lambda y: y.to(y.device),
+        lambda y: y.cpu(),
+        lambda y: y.clone().contiguous(),
+        lambda y: y.to(memory_format=torch.channels_last),
+        lambda y: y * 1.0,
+    ],
+)
+def test_what_changes_no_entry_is_known_without_example_inputs(function):
+    model, x = Between(function).eval(), torch.randn(2, 3, 5, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), capture="symbolic")
+    assert merge_stage(explain_model).details == (("norm", "merged into layer"),)
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+def test_a_conversion_that_changes_the_dtype_stays():
+    model, x = Between(lambda y: y.double(), torch.float64).eval(), torch.randn(2, 3, 5, 5, dtype=torch.float32)
+    model.layer.float()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert merge_stage(explain_model).matches == 0
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+@pytest.mark.parametrize("function", [lambda y: y.to(y.dtype), lambda y: y.type_as(y), lambda y: y.double()])
+def test_a_merged_layer_behind_a_conversion_takes_another_dtype(function):
+    """The conversion stays in the graph, so the module computes what the model computes in the other dtype."""
+    model, x = Between(function).double().eval(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert merge_stage(explain_model).matches == 1
+    other = explain_model.float()(x.float())
+    assert other.dtype == function(torch.ones((), dtype=torch.float32)).dtype
+    assert_close(other.double(), model(x), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y.flip(1),  # of the channels
+        lambda y: y.roll(1),  # of all entries in their order
+        lambda y: torch.nn.functional.pad(y, (1, 0)),
+        lambda y: torch.nn.functional.pad(y, (1, 0), value=1.0),
+        lambda y: y.tril(),
+        lambda y: torch.cat([y, y], 2),
+        lambda y: y[:, torch.tensor([0, 1, 3, 2])],
+        lambda y: y.transpose(1, 2)[:, :, :3].reshape(2, 4, 3, 3)[:, :, 1:],
+    ],
+)
+def test_what_moves_channels_or_adds_entries_stays(function):
+    model, x = Between(function).eval(), torch.randn(2, 3, 6, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert merge_stage(explain_model).matches == 0 and merge_stage(explain_model).reasons
+    assert_close(explain_model(x), model(x), 1e-12)

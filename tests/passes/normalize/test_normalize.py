@@ -206,3 +206,37 @@ def test_memory_that_the_model_fills(make):
         accounts = lrpfx.ledger(explain_model, given, lambda output: output)
         assert accounts.unexplained <= 1e-12
         torch.testing.assert_close(lrpfx.attribute(explain_model, given, lambda output: output).output, model(given))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 1.0,
+        lambda x: 1 * x,
+        lambda x: x / 1,
+        lambda x: torch.nn.functional.pad(x, (0, 0, 0, 0)),
+        lambda x: x.mul(1),
+    ],
+)
+def test_what_changes_nothing_is_removed(function):
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.relu(function(x))
+
+    explain_model = lrpfx.transform(Net(), EpsilonPlus())
+    assert lrpfx.node_names(explain_model) == ["x", "relu"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * 2, lambda x: 1 / x, lambda x: torch.nn.functional.pad(x, (0, 1)), lambda x: x * torch.ones(2, 1, 3)],
+)
+def test_what_changes_values_or_shapes_stays(function):
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.relu(function(x))
+
+    x = torch.rand(2, 4, 3) + 1
+    explain_model = lrpfx.transform(Net(), EpsilonPlus(), example_inputs=x)
+    assert len(lrpfx.node_names(explain_model)) > 2
+    assert torch.equal(explain_model(x), Net()(x))
