@@ -23,7 +23,7 @@ from lrpfx.passes.lower.out_of_place import OutOfPlace
 from lrpfx.passes.lower.plain_sizes import PlainSizes
 from lrpfx.passes.lower.plain_views import PlainViews
 from lrpfx.passes.normalize.decompose import Decompose
-from lrpfx.passes.normalize.find_activations import FindActivations
+from lrpfx.passes.normalize.find_activations import FindActivations, FindGatedProducts
 from lrpfx.passes.normalize.find_attention import FindAttention
 from lrpfx.passes.normalize.find_gates import FindGates
 from lrpfx.passes.normalize.find_linear import FindLinear
@@ -101,6 +101,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
         Decompose(),
         SplitComplexNumbers(),
         Simplify(),
+        FindGatedProducts(),
         FindLinear(),
         FindSoftmax(),
         FindRecurrent(),

@@ -168,6 +168,21 @@ class Places(Network):
         return self.head((self.layer(self, self.conv(x)) * x).sum((2, 3)))
 
 
+class Experts(Network):
+    """A mixture of three experts that a router chooses from, and a classifier."""
+
+    shape = (4, 6)
+
+    def build(self) -> None:
+        self.first, self.router, self.head = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = torch.relu(self.first(x))
+        results = torch.stack([expert(states) for expert in self.experts], 1)
+        return self.head(self.layer(self, (self.router(states), results)))
+
+
 class Graph(Network):
     """Attention over the edges of a graph, grouped by their targets."""
 
@@ -1350,6 +1365,50 @@ GATES = {
         lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
         lambda m, given: 0.5 * _masked_product(lambda value: torch.erfc(-value / 2**0.5))(m, given),
     ),
+    "(x * v).prod of a stack with sigmoid(x)": (
+        _activated,
+        lambda m, given: torch.stack(
+            [(value := given[0].mean(-1, keepdim=True).expand_as(given[1])), given[1], torch.sigmoid(value)]
+        ).prod(0),
+    ),
+    "einsum of v, x and sigmoid(x)": (
+        _activated,
+        lambda m, given: torch.einsum("bqd,bq,bq->bqd", given[1], (value := given[0].mean(-1)), torch.sigmoid(value)),
+    ),
+    "glu(cat([v * x, x]))": (
+        _activated,
+        lambda m, given: F.glu(
+            torch.cat([given[1] * (value := given[0].mean(-1, keepdim=True).expand_as(given[1])), value], -1), -1
+        ),
+    ),
+    "glu(cat([x, x])) * v": (
+        _activated,
+        lambda m, given: F.glu(torch.cat([given[0].mean(-1, keepdim=True)] * 2, -1), -1) * given[1],
+    ),
+    "(x - x * sigmoid(-x)) * v": (
+        _activated,
+        lambda m, given: ((value := given[0].mean(-1, keepdim=True)) - value * torch.sigmoid(-value)) * given[1],
+    ),
+    "v * x - v * x * sigmoid(-x)": (
+        _activated,
+        lambda m, given: given[1] * (value := given[0].mean(-1, keepdim=True)) - given[1] * value * torch.sigmoid(-value),
+    ),
+    "(h + h * tanh(h)) * v, h = x / 2": (
+        _activated,
+        lambda m, given: ((half := given[0].mean(-1, keepdim=True) / 2) + half * torch.tanh(half)) * given[1],
+    ),
+    "addcmul(h, h, tanh(h)) * v, h = x / 2": (
+        _activated,
+        lambda m, given: torch.addcmul((half := given[0].mean(-1, keepdim=True) * 0.5), half, torch.tanh(half)) * given[1],
+    ),
+    "0.5 * (x + x * erf(x / sqrt(2))) * v": (
+        lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
+        lambda m, given: 0.5 * ((value := given[0].mean(-1, keepdim=True)) + value * torch.erf(value / 2**0.5)) * given[1],
+    ),
+    "(x / 2 + x / 2 * erf(x / sqrt(2))) * v": (
+        lambda m, given: given[1] * F.gelu(given[0].mean(-1, keepdim=True)),
+        lambda m, given: ((value := given[0].mean(-1, keepdim=True)) / 2 + value / 2 * torch.erf(value / 2**0.5)) * given[1],
+    ),
     "(softmax * v).sum": (
         _weigh,
         lambda m, given: (torch.softmax(given[0], -1)[..., None] * given[1][:, None]).sum(2),
@@ -1372,6 +1431,76 @@ GATES = {
     "einsum(exp, v) / sum": (_weigh, _einsum_divided_last),
 }
 
+
+# --- mixtures of experts: the router's scores, and the results of the experts ------------------------------------------------
+
+
+def _two_chosen(m, given):
+    """Mixtral's loop over the experts."""
+    weights, chosen = given[0].softmax(-1).topk(2, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return sum((weights * (chosen == place)).sum(-1, keepdim=True) * given[1][:, place] for place in range(3))
+
+
+def _one_chosen(m, given):
+    """The routing of Switch Transformers."""
+    weights, chosen = given[0].softmax(-1).max(-1)
+    return weights[:, None] * given[1][torch.arange(4), chosen]
+
+
+def _mixed(mixture):
+    """The sum of results with weights that a function of the scores gives."""
+    return lambda m, given: (mixture(given[0])[..., None] * given[1]).sum(1)
+
+
+def _by_einsum(mixture):
+    return lambda m, given: torch.einsum("be,beo->bo", mixture(given[0]), given[1])
+
+
+def _least_chosen(scores):
+    return scores.topk(2, -1).values[:, -1:]
+
+
+def _hidden(scores):
+    return scores.masked_fill(~F.one_hot(scores.topk(2, -1).indices, 3).sum(1).bool(), -torch.inf).softmax(-1)
+
+
+def _shares(scores):
+    weights = scores.softmax(-1)
+    weights = weights * (weights >= _least_chosen(weights))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _combined(scores):
+    weights, chosen = scores.softmax(-1).topk(2, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("bk,bke->be", weights, F.one_hot(chosen, 3).to(weights.dtype))
+
+
+def _largest(scores):
+    weights = scores.softmax(-1)
+    return weights * F.one_hot(weights.argmax(-1), 3)
+
+
+EXPERTS = {
+    "scores below the second largest are -inf": (
+        _two_chosen,
+        _mixed(lambda scores: torch.where(scores < _least_chosen(scores), -torch.inf, scores).softmax(-1)),
+    ),
+    "scores.masked_fill(~one_hot(topk), -inf)": (_two_chosen, _mixed(_hidden)),
+    "scatter of topk into -inf": (
+        _two_chosen,
+        _mixed(
+            lambda scores: torch.full_like(scores, -torch.inf).scatter(-1, (top := scores.topk(2, -1))[1], top[0]).softmax(-1)
+        ),
+    ),
+    "p * (p >= second largest) / sum": (_two_chosen, _mixed(_shares)),
+    "einsum(p * (p >= second largest) / sum)": (_two_chosen, _by_einsum(_shares)),
+    "einsum(topk, one_hot) in an einsum": (_two_chosen, _by_einsum(_combined)),
+    "p * one_hot(argmax)": (_one_chosen, _mixed(_largest)),
+    "einsum(p * one_hot(argmax))": (_one_chosen, _by_einsum(_largest)),
+}
+
 _WRITING = (_column_by_column, _half_by_half, _written_over, _written_between_zeros)
 
 PAIRS: dict[str, Pair] = {
@@ -1382,6 +1511,7 @@ PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Activated) for name, pair in ACTIVATIONS.items()},
     **{name: Pair(*pair, Attention) for name, pair in SOFTMAXES.items()},
     **{name: Pair(*pair, Weighted) for name, pair in GATES.items()},
+    **{name: Pair(*pair, Experts) for name, pair in EXPERTS.items()},
     "softmax along edges * v": Pair(_by_rows, _along_edges, Edges),
     "the same by scatter_add": Pair(_by_rows, _scattered_along_edges, Edges),
     "the same by scatter_add, expand_as": Pair(_by_rows, _scattered_like_messages, Edges),

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from lrpfx.ir import kinds
-from lrpfx.ir.node import Role, is_data, node_info
+from lrpfx.ir.node import Role, is_call_of, is_data, node_info
 from lrpfx.ir.operator import Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
@@ -72,9 +72,23 @@ def _cosine(build: Builder) -> fx.Node:
 
 
 def _gated_linear_unit(build: Builder) -> fx.Node:
-    halves = build.call("chunk", build["input"], 2, build["dim"], target=torch.chunk)
-    signal, control = (build.call("getitem", halves, index, target=operator.getitem) for index in (0, 1))
+    halves = _parts_of_equal_size(build["input"], build["dim"])
+    if halves is None:
+        chunks = build.call("chunk", build["input"], 2, build["dim"], target=torch.chunk)
+        halves = [build.call("getitem", chunks, index, target=operator.getitem) for index in (0, 1)]
+    signal, control = halves
     return build.call("gate", signal, build.call("sigmoid", control), target=gate)
+
+
+def _parts_of_equal_size(value: Any, dim: int) -> list[fx.Node] | None:
+    """The two values of one shape that a call joins along a dimension, if it is such a call."""
+    parts, shape = (value.args[0], node_info(value).shape) if is_call_of(value, "cat") else (None, None)
+    if shape is None or not isinstance(parts, (tuple, list)) or not all(map(is_data, parts)):
+        return None
+    along: Any = next(iter((*value.args[1:], *value.kwargs.values())), 0)
+    shapes = {node_info(part).shape for part in parts}
+    is_pair = len(parts) == 2 and len(shapes) == 1 and None not in shapes
+    return list(parts) if is_pair and isinstance(along, int) and (dim - along) % len(shape) == 0 else None
 
 
 def _columns_times_rows(build: Builder) -> fx.Node:

@@ -14,6 +14,7 @@ from lrpfx.ir.node import Role, calls, node_info
 from lrpfx.operators.functions import several
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 
@@ -48,6 +49,7 @@ class Decompose(GraphPass):
             node.replace_all_uses_with(replacement)
             program.graph.erase_node(node)
         if result.matches:
+            remove_unread(program.graph)
             _views_to_reshapes(program.graph)
         return result
 

@@ -5,6 +5,7 @@ As sums and products, their constants would take shares of the relevance, which 
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
@@ -33,7 +34,7 @@ from lrpfx.passes.constants import number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
-from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
+from lrpfx.passes.properties import CANONICAL, DECOMPOSED, OUT_OF_PLACE
 
 #: Where functions are compared: all bends of the activations lie between two of the points.
 _POINTS = torch.cat(
@@ -47,6 +48,7 @@ _JOINING = frozenset(
     {"add", "sub", "rsub", "expm1", "log", "log1p", "logsigmoid", "where", "maximum", "minimum", "masked_fill", "logaddexp"}
 )
 
+_Replacement = Callable[[Program, fx.Node, dict[fx.Node, int]], fx.Node | None]
 _Candidate = tuple[str, Callable[..., torch.Tensor]]
 #: Activations of a scaled value, and those with one number as their argument.
 _OF_SCALED: tuple[_Candidate, ...] = (
@@ -86,17 +88,72 @@ class FindActivations(GraphPass):
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def run(self, program: Program) -> PassResult:
-        result = PassResult()
-        for replacement in (_replacement, _product, _gated_product, _replacement):
-            places, before = {node: place for place, node in enumerate(program.graph.nodes)}, result.matches
-            for node in reversed(list(calls(program.graph))):
-                new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
-                if new is not None:
-                    result.match(node_info(node).name, f"now {node_info(new).name}")
-                    replace_call(node, new)
-            if result.matches > before:
-                remove_unread(program.graph)
-        return result
+        return _replace_all(program, (_replacement,))
+
+
+class FindGatedProducts(GraphPass):
+    """Replace products of signals and activations, in whatever order and parts they are written, by signal * activation(z)."""
+
+    name = "find_gated_products"
+    stage = "normalize"
+    requires = (CANONICAL, DECOMPOSED)
+
+    def run(self, program: Program) -> PassResult:
+        return _replace_all(program, (_common_product, _product, _gated_product, _replacement))
+
+
+def _replace_all(program: Program, replacements: Sequence[_Replacement]) -> PassResult:
+    """Replace the element-wise calls for which there is another one, from the last to the first, by each function in turn."""
+    result = PassResult()
+    for replacement in replacements:
+        places, before = {node: place for place, node in enumerate(program.graph.nodes)}, result.matches
+        for node in reversed(list(calls(program.graph))):
+            new = replacement(program, node, places) if node.users and is_data(node) and is_pointwise(node) else None
+            if new is not None:
+                result.match(node_info(node).name, f"now {node_info(new).name}")
+                replace_call(node, new)
+        if result.matches > before:
+            remove_unread(program.graph)
+    return result
+
+
+def _common_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
+    """Factor z + z * gate(z) as z * (1 + gate(z)), also with constants and other factors in common: it hides an activation."""
+    if not (is_call_of(node, "add") or is_call_of(node, "sub")) or node.kwargs or not all(map(is_data, node.args)):
+        return None
+    (first, one), (last, other) = map(_number_and_factors, node.args)
+    last = -last if is_call_of(node, "sub") else last
+    shared = list((one & other).elements())
+    terms = [(number, list((factors - Counter(shared)).elements())) for number, factors in ((first, one), (last, other))]
+    (number, constants), (scale, gates) = sorted(terms, key=lambda term: any(map(is_data, term[1])))
+    signals, scales = list(filter(is_data, shared)), list(filter(is_data, gates))
+    gated = all(any(_is_gate_of(one, value, places) for value in signals) for one in scales)
+    if any(map(is_data, constants)) or not scales or not gated:
+        return None
+    build = CallBuilder(program, node, row_of(node))
+    added = _multiplied(build, [*constants, number] if number != 1 or not constants else constants)
+    total = build.call("add", _multiplied(build, [*gates, scale] if scale != 1 else gates), added)
+    return _multiplied(build, [*shared, total])
+
+
+def _number_and_factors(value: Any) -> tuple[float, Counter[fx.Node]]:
+    """The number and the other factors of a product, whoever reads the products in it."""
+    if not isinstance(value, fx.Node):
+        return value, Counter()
+    if is_call_of(value, "neg"):
+        number, factors = _number_and_factors(value.args[0])
+        return -number, factors
+    if is_call_of(value, "div") and isinstance(value.args[1], (int, float)) and len(value.args) == 2 and not value.kwargs:
+        number, factors = _number_and_factors(value.args[0])
+        return number / value.args[1], factors
+    if is_call_of(value, "mul"):
+        (number, factors), (other, others) = map(_number_and_factors, value.args[:2])
+        return number * other, factors + others
+    return 1, Counter([value])
+
+
+def _multiplied(build: CallBuilder, factors: Sequence[Any]) -> Any:
+    return reduce(lambda one, other: build.call("mul", one, other), factors)
 
 
 def _product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
@@ -116,8 +173,7 @@ def _product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.
         return None
     (name, factor, arguments), value, signals = found
     build = CallBuilder(program, node, row_of(node))
-    signal = reduce(lambda one, other: build.call("mul", one, other), signals)
-    return build.call("mul", signal, build.call(name, _scaled(build, value, factor), *arguments))
+    return build.call("mul", _multiplied(build, signals), build.call(name, _scaled(build, value, factor), *arguments))
 
 
 def _degree(node: Any, signal: fx.Node, calls_between: Sequence[fx.Node]) -> int | None:
@@ -152,8 +208,7 @@ def _scales_signals(value: fx.Node, factors: list[fx.Node], places: dict[fx.Node
 
 def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) -> fx.Node | None:
     """(signal * z) * sigmoid(z) as signal * (z * sigmoid(z)), for any bounded function or mask of z, in any order."""
-    inner = is_call_of(only_reader(node), "mul")
-    factors = _factors(node) if is_call_of(node, "mul") and not inner else []
+    factors = _factors(node) if _multiplies(node) and not _multiplies(only_reader(node)) else []
     tensors = [one for one in factors if isinstance(one, fx.Node)]
     for value in filter(is_data, tensors if len(factors) > 2 else []):
         rest = list(tensors)
@@ -164,7 +219,7 @@ def _gated_product(program: Program, node: fx.Node, places: dict[fx.Node, int]) 
             build = CallBuilder(program, node, row_of(node))
             numbers = [one for one in factors if not isinstance(one, fx.Node)]
             of_value = [[value, *(one for one in gates if not is_data(one))], [*filter(is_data, gates), *numbers]]
-            parts = [reduce(lambda one, other: build.call("mul", one, other), some) for some in (others, *of_value) if some]
+            parts = [_multiplied(build, some) for some in (others, *of_value) if some]
             return build.call("mul", parts[0], build.call("mul", *parts[1:]) if len(parts) > 2 else parts[1])
     return None
 
@@ -173,18 +228,32 @@ def _factors(node: fx.Node) -> list[Any]:
     """The factors of a product of products."""
     found: list[Any] = []
     for one in node.args[:2]:
-        inner = is_call_of(one, "mul") and is_data(one) and only_reader(one) is not None
+        inner = _multiplies(one) and is_data(one) and only_reader(one) is not None
         found += _factors(one) if inner and isinstance(one, fx.Node) else [one]
     return found
 
 
+def _multiplies(value: Any) -> bool:
+    """Whether a value is a product of entries, or that of a gated linear unit."""
+    return is_call_of(value, "mul") or is_call_of(value, "gate")
+
+
 def _is_gate_of(scale: fx.Node, value: fx.Node, places: dict[fx.Node, int]) -> bool:
     """Whether a factor is a bounded function of a value, perhaps scaled and shifted by constants, or one of its sign."""
+    while _is_same_view(scale, value):
+        scale, value = scale.all_input_nodes[0], value.all_input_nodes[0]
     for source, inner in _sources(scale, places, _of_signals) if is_pointwise(scale) else ():
         if source is value:
             rows = [row_of(one) for one in (*inner, scale)]
             return any(row.values.steps or (row.kind is Activation and bool(row.values.scales)) for row in rows)
     return False
+
+
+def _is_same_view(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two values are the same view of their only operands."""
+    row = node_info(one).operator
+    moves = row is not None and row.entries.moves and len(one.all_input_nodes) == len(other.all_input_nodes) == 1
+    return moves and (one.target, one.args[1:], one.kwargs) == (other.target, other.args[1:], other.kwargs)
 
 
 def _of_signals(node: fx.Node) -> list[fx.Node]:

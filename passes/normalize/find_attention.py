@@ -1,11 +1,26 @@
 """NORMALIZE: distinguish the product of attention weights and values from other matrix products."""
 
+import itertools
+
+import torch
 from torch import fx
 from torch.fx.node import Argument
 
 from lrpfx.ir.kinds import Activation, AvgPool, Gate, RMSNorm, Softmax, Sum
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, nodes_in, only_reader, readers, row_of, update_info
-from lrpfx.ir.operator import Probability
+from lrpfx.ir.node import (
+    Role,
+    ancestors_of,
+    calls,
+    is_call_of,
+    is_data,
+    node_info,
+    nodes_in,
+    only_reader,
+    readers,
+    row_of,
+    update_info,
+)
+from lrpfx.ir.operator import NotAContractionError, Probability
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.constants import mark_constants
@@ -21,8 +36,9 @@ class FindAttention(GraphPass):
     """Mark a matrix product of which one factor is a softmax as weighted values, with the softmax as the first argument.
 
     So is the sum or mean of an element-wise product with a softmax, unless its weights are those of chosen places, which route
-    tokens to experts: they remain a gate, so that relevance of the experts adds up to that of their sum. The sum may be one by
-    `index_add` and the like, as along the edges of a graph, or one of the products with the parts of a softmax.
+    tokens to experts: they are a gate, so that relevance of the experts adds up to that of their sum. Weights are chosen if a
+    selection among their own scores, such as their largest, says which ones are read, and which ones a mask keeps. The sum may
+    be one by `index_add` and the like, as along the edges of a graph, or one of the products with the parts of a softmax.
 
     The pass looks through element-wise functions, sums and means of softmaxes, views, constant factors and divisors. It does
     not look through dense layers.
@@ -35,6 +51,12 @@ class FindAttention(GraphPass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         for node in list(calls(program.graph)):
+            gated = _gated_experts(program, node)
+            if gated is not None:
+                total, weights = gated
+                result.match(node_info(node).name, f"experts, gated by {node_info(weights).name}")
+                replace_call(node, total)
+                continue
             node = _as_sum(program, node)
             found = _weighted_sum(node) or _weighted_product(node) or _added_product(node)
             if found is None:
@@ -69,6 +91,36 @@ def _weighted_product(node: fx.Node) -> _Found | None:
     for name, (weights, values) in ((row.product.weighted, factors), (row.product.weighted_last, factors[::-1])):
         if _is_softmax(weights):
             return name, (*others, weights, values), weights
+    return None
+
+
+def _gated_experts(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The sum of gated results of experts, and their weights, for an einsum that weighs each result with a chosen weight."""
+    if not is_call_of(node, "einsum") or sum(map(is_data, node.all_input_nodes)) != 2:
+        return None
+    contraction = row_of(node).product.contraction
+    assert contraction is not None
+    try:
+        found = contraction(node, lambda value: len(shape) if (shape := node_info(value).shape) is not None else None)
+    except NotAContractionError:
+        return None
+    for (weights, values), (own, letters) in zip(
+        itertools.permutations(found.operands), itertools.permutations(found.labels), strict=True
+    ):
+        plain = set(own) | set(found.result) <= set(letters) and all(len(set(one)) == len(one) for one in (own, letters))
+        if plain and "." not in letters and weights is not values and _is_softmax(weights) and _are_chosen(weights):
+            build = CallBuilder(program, node, row_of(node))
+            order = sorted(range(len(own)), key=lambda place: letters.index(own[place]))
+            scale = build.call("permute", weights, tuple(order), target=torch.permute)
+            for place, letter in enumerate(letters):
+                if letter not in own:
+                    scale = build.call("unsqueeze", scale, place, target=torch.unsqueeze)
+            total = build.call("gate", values, scale)
+            summed = tuple(place for place, letter in enumerate(letters) if letter not in found.result)
+            if summed:
+                total = build.call("sum", total, summed, target=torch.sum)
+            kept = [letter for letter in letters if letter in found.result]
+            return build.call("permute", total, tuple(map(kept.index, found.result)), target=torch.permute), weights
     return None
 
 
@@ -186,8 +238,9 @@ _PLACES = {"index", "indices"}
 
 
 def _are_chosen(weights: fx.Node) -> bool:
-    """Whether weights belong to chosen places, as those of a router: they are read there, or are the largest of all."""
+    """Whether weights belong to chosen places, as those of a router: they are read there, are the largest, or masked for it."""
     seen, pending = {weights}, [weights]
+    masks = set[fx.Node]()
     while pending:
         node = pending.pop()
         row = node_info(node).operator
@@ -197,12 +250,34 @@ def _are_chosen(weights: fx.Node) -> bool:
         places = [given.get(name) for name in row.indices] if _PLACES.intersection(row.indices) else []
         if row.outputs.discrete_results or any(node_info(one).role is Role.CONSTANT for one in nodes_in(places)):
             return True
-        if not (row.neutral or issubclass(row.kind, (Softmax, Gate, Sum))):
+        read = {one for one in node.all_input_nodes if is_data(one)}
+        constants = set(node.all_input_nodes) - read
+        masked = bool(row.product.proportional_to) and len(read) == 1
+        if not (masked or row.neutral or issubclass(row.kind, (Softmax, Gate, Sum))) and not _dispatches(node):
             continue
-        read = {one for one in node.all_input_nodes if is_data(one)} - seen
+        masks |= constants
+        pending += read - seen
         seen |= read
-        pending += read
+    return any(_is_selection(mask, seen) for mask in masks)
+
+
+def _is_selection(mask: fx.Node, scores: set[fx.Node]) -> bool:
+    """Whether a constant comes from a selection among scores: their largest, their order, or a comparison with one of them."""
+    for node in ancestors_of(mask) if node_info(mask).role is Role.CONSTANT else ():
+        row = node_info(node).operator if node.op == "call_function" else None
+        selects = row is not None and row.entries.mixes is not None and (row.entries.selects or row.values.discrete)
+        if selects and scores & ancestors_of(node):
+            return True
     return False
+
+
+def _dispatches(node: fx.Node) -> bool:
+    """Whether a product with a matrix puts weights at the places of their experts, which a selection among them says."""
+    row = node_info(node).operator
+    data = {one for one in node.all_input_nodes if is_data(one)}
+    others = set(node.all_input_nodes) - data
+    is_product = row is not None and bool(row.product.weighted) and len(data) == len(others) == 1
+    return is_product and _is_selection(others.pop(), ancestors_of(data.pop()))
 
 
 def _is_softmax(value: fx.Node) -> bool:
@@ -220,7 +295,7 @@ def _is_softmax(value: fx.Node) -> bool:
     if row.kind is Gate:  # a signal and its scale
         return _is_softmax(data[0]) or _sums_up(data[-1], data[0])
     mixes = issubclass(row.kind, (Sum, AvgPool, Activation, RMSNorm)) or row.neutral or bool(row.product.proportional_to)
-    return mixes and all(map(_is_softmax, data))
+    return (mixes or _dispatches(value)) and all(map(_is_softmax, data))
 
 
 def _is_exponential(node: fx.Node) -> bool:

@@ -225,7 +225,7 @@ def constants_take_nothing(case: Case) -> None:
 
 
 #: Passes that read constants: x.masked_fill(sign(x) <= 0, 0) is a ReLU, and linear(zeros) a bias, but not if they are held.
-_READING_CONSTANTS = ("find_activations", "merge_scales")
+_READING_CONSTANTS = ("find_activations", "find_gated_products", "merge_scales")
 
 
 @contextmanager

@@ -19,12 +19,13 @@ class Activated(nn.Module):
 
 
 def found(function):
-    """What `find_activations` put in place of a function."""
+    """What `find_activations` and `find_gated_products` put in place of a function."""
     model, x = Activated(function).double().eval(), torch.randn(2, 4, dtype=torch.float64)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert torch.allclose(explain_model(x), model(x), rtol=1e-9)
-    stage = {stage.name: stage for stage in lrpfx.history(explain_model)}["find_activations"]
-    return [detail.rpartition(".")[2] for _, detail in stage.details]
+    stages = {stage.name: stage for stage in lrpfx.history(explain_model)}
+    details = [one for name in ("find_activations", "find_gated_products") for one in stages[name].details]
+    return [detail.rpartition(".")[2] for _, detail in details]
 
 
 FOUND = {
@@ -67,6 +68,8 @@ def test_an_activation_is_known_by_its_values(name):
         lambda x: torch.where(x > 0, x * torch.log(x), 0.0),  # as a product with a mask it is nan
         lambda x: x.flip(0) * torch.where(x.flip(0) > 0, x, 0.1 * x),  # a gate of the other factor
         lambda x: torch.where(x > 0, x * x.flip(0), x.flip(0) - 1),
+        lambda x: x + x * torch.tanh(x.flip(0)),  # a gate of another value
+        lambda x: x * x.flip(0) + x * torch.tanh(x),  # the terms share no constant
     ],
 )
 def test_other_functions_stay(function):

@@ -110,6 +110,34 @@ def test_other_products(form):
     assert all(node.kind != "WeightedValues" for node in lrpfx.assignment(explain_model))
 
 
+def hidden_where_small(x):
+    return x.masked_fill(x < x.topk(2, -1).values[..., -1:], 0.0)
+
+
+#: Products that are those of attention, although their weights are masked: by what is no selection among them, or for values
+#: that all queries share.
+MASKED = {
+    "a mask from values": lambda p, v: (p[:, 0] * (v.amax(-1) > 0))[..., None] * v,
+    "a mask from the largest value": lambda p, v: (
+        (p[:, 0] * (v[..., 0] >= v.amax((1, 2), keepdim=True)[..., 0]))[..., None] * v
+    ),
+    "a mask from places": lambda p, v: p[:, 0].masked_fill(torch.arange(4) > 2, 0.0)[..., None] * v,
+}
+
+
+@pytest.mark.parametrize("form", MASKED)
+def test_weights_with_other_masks_stay_those_of_attention(form):
+    net, x = Attention(lambda p, v: MASKED[form](p, v).sum(1)), torch.randn(2, 4, 6)
+    assert "WeightedValues" in {node.kind for node in lrpfx.assignment(lrpfx.transform(net, CPLRP(), example_inputs=x))}
+
+
+def test_attention_to_the_largest_scores_stays_attention():
+    net, x = Attention(lambda p, v: hidden_where_small(p) @ v), torch.randn(2, 4, 6)
+    assert "WeightedValues" in {node.kind for node in lrpfx.assignment(lrpfx.transform(net, CPLRP(), example_inputs=x))}
+    net.function = lambda p, v: torch.einsum("bqk,bkd->bqd", hidden_where_small(p), v)
+    assert "WeightedValues" in {node.kind for node in lrpfx.assignment(lrpfx.transform(net, CPLRP(), example_inputs=x))}
+
+
 SPELLED_OUT = {
     "log": lambda a: a.log_softmax(-1).exp(),
     "ratio": lambda a: a.exp() / a.exp().sum(-1, keepdim=True),

@@ -67,6 +67,7 @@ def test_golden_code():
         "find_activations",
         "decompose",
         "simplify",
+        "find_gated_products",
         "find_linear",
         "find_softmax",
         "find_recurrent",
