@@ -53,6 +53,9 @@ def known_size(value: Any, dim: int) -> int | None:
     """The size of a tensor of one number along a dimension, if the graph shows it as a number."""
     if not isinstance(value, fx.Node):
         return None
+    info = node_info(value)
+    if value.op == "get_attr" and info.number is not None and info.shape is not None:
+        return info.shape[dim] if -len(info.shape) <= dim < len(info.shape) else None
     name = function_name(value)
     if name.endswith("_like"):
         return 1 if _keeps_one(value.args[0], dim) else None

@@ -397,6 +397,10 @@ DENSE = {
         lambda m, x: F.linear(x, m.weight) * (torch.arange(6, dtype=torch.float64) / 6 + 1) + m.bias,
     ),
     "a column of ones": (_linear, _with_column),
+    "a column of ones of a fixed size": (
+        _linear,
+        lambda m, x: torch.cat([torch.ones(3, 1, dtype=torch.double), x], -1) @ torch.cat([m.bias[:, None], m.weight], 1).T,
+    ),
     "padded with ones": (
         _linear,
         lambda m, x: F.linear(F.pad(x, (0, 1), value=1.0), torch.cat([m.weight, m.bias[:, None]], 1)),
@@ -430,6 +434,15 @@ DENSE = {
         lambda m, x: torch.einsum("bi,oi,oi->bo", x, m.weight, m.mask) + m.bias,
     ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
+    "+ b * ones of a fixed size": (_linear, lambda m, x: x @ m.weight.T + m.bias * torch.ones(3, 1, dtype=torch.double)),
+    "+ einsum(b, ones of a fixed size)": (
+        _linear,
+        lambda m, x: x @ m.weight.T + torch.einsum("o,b->bo", m.bias, torch.ones(3, dtype=torch.double)),
+    ),
+    "+ embedding(zeros of a fixed size, b)": (
+        _linear,
+        lambda m, x: x @ m.weight.T + F.embedding(torch.zeros(3, dtype=torch.long), m.bias[None]),
+    ),
     "+ outer(ones, b)": (_linear, lambda m, x: x @ m.weight.T + torch.outer(x.new_ones(x.shape[0]), m.bias)),
     "+ linear(zeros, W, b)": (_linear, lambda m, x: x @ m.weight.T + F.linear(torch.zeros_like(x), m.weight, m.bias)),
     "+ ones @ b": (_linear, lambda m, x: x @ m.weight.T + x.new_ones(x.shape[0], 1) @ m.bias[None]),
@@ -801,6 +814,12 @@ IMAGES = {
         ),
     ),
     "zeros by cat, then conv2d": (_conv, _between_zeros),
+    "zeros of a fixed size by cat, then conv2d": (
+        _conv,
+        lambda m, x: F.conv2d(
+            torch.cat([zeros := torch.zeros(2, 4, 1, 8, dtype=torch.double), x, zeros], 2), m.weight, m.bias, padding=(0, 1)
+        ),
+    ),
     "written between zeros": (_conv, _written_between_zeros),
     "unfold": (_conv, _unfolded),
     "unfold, then linear": (_conv, _unfolded_rows),

@@ -137,8 +137,10 @@ def _repeated(value: fx.Node) -> fx.Node | None:
 
 
 def _is_parameter(value: fx.Node) -> bool:
-    """Whether a value is a parameter, or computed from parameters alone and not expanded."""
-    return node_info(value).role is Role.PARAMETER and all(_repeated(one) is None for one in ancestors_of(value))
+    """Whether a value is a parameter, or computed from parameters alone and not expanded, as by a product with ones."""
+    return node_info(value).role is Role.PARAMETER and all(
+        _repeated(one) is None and (number_filling(one) is None or node_info(one).shape == ()) for one in ancestors_of(value)
+    )
 
 
 def _alone(program: Program, constant: Any) -> _Alone | None:
@@ -146,9 +148,15 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
     number = number_filling(constant)
     if number is not None or not isinstance(constant, fx.Node):
         return _Alone((), lambda: constant if number is None else number, is_number=True)
-    if _is_parameter(constant):
-        value = parameter_value(constant, program.root)
-        return _Alone(tuple(value.shape), lambda: constant) if isinstance(value, torch.Tensor) else None
+    alone = None if _is_parameter(constant) else _narrowed(program, constant)
+    if alone is not None or node_info(constant).role is not Role.PARAMETER:
+        return alone
+    value = parameter_value(constant, program.root)
+    return _Alone(tuple(value.shape), lambda: constant) if isinstance(value, torch.Tensor) else None
+
+
+def _narrowed(program: Program, constant: fx.Node) -> _Alone | None:
+    """A constant without what expands it."""
     repeated, spelling = _repeated(constant), spelling_of(constant)
     if repeated is not None:
         alone = _alone(program, repeated)

@@ -138,10 +138,17 @@ class NormalizeOperators(GraphPass):
 
 
 def _note_number(node: fx.Node, root: nn.Module) -> None:
-    """Note what number a constant such as torch.tensor(0.0) is, unless load_state_dict may change it."""
-    value = attribute_of(node, root) if node.op == "get_attr" and str(node.target) not in root.state_dict() else None
-    if isinstance(value, torch.Tensor) and value.shape == () and value.is_floating_point():
-        update_info(node, number=value.item())
+    """Note what number a constant such as torch.zeros(3) is that a trace has made; parameters and buffers may change."""
+    value = attribute_of(node, root) if node.op == "get_attr" else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta or not value.numel():
+        return
+    path, _, name = str(node.target).rpartition(".")
+    owner = root.get_submodule(path)
+    if name in owner._parameters or name in owner._buffers or value.dtype == torch.bool or value.is_complex():
+        return
+    first = value.flatten()[0]
+    if bool((value == first).all()):
+        update_info(node, number=float(first), shape=tuple(value.shape), dtype=value.dtype)
 
 
 def _refuse_bits(node: fx.Node, row: Operator) -> None:
