@@ -82,7 +82,8 @@ def _gated_linear_unit(build: Builder) -> fx.Node:
 
 def _parts_of_equal_size(value: Any, dim: int) -> list[fx.Node] | None:
     """The two values of one shape that a call joins along a dimension, if it is such a call."""
-    parts, shape = (value.args[0], node_info(value).shape) if is_call_of(value, "cat") else (None, None)
+    parts: Any = value.args[0] if is_call_of(value, "cat") else None
+    shape = node_info(value).shape
     if shape is None or not isinstance(parts, (tuple, list)) or not all(map(is_data, parts)):
         return None
     along: Any = next(iter((*value.args[1:], *value.kwargs.values())), 0)

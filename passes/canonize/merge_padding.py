@@ -239,7 +239,7 @@ def _merge(program: Program, node: fx.Node, paddings: list[_Padding], changed: d
 
 def _unpadded(shape: tuple[int, ...] | None, amounts: _Amounts) -> tuple[int, ...] | None:
     """The shape without padding; None if it depends on sizes of the run."""
-    sizes = {dim: sum(pair) for dim, pair in amounts.items() if all(isinstance(one, int) for one in pair)}
+    sizes = {dim: one + other for dim, (one, other) in amounts.items() if isinstance(one, int) and isinstance(other, int)}
     if shape is None or len(sizes) < len(amounts):
         return None
     return tuple(size - sizes.get(dim - len(shape), 0) for dim, size in enumerate(shape))

@@ -133,7 +133,8 @@ def _common_product(program: Program, node: fx.Node, places: dict[fx.Node, int])
     build = CallBuilder(program, node, row_of(node))
     added = _multiplied(build, [*constants, number] if number != 1 or not constants else constants)
     total = build.call("add", _multiplied(build, [*gates, scale] if scale != 1 else gates), added)
-    return _multiplied(build, [*shared, total])
+    product: fx.Node | None = _multiplied(build, [*shared, total])
+    return product
 
 
 def _number_and_factors(value: Any) -> tuple[float, Counter[fx.Node]]:
@@ -228,7 +229,7 @@ def _factors(node: fx.Node) -> list[Any]:
     """The factors of a product of products."""
     found: list[Any] = []
     for one in node.args[:2]:
-        inner = _multiplies(one) and is_data(one) and only_reader(one) is not None
+        inner = _multiplies(one) and is_data(one) and isinstance(one, fx.Node) and only_reader(one) is not None
         found += _factors(one) if inner and isinstance(one, fx.Node) else [one]
     return found
 
