@@ -124,6 +124,14 @@ def replace_call(node: fx.Node, new: fx.Node) -> None:
 def refuse_state(tensor: fx.Node, name: str) -> None:
     """Raise `CaptureError` if the output depends on `tensor`, a tensor of the model that forward overwrites."""
     if _reaches_output(tensor):
+        if name.startswith("_tensor_constant"):  # torch.fx's name for a tensor that no module has
+            source = next((node_info(user).source for user in tensor.users if node_info(user).source), "source unknown")
+            raise CaptureError(
+                f"forward makes a tensor and writes values of its inputs into it ({source}), and a symbolic trace takes the "
+                "tensor for a constant. Make it of an input, such as x.new_zeros(5), use the operation that returns its "
+                'result, such as scatter_add for scatter_add_, or pass example_inputs and capture="export".',
+                topic="overwritten-tensors",
+            )
         raise CaptureError(
             f"forward overwrites {name!r}, and its output depends on it, so each call would return a different result. "
             "Change it outside of forward, or pass its value as an input.",

@@ -435,6 +435,14 @@ DENSE = {
     ),
     "+ b * ones_like": (_linear, lambda m, x: (y := x @ m.weight.T) + m.bias * torch.ones_like(y)),
     "+ b * ones of a fixed size": (_linear, lambda m, x: x @ m.weight.T + m.bias * torch.ones(3, 1, dtype=torch.double)),
+    "+ integers": (
+        lambda m, x: x @ m.weight.T + m.integers[0].to(x.dtype),
+        lambda m, x: x @ m.weight.T + m.integers[0],
+    ),
+    "integers of each sample - x @ W.T": (
+        lambda m, x: torch.arange(3, dtype=torch.double)[:, None] - x @ m.weight.T,
+        lambda m, x: torch.tensor([[0], [1], [2]]) - x @ m.weight.T,
+    ),
     "+ einsum(b, ones of a fixed size)": (
         _linear,
         lambda m, x: x @ m.weight.T + torch.einsum("o,b->bo", m.bias, torch.ones(3, dtype=torch.double)),

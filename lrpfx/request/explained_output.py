@@ -113,7 +113,47 @@ def computes(result: Any, selector: OutputSelector) -> bool:
             f"output= writes into the model's output ({operations.writes}); change a copy of it, such as logits.clone()",
             topic="choice-of-output",
         )
+    if operations.draws:
+        raise InputError(
+            f"output= draws random numbers ({operations.draws}), so what it returns is not what is explained. Draw them "
+            "before, and let the function read them",
+            topic="choice-of-output",
+        )
+    if found.dependence is not Dependence.NONE and _mixes_samples(result, selector):
+        raise InputError(
+            "output= computes a value for one sample from the outputs for another one, as logits - logits.mean() or "
+            "logits.flip(0) do. Let it act on each sample, such as logits.mean(1, keepdim=True), or give it numbers of other "
+            "samples as constants, detached. If dimension 0 holds no samples, compute it in the model: a module whose forward "
+            "returns it",
+            topic="choice-of-output",
+        )
     return found.dependence is Dependence.LINEAR
+
+
+def _mixes_samples(result: Any, selector: OutputSelector) -> bool:
+    """Whether an entry along the first dimension of a function's result depends on other ones along each of an output's."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        outputs = {id(one): one.detach().clone().requires_grad_() for one in floating_tensors(result)}
+        value = select_output(map_result(result, lambda leaf: outputs.get(id(leaf), leaf)), selector)
+        samples = len(value) if value.ndim else 0
+        own = [one for one in outputs.values() if one.ndim > 1 and len(one) == samples]
+        if samples < 2 or not own or not value.requires_grad:
+            return False
+        weights = torch.arange(1, value.numel() + 1, device=value.device).cos().to(value.dtype).view(value.shape)
+        apart = {(place, dim) for place, one in enumerate(own) for dim in range(one.ndim) if one.shape[dim] == samples}
+        numbers = torch.arange(samples, device=value.device)
+        for bit in range((samples - 1).bit_length()):  # any two samples differ in a bit of their numbers
+            for side in (0, 1):
+                chosen = (numbers >> bit) % 2 == side
+                start = weights * chosen.view(-1, *[1] * (value.ndim - 1))
+                found = torch.autograd.grad(value, own, start, retain_graph=True, materialize_grads=True)
+                others = (~chosen).nonzero().flatten()
+                apart = {
+                    (place, dim)
+                    for place, dim in apart
+                    if not found[place].index_select(dim, others.to(found[place].device)).any()
+                }
+    return {place for place, _ in apart} != set(range(len(own)))
 
 
 def _remedy(operation: str) -> str:
@@ -161,7 +201,7 @@ class _Operations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._known: dict[int, _Found] = {}
         self._kept: list[Any] = []  # memory that was freed could be used again
-        self.writes = ""
+        self.writes = self.draws = ""
         tensors = floating_tensors(result)
         depends = [tensor for tensor in tensors if tensor.requires_grad] or tensors
         copies = {id(tensor): tensor.detach() for tensor in tensors}
@@ -187,6 +227,8 @@ class _Operations(TorchDispatchMode):
         written = [value for argument, value in _bound(func, args, kwargs) if argument.is_write]
         if not self.writes and any(_memory(tensor) in self._outputs for tensor in _tensors(written)):
             self.writes = user_source() or str(func)
+        if not self.draws and torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws = user_source() or str(func)
         read = [max((self.of(tensor) for tensor in _tensors(value)), default=_Found()) for value in given]
         result = func(*args, **(kwargs or {}))
         found = self._result_of(func, args, kwargs or {}, read)

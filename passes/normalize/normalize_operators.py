@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from lrpfx.ir.node import (
     set_info,
     update_info,
 )
-from lrpfx.ir.operator import REQUIRED, Operator, Spelling
+from lrpfx.ir.operator import REQUIRED, Bound, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
     FACTORIES,
@@ -78,7 +79,7 @@ class NormalizeOperators(GraphPass):
             if node.op == "call_module":
                 update_info(node, unlisted=Opaque)
             elif node_info(node).role is not Role.METADATA or any(map(_is_parameter, node.all_input_nodes)):
-                result.matches += self._normalize(node)
+                result.matches += self._normalize(node, program)
             elif node.op == "call_method":
                 _method_to_function(node)
         return result
@@ -97,7 +98,7 @@ class NormalizeOperators(GraphPass):
             elif _is_discrete(node_info(node).dtype):
                 update_info(node, role=Role.DISCRETE)
 
-    def _normalize(self, node: fx.Node) -> bool:
+    def _normalize(self, node: fx.Node, program: Program) -> bool:
         """Rewrite one call. Return whether it changed."""
         before = (node.op, node.target, node.args, dict(node.kwargs))
         if node.kwargs.get("out") is not None:
@@ -130,6 +131,7 @@ class NormalizeOperators(GraphPass):
             else:
                 node.meta[INPLACE] |= bool(bound.pop("inplace", False))
                 row, bound = _reflected(row, bound)
+                bound = _with_constants_of_signals(node, row, bound, program.root)
                 update_info(node, operator=row)
                 _set_canonical(node, row, bound)
         else:
@@ -234,16 +236,52 @@ def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
     return False
 
 
+def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root: nn.Module) -> Bound:
+    """The arguments, with integer constants that take a share of relevance in the dtype of the signals they are added to."""
+    names = set(row.data).intersection(bound).difference(row.indices)
+    if node_info(node).role is not Role.DATA or row.neutral or not row.shares_with_constants:
+        return bound
+    constants = [one for one in nodes_in([bound[name] for name in names]) if _is_discrete_constant(one, root)]
+    floating = {tensor.dtype for tensor in root.parameters() if tensor.is_floating_point()}
+    dtype = node_info(node).dtype or (floating.pop() if len(floating) == 1 else None)
+    if not constants or dtype is None or _is_discrete(dtype):
+        return bound
+    like = next((name for name, one in root.named_parameters() if one.dtype == dtype), None)
+    converted = {}
+    for place, one in enumerate(dict.fromkeys(constants)):
+        name = f"{node_info(node).name}.to{f'_{place}' if place else ''}"
+        info = NodeInfo(name, source=node_info(node).source, role=Role.PARAMETER, description="to")
+        converted[one] = insert_call(
+            node.graph,
+            node,
+            torch.Tensor.to,
+            (one, dtype if like is None else _dtype_of(node, like)),
+            replace(info, operator=operator_named("to"), shape=node_info(one).shape, dtype=dtype),
+        )
+    return {name: fx.node.map_arg(value, lambda one: converted.get(one, one)) for name, value in bound.items()}
+
+
+def _is_discrete_constant(value: fx.Node, root: nn.Module) -> bool:
+    if not is_of_parameters(value) or value.op == "placeholder":
+        return False
+    tensor = parameter_value(value, root)
+    return isinstance(tensor, torch.Tensor) and _is_discrete(tensor.dtype)
+
+
 def _convert_like(node: fx.Node, value: fx.Node, name: str) -> None:
     """Make a conversion one to the dtype of the parameter `name`."""
+    node.op, node.target, node.args, node.kwargs = "call_method", "to", (value, _dtype_of(node, name)), {}
+    update_info(node, role=Role.PARAMETER)
+
+
+def _dtype_of(node: fx.Node, name: str) -> fx.Node:
+    """Insert a call before `node` that reads the dtype of the parameter `name`."""
     source = node_info(node).source
     with node.graph.inserting_before(node):
         parameter = node.graph.get_attr(name)
     set_info(parameter, NodeInfo(name, source=source, role=Role.PARAMETER))
     kept = NodeInfo(f"{name}.dtype", source=source, role=Role.METADATA)
-    dtype = insert_call(node.graph, node, getattr, (parameter, "dtype"), kept)
-    node.op, node.target, node.args, node.kwargs = "call_method", "to", (value, dtype), {}
-    update_info(node, role=Role.PARAMETER)
+    return insert_call(node.graph, node, getattr, (parameter, "dtype"), kept)
 
 
 def _conversion_to_signals(node: fx.Node) -> tuple[fx.Node, set[torch.dtype | None]] | None:

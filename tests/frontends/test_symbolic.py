@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torchvision
-from helpers import NETWORKS, Unary, small_net
+from helpers import NETWORKS, Unary, assert_close, small_net
 from torch import fx, nn
 from torchvision.models.feature_extraction import get_graph_node_names
 
@@ -169,3 +169,38 @@ def test_threads_transform_one_after_the_other():
         thread.join()
     assert len(names) == 8 and all(len(found) == 13 for found in names)
     assert torch.nn.Module.__call__.__qualname__ == "Module._wrapped_call_impl", "fx left its patch behind"
+
+
+def test_a_tensor_that_forward_makes_and_writes_into():
+    """A symbolic trace refuses it. Each remedy that the message names gives the same map."""
+    index = torch.tensor([0, 0, 1])
+
+    def model(sums):
+        class Sums(nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return sums(self.layer(x), index[:, None].expand(3, 4))
+
+        return Sums().eval()
+
+    x = torch.randn(3, 4)
+    written = model(lambda y, index: torch.zeros(2, 4).scatter_add_(0, index, y))
+    with pytest.raises(lrpfx.CaptureError, match=r"writes values of its inputs into it \(.*test_symbolic.py:\d+\)"):
+        lrpfx.transform(written, EpsilonPlus(), example_inputs=x, capture="symbolic")
+    remedies = [
+        (written, "export"),
+        (written, "auto"),
+        (model(lambda y, index: torch.zeros(2, 4).scatter_add(0, index, y)), "symbolic"),
+        (model(lambda y, index: y.new_zeros(2, 4).scatter_add_(0, index, y)), "symbolic"),
+    ]
+    maps = [
+        lrpfx.attribute(lrpfx.transform(one, EpsilonPlus(), example_inputs=x, capture=capture), x, 1).relevance
+        for one, capture in remedies
+    ]
+    assert maps[0].any()
+    for relevance in maps[1:]:
+        assert_close(relevance, maps[0], 1e-12)

@@ -218,6 +218,61 @@ def test_a_function_may_not_change_the_outputs(explain_model, x):
         lrpfx.attribute(explain_model, x, 0, output=lambda outputs: outputs["first"].mul_(2))
 
 
+MIXING = {
+    "minus the mean": lambda outputs: outputs["first"] - outputs["first"].mean(),
+    "minus the mean of a class": lambda outputs: outputs["first"][:, 0] - outputs["first"][:, 0].mean(),
+    "reversed": lambda outputs: outputs["second"].flip(0),
+    "minus the next": lambda outputs: outputs["first"] - outputs["first"].roll(1, 0),
+    "one pair": lambda outputs: torch.stack([outputs["first"][0], outputs["first"][2], outputs["first"][2]]),
+    "matrix": lambda outputs: torch.ones(3, 3) @ outputs["first"],
+}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_a_function_that_mixes_samples_is_refused(explain_model, x, name):
+    with pytest.raises(lrpfx.InputError, match="from the outputs for another one"):
+        lrpfx.attribute(explain_model, x, output=MIXING[name])
+    assert lrpfx.attribute(explain_model, x[:1], output=lambda outputs: outputs["first"].flip(0)).relevance.any()
+
+
+def test_numbers_of_other_samples_may_be_constants(explain_model, x):
+    with pytest.warns(lrpfx.LrpfxWarning, match="constants in the function"):
+        found = lrpfx.attribute(explain_model, x, 1, output=lambda outputs: outputs["first"] - outputs["first"].detach().mean())
+    assert_close(found.relevance, lrpfx.attribute(explain_model, x, 1, output="first").relevance, 1e-9)
+
+
+def test_samples_may_be_another_dimension_of_an_output():
+    layer = nn.Linear(4, 4, bias=False)
+
+    class SequenceFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x).transpose(0, 1)
+
+    x = torch.randn(3, 3, 4)
+    found = lrpfx.attribute(lrpfx.transform(SequenceFirst().eval(), ONE_LAYER), x, output=lambda y: y.transpose(0, 1).mean(1))
+    named = lrpfx.attribute(lrpfx.transform(nn.Sequential(layer).eval(), ONE_LAYER), x, output=lambda y: y.mean(1))
+    assert_close(found.relevance, named.relevance, 1e-12)
+
+
+RANDOM = {
+    "dropout": lambda outputs: functional.dropout(outputs["first"], 0.5, training=True),
+    "rand": lambda outputs: (outputs["first"] * torch.rand(4)).sum(1, keepdim=True),
+    "randperm": lambda outputs: outputs["first"][:, torch.randperm(4)],
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_function_that_draws_random_numbers_is_refused(explain_model, x, name):
+    with pytest.raises(lrpfx.InputError, match=r"output= draws random numbers \(.*_output.py:\d+\)"):
+        lrpfx.attribute(explain_model, x, 0, output=RANDOM[name])
+    weights = torch.rand(4)  # the remedy
+    assert lrpfx.attribute(explain_model, x, 0, output=lambda outputs: outputs["first"] * weights).relevance.any()
+
+
 def test_a_difference_of_equal_outputs_has_relevance():
     layer = nn.Linear(2, 2, bias=False)
     layer.weight.data = torch.tensor([[1.0, 2.0], [2.0, 1.0]])

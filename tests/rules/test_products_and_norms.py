@@ -259,6 +259,27 @@ def test_norms_without_a_mean_pass_relevance_on(layer):
     assert_close(explain(layer, x, seed).relevance, seed, 1e-14)
 
 
+@pytest.mark.parametrize("settings", [{}, {"capture": "symbolic"}, {"capture": "export"}])
+def test_integer_constants_take_their_share_of_a_sum(settings):
+    class Shifted(nn.Module):
+        def __init__(self, dtype):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(3, 3)
+            self.register_buffer("position", torch.arange(3).to(dtype))
+
+        def forward(self, x):
+            return torch.relu(self.layer(x)) - self.position
+
+    x, seed = torch.randn(2, 3), torch.randn(2, 3)
+    options = {"example_inputs": x, **settings} if settings else {}
+    integers, floats = (lrpfx.transform(Shifted(dtype).eval(), EpsilonPlus(), **options) for dtype in (torch.long, x.dtype))
+    found, expected = (lrpfx.attribute(one, x, seed).relevance for one in (integers, floats))
+    assert_close(found, expected, 1e-12)
+    single = integers.float()(x.float())
+    assert single.dtype == torch.float32 and torch.allclose(single.double(), floats(x), atol=1e-5)
+
+
 def test_choices_for_sums():
     a, b, seed = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 3)
     for rule, expected in (
