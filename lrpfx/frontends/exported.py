@@ -449,13 +449,13 @@ class _Reader:
         return copied
 
     def _attribute(self, name: str) -> fx.Node:
-        """A node for a parameter, a buffer, or a constant, which becomes a non-persistent buffer."""
+        """A node for a parameter, a buffer, or a constant, which becomes a plain attribute."""
         *path, leaf = name.split(".")
         holder = scope_at(self.root, path)
         held = {**vars(holder), **holder._buffers, **holder._parameters}.get(leaf)  # an attribute may hide a parameter
         if not isinstance(held, torch.Tensor):
             constant = self.exported.constants[name]
-            holder.register_buffer(leaf, constant.detach().clone(), persistent=False)
+            setattr(holder, leaf, constant.detach().clone())  # no buffer, whose values may change
         return self.graph.get_attr(name)
 
     def _inputs(self, flat: Sequence[fx.Node]) -> None:
