@@ -715,10 +715,6 @@ IMAGES = {
         _conv,
         lambda m, x: F.conv2d(F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).permute(0, 3, 1, 2), m.weight, m.bias),
     ),
-    "pad, a new dimension, then conv3d": (
-        _conv,
-        lambda m, x: F.conv3d(F.pad(x, (1, 1, 1, 1))[:, :, None], m.weight[:, :, None], m.bias)[:, :, 0],
-    ),
     "pad before and after a ReLU, then conv2d": (
         lambda m, x: _conv(m, torch.relu(x)),
         lambda m, x: F.conv2d(F.pad(torch.relu(F.pad(x, (1, 1))), (0, 0, 1, 1)), m.weight, m.bias),

@@ -136,7 +136,7 @@ def test_another_structure_is_compiled(compiled, change):
     change(model)
     inputs = inputs.to(model.conv.weight.dtype)
     found = relevance(compilations.graph_for(model, (inputs,)), inputs)
-    assert_close(found, relevance(lrpfx.transform(model, EpsilonPlus()), inputs), 1e-12)
+    assert_close(found, relevance(lrpfx.transform(model, EpsilonPlus(), inputs), inputs), 1e-12)
     assert len(compiled) == 2
     assert not torch.equal(found, before)
 
