@@ -262,13 +262,28 @@ def _are_chosen(weights: fx.Node) -> bool:
 
 
 def _is_selection(mask: fx.Node, scores: set[fx.Node]) -> bool:
-    """Whether a constant comes from a selection among scores: their largest, their order, or a comparison with one of them."""
-    for node in ancestors_of(mask) if node_info(mask).role is Role.CONSTANT else ():
+    """Whether a constant says where scores were selected: by places, by their order, or by a comparison with one of them.
+
+    The largest score itself, by which a softmax shifts all of them, says nothing of places.
+    """
+    if node_info(mask).role is not Role.CONSTANT:
+        return False
+    selecting = set[fx.Node]()
+    for node in ancestors_of(mask):
         row = node_info(node).operator if node.op == "call_function" else None
         selects = row is not None and row.entries.mixes is not None and (row.entries.selects or row.values.discrete)
         if selects and scores & ancestors_of(node):
-            return True
-    return False
+            selecting.add(node)
+    return any(_is_discrete(node) and selecting & ancestors_of(node) for node in ancestors_of(mask))
+
+
+def _is_discrete(node: fx.Node) -> bool:
+    """Whether a value consists of places, truth values or steps."""
+    row = node_info(node).operator if node.op == "call_function" else None
+    source = node.args[0] if row is not None and is_call_of(node, "getitem") else None
+    if isinstance(source, fx.Node) and (several := node_info(source).operator) is not None:
+        return node.args[1] in several.outputs.discrete_results
+    return row is not None and row.values.discrete
 
 
 def _dispatches(node: fx.Node) -> bool:
