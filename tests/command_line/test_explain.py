@@ -20,7 +20,7 @@ from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError
 from lrpfx.images.opening import image_files
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
-from lrpfx.runtime import fingerprints
+from lrpfx.support.identity import fingerprints
 
 pytestmark = pytest.mark.programs
 
