@@ -115,8 +115,7 @@ def capture(
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
     def finish(program: Program, verification: Verification | None) -> Captured:
-        verification = verification or guessed_verification(program, source, share)
-        program = run_verified(program, passes_of(settings, Stage.CANONIZE), verification)
+        program, verification = _canonized(program, verification, asked)
         program.shared = weakref.WeakValueDictionary()
         return Captured(
             program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _marks_of(program.root)
@@ -215,9 +214,7 @@ def transform(
         asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
         def finish(program: Program, verification: Verification | None) -> Program:
-            verification = verification or guessed_verification(program, source, share)
-            program = run_verified(program, passes_of(Settings(), Stage.CANONIZE), verification)
-            return _settled(program, verification, settings, dynamic_shapes)
+            return _settled(*_canonized(program, verification, asked), settings, dynamic_shapes)
 
         program = captured(asked, finish)
     _warn(program)
@@ -242,6 +239,14 @@ def transform(
 def prepared(model: Model, canonizers: Sequence[Any]) -> Prepared:
     """The model as captures take it: loaded, without quantized layers, and changed by those canonizers that change modules."""
     return prepare(model, needed_in_graphs(canonizers))
+
+
+def _canonized(
+    program: Program, verification: Verification | None, asked: CaptureSettings
+) -> tuple[Program, Verification | None]:
+    """The program after those passes of CANONIZE that all composites have in common, and what verifies later ones."""
+    verification = verification or guessed_verification(program, asked.source, asked.share)
+    return run_verified(program, passes_of(NO_SETTINGS, Stage.CANONIZE), verification), verification
 
 
 def _settled(

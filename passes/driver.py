@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ class _Interpreter(Interpreter):
         self.copied = set[fx.Node]()
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
-        """The arguments of a node. What is copied is so where it is first read, to be freed where it last is."""
+        """The arguments of a node. A tensor is copied when it is first read, and freed after its last reader."""
         for source in n.all_input_nodes if self.copies else ():
             if source.op == "get_attr" and source not in self.copied:
                 self.copied.add(source)
@@ -273,7 +272,7 @@ def run_verified(
     if verification is None:
         run_passes(program, steps)
         return program
-    make = again or partial(copy.copy, program.copied())
+    make = again or program.copied().copied
     expected = verification.copied()
     try:
         run_passes(program, steps, verification, verify_each=False)

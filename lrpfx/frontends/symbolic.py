@@ -32,7 +32,7 @@ from lrpfx.ir.user_files import is_user_file, user_source
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import tracing, undisturbed
-from lrpfx.support.tensors import address_of
+from lrpfx.support.tensors import address_of, held_as
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 
 UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
@@ -268,7 +268,7 @@ def shared_copy(model: nn.Module) -> tuple[nn.Module, "Unwritten"]:
     `share_buffers` shares them when all is done.
     """
     shared = {name: one for name, one in model.named_parameters() if _can_be_shared(one)}
-    aliases = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in shared.values()}
+    aliases = {id(one): held_as(one, one) for one in shared.values()}
     names = {address: name for name, one in shared.items() if (address := address_of(one)) is not None}
     return private_copy(model, aliases=aliases), Unwritten(names)
 
@@ -286,7 +286,7 @@ def share_buffers(root: nn.Module, model: nn.Module) -> None:
                 continue
             present = table.get(name)
             if present is not None and present.shape == buffer.shape and present.dtype == buffer.dtype:
-                table[name] = aliases.setdefault(id(buffer), buffer.detach())
+                table[name] = aliases.setdefault(id(buffer), held_as(buffer, buffer))
 
 
 def _can_be_shared(tensor: torch.Tensor) -> bool:

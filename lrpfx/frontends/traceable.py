@@ -162,7 +162,8 @@ def encoder_layer(
         src = src + module._sa_block(module.norm1(src), src_mask, src_key_padding_mask)
         return src + module._ff_block(module.norm2(src))
     src = module.norm1(src + module._sa_block(src, src_mask, src_key_padding_mask))
-    return module.norm2(src + module._ff_block(src))  # type: ignore[no-any-return]
+    src = module.norm2(src + module._ff_block(src))
+    return src
 
 
 def encoder(

@@ -9,38 +9,6 @@ modules that are not in the table.
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "Activation",
-    "AvgPool",
-    "BatchNorm",
-    "Convolution",
-    "ConvolutionStandard",
-    "ConvolutionTranspose",
-    "Detach",
-    "Dropout",
-    "Embedding",
-    "Gate",
-    "GatedProduct",
-    "Interpolation",
-    "Kind",
-    "LayerNorm",
-    "Linear",
-    "MatMul",
-    "MaxPool",
-    "Neutral",
-    "Opaque",
-    "Product",
-    "RMSNorm",
-    "Recurrent",
-    "Scan",
-    "Softmax",
-    "Statistic",
-    "SubclassMeta",
-    "Sum",
-    "Unknown",
-    "WeightedValues",
-]
-
 
 class SubclassMeta(type):
     """Metaclass of kinds: the classes listed in `__subclass__` count as subclasses.

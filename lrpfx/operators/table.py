@@ -149,6 +149,14 @@ def spelling_of(node: fx.Node) -> Spelling | None:
     return lookup(node.target) if node.op == "call_function" and callable(node.target) else None
 
 
+def is_discrete_result(value: Any, index: Any) -> bool:
+    """Whether result number `index` of `value` holds integers, such as the indices that sorting returns."""
+    spelling = spelling_of(value) if isinstance(value, fx.Node) else None
+    if spelling is None or not isinstance(index, int):
+        return False
+    return index in spelling.operator.outputs.discrete_results or index + 2 in spelling.operator.outputs.discrete_results
+
+
 def writes_in_place(node: fx.Node) -> bool:
     """Whether a call overwrites its first argument, according to the table or, for an unlisted call, to its name.
 

@@ -16,14 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from lrpfx.errors import LrpfxError
 
-__all__ = [
-    "CMapToken",
-    "ColorMap",
-    "ColorMapError",
-    "ColorNode",
-    "LazyColorMapCache",
-]
-
 
 class ColorMapError(LrpfxError, RuntimeError):
     """The source of a colour map is not well formed."""

@@ -10,16 +10,6 @@ from PIL import Image
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures.color_maps import ColorMap, LazyColorMapCache
 
-__all__ = [
-    "CMAPS",
-    "get_cmap",
-    "gridify",
-    "imgify",
-    "imsave",
-    "interval_norm_bounds",
-    "palette",
-]
-
 wrong_type = partial(InputTypeError, topic="heatmaps")
 
 CMAPS = LazyColorMapCache(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.support.tensors import address_of
+from lrpfx.support.tensors import address_of, held_as
 
 
 class Scope(nn.Module):
@@ -80,8 +80,7 @@ def _alias_in(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 def _alias_of(tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
     if id(tensor) not in memo:
-        shared = tensor.detach()
-        memo[id(tensor)] = nn.Parameter(shared, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shared
+        memo[id(tensor)] = held_as(tensor, tensor)
     return memo[id(tensor)]
 
 
@@ -110,9 +109,8 @@ def own_tensors(root: nn.Module, change: Callable[[torch.Tensor], torch.Tensor])
                 value = change(tensor)
             address = address_of(value)
             is_new = address is None or address != address_of(tensor)
-            new = nn.Parameter(value, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
-            made[id(tensor)] = new if is_new else tensor
-            made[id(new)] = made[id(tensor)]
+            new = made[id(tensor)] = held_as(tensor, value) if is_new else tensor
+            made[id(new)] = new
         return made[id(tensor)]
 
     for module in root.modules():

@@ -120,6 +120,11 @@ def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
+def held_as(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A tensor with the memory of `value`, as a parameter if `tensor` is one."""
+    return nn.Parameter(value.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value.detach()
+
+
 def address_of(tensor: torch.Tensor) -> int | None:
     """The address of a tensor's memory; None if it has none of its own, as empty and sparse tensors."""
     if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
@@ -139,9 +144,7 @@ def mark_of(tensor: torch.Tensor) -> tuple[int | None, int | None]:
     entries = tensor.detach().reshape(-1)
     of_words = 0 if entries.storage_offset() * size % 8 else entries.numel() * size // 8 * 8 // size
     words, rest = entries[:of_words], entries[of_words:]
-    total = (
-        words.view(torch.int64).sum() if of_words else torch.zeros((), dtype=torch.int64)
-    )  # far faster than of smaller integers
+    total = int(words.view(torch.int64).sum()) if of_words else 0  # far faster than the sum of smaller integers
     if rest.numel():
-        total = total + rest.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]).sum(dtype=torch.int64)
-    return version, int(total)
+        total += int(rest.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]).sum(dtype=torch.int64))
+    return version, total

@@ -22,7 +22,7 @@ from lrpfx.ir.node import (
 )
 from lrpfx.ir.operator import NotAContractionError, Probability
 from lrpfx.operators.layer import bound_arguments
-from lrpfx.operators.table import operator_named
+from lrpfx.operators.table import is_discrete_result, operator_named
 from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder
 from lrpfx.passes.normalize.find_softmax import grouped_sum
@@ -279,10 +279,9 @@ def _is_selection(mask: fx.Node, scores: set[fx.Node]) -> bool:
 
 def _is_discrete(node: fx.Node) -> bool:
     """Whether a value consists of places, truth values or steps."""
+    if is_call_of(node, "getitem") and is_discrete_result(node.args[0], node.args[1]):
+        return True
     row = node_info(node).operator if node.op == "call_function" else None
-    source = node.args[0] if row is not None and is_call_of(node, "getitem") else None
-    if isinstance(source, fx.Node) and (several := node_info(source).operator) is not None:
-        return node.args[1] in several.outputs.discrete_results
     return row is not None and row.values.discrete
 
 

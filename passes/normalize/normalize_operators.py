@@ -32,6 +32,7 @@ from lrpfx.operators.table import (
     METADATA_FUNCTIONS,
     METADATA_METHODS,
     WITHOUT_EFFECT,
+    is_discrete_result,
     operator_named,
     spelling_of,
     writes_in_place,
@@ -211,7 +212,7 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     if any(_is_discrete(argument) or _names_discrete_type(argument) for argument in arguments):
         return True
     if row.outputs.picks:
-        return _is_discrete_result(*node.args[:2])
+        return is_discrete_result(*node.args[:2])
     return bool(row.values.discrete_with) and node.kwargs.get(row.values.discrete_with) is not None
 
 
@@ -316,14 +317,6 @@ def _names_discrete_type(argument: Any) -> bool:
     )
     name = text.rpartition(".")[2]
     return name in {f"{kind}Tensor" for kind in ("Byte", "Char", "Short", "Int", "Long", "Bool")} and text.startswith("torch.")
-
-
-def _is_discrete_result(value: Any, index: Any) -> bool:
-    """Whether result number `index` of `value` holds integers, such as the indices that sorting returns."""
-    spelling = spelling_of(value) if isinstance(value, fx.Node) else None
-    if spelling is None or not isinstance(index, int):
-        return False
-    return index in spelling.operator.outputs.discrete_results or index + 2 in spelling.operator.outputs.discrete_results
 
 
 def _index_arguments(node: fx.Node, spelling: Spelling) -> Iterator[fx.Node]:
