@@ -219,8 +219,8 @@ class Spellings:
 class Entries:
     """The entries of the arguments on which an entry of the result depends."""
 
-    moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number
-    selects: bool = False  # likewise, but which argument an entry comes from may depend on values
+    moves: bool = False  # every entry of the result is an entry of a tensor argument, or a number; which one, its place decides
+    selects: bool = False  # likewise, but which entry it is may depend on values
     converts: bool = False  # every entry of the result is an entry of the first argument, possibly in another dtype
     elementwise: bool = False  # an entry of the result depends only on the data at its position, after broadcasting
     mixes: Mixes | None = None  # dimensions over which an entry depends on all entries; on its place in the others

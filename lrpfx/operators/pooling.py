@@ -97,7 +97,7 @@ def _adaptive_average_pool(dimensions: int) -> Operator:
 
 def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
     return standard_row(
-        name, kinds.MaxPool, arguments, function, sign=signs.of_input, moves=True, discrete_results=(1,), **facts
+        name, kinds.MaxPool, arguments, function, sign=signs.of_input, selects=True, discrete_results=(1,), **facts
     )
 
 

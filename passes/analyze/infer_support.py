@@ -53,5 +53,5 @@ def _gives_nothing_where_not_positive(user: fx.Node, node: fx.Node) -> bool:
     if operator is None or info.keeps_gradient or not info.relevant_where_positive:
         return False
     if info.rule is None:
-        return operator.entries.moves
+        return operator.entries.moves or operator.entries.selects
     return operator.kind is Activation and (operator.values.sign is of_input or operator.values.keeps_nonpositive)

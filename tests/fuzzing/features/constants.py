@@ -70,7 +70,8 @@ def step_of_the_data(b: Builder) -> None:
 @feature("constants")
 def one_hot_of_the_largest(b: Builder) -> None:
     operand = b.signal(2, 3)
-    text = f"F.one_hot({operand.name}.argmax(-1), {operand.shape[-1]}){b.choice(_TO_FLOAT)}"
+    largest = f"({operand.name} + 1e-6 * torch.arange({operand.shape[-1]})).argmax(-1)"  # rounding decides no tie
+    text = f"F.one_hot({largest}, {operand.shape[-1]}){b.choice(_TO_FLOAT)}"
     b.emit(text, shape=operand.shape, kind=CONSTANT)
 
 

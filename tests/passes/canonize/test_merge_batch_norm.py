@@ -369,9 +369,13 @@ def test_a_merged_layer_behind_a_conversion_takes_another_dtype(function):
         lambda y: torch.cat([y, y], 2),
         lambda y: y[:, torch.tensor([0, 1, 3, 2])],
         lambda y: y.transpose(1, 2)[:, :, :3].reshape(2, 4, 3, 3)[:, :, 1:],
+        lambda y: torch.nn.functional.max_pool2d(y, 2),  # a negative scale makes the largest the smallest
+        lambda y: torch.nn.functional.adaptive_max_pool2d(y, 2, return_indices=True)[0],
+        lambda y: y.sort(2)[0],
+        lambda y: y.topk(2, 3)[0],
     ],
 )
-def test_what_moves_channels_or_adds_entries_stays(function):
+def test_what_moves_channels_adds_entries_or_depends_on_values_stays(function):
     model, x = Between(function).eval(), torch.randn(2, 3, 6, 5)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert merge_stage(explain_model).matches == 0 and merge_stage(explain_model).reasons
