@@ -63,6 +63,7 @@ from lrpfx.support.torch_internals import (
     FakeTensorMode,
     constant_source,
     decomposition_of,
+    drop_guards,
     limits_of_size,
     make_fx,
     python_of,
@@ -493,6 +494,10 @@ def _export(job: Job, traced: _Traced, arguments: Sequence[torch.Tensor]) -> tup
         exported = exported_program(lowered.graph, lowered.root, named, traced.mode, limits)
     except Exception as error:
         raise SizeError(f"{job.module.title} cannot be exported: {type(error).__name__}: {error}") from error
+    condition = traced.condition()  # met when operations in place were replaced
+    if condition is not None:
+        raise SizeError(f"{job.module.title} cannot be exported for all of its open sizes: only where {condition}")
+    drop_guards(exported)
     lowered.root, lowered.graph, lowered.exported = exported.graph_module, exported.graph, exported
     record(lowered, "lower", "export", PassResult(len(exported.graph.nodes)), _VERIFIED_LATER)
     return exported, lowered

@@ -280,6 +280,11 @@ def functional_program(*parts: Any) -> ExportedProgram:
     return functional
 
 
+def drop_guards(program: ExportedProgram) -> None:
+    """Let a program not check the conditions on sizes that its making has met. The code for it would name their sources."""
+    program._guards_code.clear()
+
+
 def python_of(expression: Any) -> str:
     """An expression of sizes as Python code, in which each size has its symbol's name."""
     from torch.utils._sympy.printers import PythonPrinter

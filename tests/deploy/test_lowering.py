@@ -26,7 +26,8 @@ from lrpfx.operators.functions import affine_grid
 from lrpfx.passes.lower.out_of_place import OutOfPlace, is_in_place
 from lrpfx.passes.lower.plain_sizes import PlainSizes
 from lrpfx.passes.program import Program
-from lrpfx.rules import Hook
+from lrpfx.rules import Hook, ZBox
+from lrpfx.types import Linear
 
 aten = torch.ops.aten
 
@@ -886,3 +887,32 @@ def test_names_that_python_does_not_take():
     assert {"layer-0.weight", "layer_0.weight"} <= set(program.state_dict)
     x = torch.rand(3, 6)
     assert_close(program.module()(x, torch.tensor([0, 1, 2]))["output"], model(x), 1e-12)
+
+
+class _Recurrent(nn.Module):
+    """Reads four places of a series of any length, and normalizes its states."""
+
+    def __init__(self):
+        super().__init__()
+        self.input = nn.Linear(4, 4)
+        self.state = nn.Linear(4, 4, bias=False)
+
+    def forward(self, y):
+        series, state, states = torch.cat([y, y], 1)[:, :4], torch.zeros(len(y), 4, dtype=y.dtype), []
+        for place in range(4):
+            state = torch.tanh(self.input(series[:, place]) + self.state(state))
+            states.append(state)
+        values = torch.stack(states, dim=1)
+        return (values - values.mean(-1, keepdim=True)) / (values.std(-1, keepdim=True) + 0.1)
+
+
+def test_a_condition_met_when_operations_in_place_are_replaced_is_not_checked_by_the_program():
+    model, y = _Recurrent().double().eval(), torch.randn(3, 4, 4, dtype=torch.float64)
+    box = EpsilonPlusFlat(layer_map=[(Linear, ZBox(-3.0, 3.0))])
+    explain_model = lrpfx.transform(model, box, y)
+    program = lrpfx.lower(explain_model, y, target="weights").module()
+    for length in (4, 7):
+        y = torch.randn(3, length, 4, dtype=torch.float64)
+        weights = torch.randn(3, 4, 4, dtype=torch.float64)
+        expected = lrpfx.attribute(explain_model, y, target=weights).relevance
+        assert_close(program(y, weights)["relevance"], expected, 1e-9)
