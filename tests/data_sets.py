@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import resource
 import signal
 import sys
@@ -135,8 +136,13 @@ def file_sizes_up_to(limit):
 
 
 def tree(folder):
-    """The content of each file in a folder and those in it."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """The content of each file in a folder and those in it, see `without_run`."""
+    return without_run({path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+
+
+def without_run(files):
+    """The content of files without the number that each store has for itself."""
+    return {name: re.sub(rb'"run": "[0-9a-f]{16}"', b"", content) for name, content in files.items()}
 
 
 def run(path, count, kind="sequence", batch_size=8, **settings):

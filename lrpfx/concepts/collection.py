@@ -19,7 +19,7 @@ from lrpfx.support.stored_arrays import RefusedError, read_arrays
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
 SUFFIX = ".npz"
-FORMAT = 1
+FORMAT = 2
 _PROBES = 16  # samples of which hashes are kept
 Key = tuple[str, str, str, str]  # layer, quantity, reduction, grouping
 ALL = 0  # the only group of the grouping "all"
@@ -73,14 +73,14 @@ class Collection:
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
 
     `facts`: the model, the layers and the settings. `rankings`: by the layer and the kind of the score, and by the class, or
-    `ALL`. `samples`: intervals [first, behind the last) of the samples that were seen. `probes`: hashes of some samples, by
+    `ALL`. `samples`: intervals [first, behind the last) of the samples that were seen. `probes`: digests of some samples, by
     which a changed dataset is noticed.
     """
 
     facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
     samples: tuple[tuple[int, int], ...] = ()
-    probes: dict[int, str] = field(default_factory=dict)
+    probes: dict[int, int] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[str]:
@@ -179,11 +179,11 @@ class Collection:
         return any(first <= sample < last for first, last in self.samples)
 
     def with_samples(
-        self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, str]
+        self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, int]
     ) -> Self:
         """The collection with further samples.
 
-        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: hashes of some of them.
+        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: digests of some of them.
         """
         seen = [(sample, sample + 1) for sample in samples]
         return replace(
@@ -198,7 +198,7 @@ class Collection:
         _, target = checked_path(path, (SUFFIX,))
         facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
         manifest: dict[str, Any] = {"format": FORMAT, "facts": facts, "samples": self.samples, "rankings": []}
-        manifest["probes"] = [[sample, text] for sample, text in self.probes.items()]
+        manifest["probes"] = [[sample, digest] for sample, digest in self.probes.items()]
         arrays: dict[str, np.ndarray] = {}
         for number, (key, groups) in enumerate(self.rankings.items()):
             manifest["rankings"].append({"key": key, "groups": list(groups)})
@@ -264,7 +264,7 @@ def _merged(one: Collection, other: Collection) -> Collection:
     return Collection(one.facts, rankings, _united([*one.samples, *other.samples]), _thinned({**one.probes, **other.probes}))
 
 
-def _thinned(probes: Mapping[int, str]) -> dict[int, str]:
+def _thinned(probes: Mapping[int, int]) -> dict[int, int]:
     """At most `_PROBES` of the probes, the first among them."""
     found = dict(sorted(probes.items()))
     while len(found) > _PROBES:
@@ -299,4 +299,4 @@ def _read(content: bytes) -> Collection:
         groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
         rankings[layer, quantity, reduction, grouping] = groups
     samples = tuple((first, last) for first, last in manifest["samples"])
-    return Collection(facts, rankings, samples, {sample: text for sample, text in manifest["probes"]})
+    return Collection(facts, rankings, samples, {sample: digest for sample, digest in manifest["probes"]})

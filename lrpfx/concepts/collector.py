@@ -298,7 +298,7 @@ class _Collector:
                 _check_values(name, layer, quantity, values, batch)
                 reduced, positions[name, quantity] = scores_of(layer, values, quantity in self.normalized)
                 scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
-        return _Scored(np.array(batch.numbers, dtype=np.int64), batch.first, classes, scores, positions)
+        return _Scored(np.array(batch.numbers, dtype=np.int64), batch.digest, classes, scores, positions)
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class _Scored:
     """The scores of some samples."""
 
     numbers: NDArray[np.int64]
-    first: str  # hash of the first sample
+    digest: int  # of the first sample
     classes: dict[str, NDArray[np.int64]]  # of each sample, by grouping
     scores: dict[tuple[str, str, str], NDArray[np.float64]]  # by layer, quantity and reduction: (samples, channels)
     positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
@@ -329,7 +329,7 @@ def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored]) -> Collecti
                 chosen = of_samples == group
                 groups[group] = empty.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
     return Collection(facts, rankings).with_samples(
-        numbers.tolist(), rankings, {int(one.numbers[0]): one.first for one in parts}
+        numbers.tolist(), rankings, {int(one.numbers[0]): one.digest for one in parts}
     )
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.layout import ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
+from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
 from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.datasets.store import BlockWriter
-from lrpfx.samples.preparation import UNKNOWN, Sample, SampleBatch
+from lrpfx.samples.preparation import Sample, SampleBatch
 
 #: Bytes that are reserved and freed at the beginning.
 _HEAP = 31 << 20
@@ -63,7 +63,6 @@ class BlockRows:
         self.block = block
         self.arrays = arrays
         self.count = 0
-        self.digest = UNKNOWN
 
     def add(self, batch: SampleBatch, explained: Iterator[ExplainedRows]) -> None:
         """Add a batch, whose samples follow those before."""
@@ -82,7 +81,6 @@ class BlockRows:
             for name, values in found.rows.items():
                 self.arrays[name][places] = values
         self._describe(batch.samples, problems)
-        self.digest = batch.digest if self.digest == UNKNOWN else self.digest
 
     @property
     def is_full(self) -> bool:
@@ -106,6 +104,7 @@ class BlockRows:
         self.arrays[STATUS][part] = EXPLAINED
         self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
         self.arrays[LABEL][part] = [NO_LABEL if sample.label is None else sample.label for sample in samples]
+        self.arrays[DIGEST][part] = [sample.digest for sample in samples]
         if problems:
             texts = [problems.get(place, "") for place in range(len(samples))]
             self._texts(ERROR)[part] = text_rows(texts, TEXT_BYTES[ERROR])

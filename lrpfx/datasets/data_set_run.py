@@ -1,6 +1,7 @@
 """Explanations of a whole data set, written to a store as they come."""
 
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -13,11 +14,21 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
-from lrpfx.datasets.layout import Array, default_block, layouts_of, names_of_relevance
+from lrpfx.datasets.layout import KEY, Array, default_block, layouts_of, names_of_relevance
 from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.ray_engine import engine_named
 from lrpfx.datasets.sample_explainer import SampleExplainer, as_copies, question_of_samples, reductions_of
-from lrpfx.datasets.store import BlockWriter, Manifest, create, done_of, is_begun, opened_for_writing, read_manifest
+from lrpfx.datasets.store import (
+    RUN,
+    BlockWriter,
+    Manifest,
+    create,
+    done_of,
+    is_begun,
+    opened_for_writing,
+    read_manifest,
+    without_failed,
+)
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.compiled import CompiledModel
@@ -40,7 +51,7 @@ from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
 
-#: How many samples may fail at the beginning before their errors count as one of the settings.
+#: How many samples may be loaded and not explained at the beginning before their errors count as one of the settings.
 _PATIENCE = 32
 _DTYPES = {"float32": torch.float32, "float16": torch.float32, "float64": torch.float64}
 Progress = bool | Callable[[int, int | None], object]
@@ -65,13 +76,16 @@ def attribute(
     chunk_size: int | None = None,
     engine: str | Engine = "embedded",
     storage_options: Mapping[str, Any] | None = None,
+    retry_failed: bool = False,
     progress: Progress = False,
 ) -> Attributions:
     """Explain all samples of a data set, and write what is found to a store, which can be read meanwhile.
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
-    A sample that cannot be loaded, does not fit or has values that are not finite is in the store with the reason, and the run
-    goes on. What was written before an error is kept. Needs zarr.
+    The samples that are there already are compared with those of the data set: all that are read anyway, which are all of a
+    stream, and 256 others at random; of a folder, the names, sizes and times of all files. A sample that cannot be loaded, does
+    not fit or has values that are not finite is in the store with the reason, and the run goes on. What was written before an
+    error is kept, and on a local disk also after a power failure. Needs zarr.
 
     Other arguments: as for `lrpfx.attribute`.
 
@@ -120,6 +134,8 @@ def attribute(
         is the same.
     storage_options
         For the file system of a path with a scheme.
+    retry_failed
+        Whether to try samples again that failed in a former run. Their blocks are explained anew.
     progress
         Whether to show a bar (needs tqdm), or a function of the number of samples that are done and that of all, or None.
 
@@ -127,14 +143,15 @@ def attribute(
     ------
     InputError
         The store was begun with another model, other settings or other data, which the error says, or another run writes to it.
-        If none of the first 32 samples can be explained, the errors of `lrpfx.attribute` are raised.
+        No sample can be loaded. The errors of `lrpfx.attribute` are raised if none of the first 32 that are loaded can be
+        explained.
     ArtefactError
         The store cannot be written or is damaged.
 
     Warns
     -----
     LrpfxWarning
-        The maps of the first batch are implausible.
+        The maps of the first batch are implausible, or samples in the store have failed: their number, and the first reason.
     """
     zarr_package()
     question = Question(target, targets, conditions, output=select_output, chunk_size=chunk_size)
@@ -152,8 +169,17 @@ def attribute(
     stored = _Stored(record, checked_reduction("reduce", reduce, OF_NUMBERS), dtype, scores)
     with location.sole_writer():
         run = _Run(explainer, data, location, question, stored, batch, block, workers, chosen)
-        run.all_blocks(progress)
-    return Attributions(location)
+        run.all_blocks(progress, retry_failed)
+    found = Attributions(location)
+    if errors := found.errors:
+        number, reason = next(iter(errors.items()))
+        key = found[KEY][number]
+        text = (
+            f"{len(errors)} of {len(found)} samples could not be explained; the first is sample {number}"
+            f"{f' ({key})' if key else ''}: {reason.rstrip('.')}. view.errors has all, and retry_failed=True tries them again"
+        )
+        warnings.warn(LrpfxWarning(text, topic="samples"), stacklevel=2)
+    return found
 
 
 def _batch_size_of(explainer: Any, data: Any) -> Any:
@@ -204,9 +230,9 @@ class _Run:
 
     def _compiled(self, explainer: Explainer) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
-        sample = next((one for one in self.source.first(_PATIENCE) if one.problem is None), None)
+        sample = next((one for one in self.source.in_order() if one.problem is None), None)
         if sample is None:
-            raise self._none_could_be_explained()
+            raise self._none_could_be_loaded()
         (group,) = batched(0, [sample]).groups
         compiled = explainer.compiled_for(group.inputs)
         if not isinstance(compiled, CompiledModel):
@@ -260,40 +286,42 @@ class _Run:
         narrow = names_of_relevance(rows) if self.stored.dtype == "float16" else []
         layouts = layouts_of(rows, self.explainer.dimensions(rows), narrow)
         block = self.block_size or default_block(layouts, self.batch_size, input_bytes)
-        return Manifest(dict(facts), layouts, block, self.source.length)
+        return Manifest({**facts, RUN: secrets.token_hex(8)}, layouts, block, self.source.length)
 
     def _first_rows(self) -> tuple[dict[str, Array], int]:
         """The rows of the first sample that can be explained, and the size of its inputs in bytes."""
         compiled = self.explainer.explain_model is not self.explainer.module
-        error: InputError | None = None
-        for sample in self.source.first(_PATIENCE):
+        errors: list[InputError] = []
+        for sample in self.source.in_order():
+            if len(errors) == _PATIENCE:
+                break
             for group in batched(0, [sample]).groups:
                 copies = self.batch_size if compiled else 1  # not to compile for a batch of one
                 try:
                     found = self.explainer.computed(as_copies(group.inputs, copies), [sample.label] * copies)
                     rows, problems = self.explainer.rows(found, copies)
-                except InputError as one:
-                    error = error or one
+                except InputError as error:
+                    errors.append(error)
                     continue
                 if not problems:
                     leaves = pytree.tree_leaves(group.inputs)
                     return rows, sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-                error = error or InputError(f"sample {sample.number}: {problems[0]}", topic="values-not-finite")
-        raise error or self._none_could_be_explained()
+                errors.append(InputError(f"sample {sample.number}: {problems[0]}", topic="values-not-finite"))
+        raise errors[0] if errors else self._none_could_be_loaded()
 
-    def _none_could_be_explained(self) -> InputError:
-        samples = [batched(0, [one]).samples[0] for one in self.source.first(_PATIENCE)]
-        if not samples:
+    def _none_could_be_loaded(self) -> InputError:
+        first = next(self.source.in_order(), None)
+        if first is None:
             return InputError("the data set is empty", topic="samples")
-        return InputError(
-            f"none of the first {len(samples)} samples can be loaded; sample {samples[0].number}: {samples[0].problem}",
-            topic="samples",
-        )
+        problem = batched(0, [first]).samples[0].problem
+        return InputError(f"no sample of the data set can be loaded; sample {first.number}: {problem}", topic="samples")
 
-    def all_blocks(self, progress: Progress) -> None:
-        """Explain and write all blocks that are not done."""
+    def all_blocks(self, progress: Progress, retry_failed: bool) -> None:
+        """Explain and write all blocks that are not done, and with `retry_failed` those with samples that failed."""
         writer = self._opened()
         before = done_of(self.location, writer.manifest, writer.arrays, looks_for_chunks=True)
+        if retry_failed:
+            before = without_failed(before, self.location, writer)
         total, done = writer.manifest.samples, sum(before.counts)
         plan = BlockPlan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
         if total is not None and done == total and self.source.length is None:

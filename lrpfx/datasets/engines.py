@@ -60,7 +60,7 @@ class EmbeddedEngine(Engine):
                 while pending and (pending[0].done() or len(pending) > _WAITING):
                     pending.popleft().result()
                 if rows is not None:
-                    pending.append(thread.submit(work.writer.write, rows.block, rows.arrays, rows.digest))
+                    pending.append(thread.submit(work.writer.write, rows.block, rows.arrays))
                 yield Step(samples, explainer.objection)
                 explainer.objection = None
             for one in pending:

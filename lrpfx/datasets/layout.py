@@ -15,10 +15,10 @@ SEED, REACHED = "seed", "reached"
 #: What a sample is in the array "status".
 MISSING, EXPLAINED, FAILED = 0, 1, 2
 #: Arrays with a row for each sample that every store has.
-STATUS, LABEL, KEY, ERROR = "status", "label", "key", "error"
+STATUS, LABEL, KEY, ERROR, DIGEST = "status", "label", "key", "error", "digest"
 #: The label of a sample without one.
 NO_LABEL = -1
-#: The array with an entry for each block: 0 before it is done, then a digest of its first sample.
+#: The array with an entry for each block: 1 once it is done.
 DONE = "done"
 #: The beginning of the names of scales of the values of another array.
 SCALE = "scale_of."
@@ -78,8 +78,10 @@ class ArrayLayout:
 def own_layouts() -> list[ArrayLayout]:
     """The arrays that every store has."""
     texts = [ArrayLayout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
-    of_samples = [ArrayLayout(STATUS, (), "uint8", (SAMPLE,)), ArrayLayout(LABEL, (), "int64", (SAMPLE,)), *texts]
-    return [*of_samples, ArrayLayout(DONE, (), "uint64", (BLOCK,))]
+    numbers = [
+        ArrayLayout(name, (), dtype, (SAMPLE,)) for name, dtype in ((STATUS, "uint8"), (LABEL, "int64"), (DIGEST, "uint64"))
+    ]
+    return [*numbers, *texts, ArrayLayout(DONE, (), "uint8", (BLOCK,))]
 
 
 def layouts_of(

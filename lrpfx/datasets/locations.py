@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
@@ -99,6 +99,17 @@ class Location:
         """A context in which no other run writes there, see `lrpfx.support.runs`. Object stores have no locks."""
         return sole_writer(self.path) if isinstance(self.path, Path) else nullcontext()
 
+    def make_lasting(self, names: Iterable[str]) -> None:
+        """Return when files are where a power failure does not lose them, with the folders that they are in.
+
+        Zarr leaves that to the system. Objects are there once they are written. A file that is not there is left out.
+        """
+        if isinstance(self.path, Path):
+            files = [self.path / name for name in names]
+            for path in [*files, *dict.fromkeys(file.parent for file in files)]:
+                with suppress(FileNotFoundError):
+                    _synchronize(path)
+
     def remove_leftovers(self) -> None:
         """Remove what a killed writer left half written. Objects appear whole or not at all."""
         if isinstance(self.path, Path):
@@ -117,6 +128,14 @@ class Location:
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else first_lines(error)
             raise ArtefactError(f"{self.path} cannot be {what}: {reason}", topic="files-and-folders") from error
+
+
+def _synchronize(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def location_of(path: Any, options: Mapping[str, Any] | None = None) -> Location:

@@ -18,7 +18,7 @@ from lrpfx.datasets.ray_cluster import Row
 from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
 from lrpfx.samples.plan import BlockPlan, DoneBlocks
-from lrpfx.samples.preparation import SampleBatch, batched
+from lrpfx.samples.preparation import SampleBatch
 from lrpfx.samples.sources import IndexedSource, SampleSource, StreamSource
 from lrpfx.support.numbers import whole_number
 
@@ -86,7 +86,9 @@ class RayEngine(Engine):
         if pending is not None and not pending:
             return
         with ray_cluster.running(self.wanted) as pool:
-            plan = replace(work.plan, done=DoneBlocks(work.plan.done.counts, int))  # digests are read where they are needed
+            plan = replace(
+                work.plan, done=DoneBlocks(work.plan.done.counts, np.zeros)
+            )  # digests are read where they are needed
             store = _Store(work.writer.location, work.writer.manifest)
             coordinator = ray_cluster.new_coordinator(
                 (work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source))
@@ -128,13 +130,13 @@ class _ForLoaders:
         if self.probe is None:
             return
         number, digest = self.probe
-        sample = next(islice(self.source.first(number + 1), number, None), None)
+        sample = next(islice(self.source.in_order(), number, None), None)
         if sample is None or sample.problem is not None:
             problem = "there is no such sample" if sample is None else sample.problem
             raise InputError(
                 f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}", topic="ray"
             )
-        if batched(0, [sample]).digest != digest:
+        if sample.digest != digest:
             raise InputError(
                 f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random",
                 topic="ray",
@@ -143,8 +145,8 @@ class _ForLoaders:
 
 def _probe_of(source: SampleSource) -> tuple[int, int] | None:
     """The first sample that can be loaded, if it is among some."""
-    found = next((sample for sample in source.first(_PROBES) if sample.problem is None), None)
-    return None if found is None else (found.number, batched(0, [found]).digest)
+    found = next((sample for sample in islice(source.in_order(), _PROBES) if sample.problem is None), None)
+    return None if found is None else (found.number, found.digest)
 
 
 #: Samples among which one that can be loaded is looked for.
@@ -294,7 +296,7 @@ class _Explainer:
                     written = [filled for _, filled in explainer.blocks(batches) if filled is not None]
                     objection, explainer.objection = explainer.objection, None
                 for filled in written:
-                    explainer.writer.write(filled.block, filled.arrays, filled.digest)
+                    explainer.writer.write(filled.block, filled.arrays)
                     samples += filled.count
         except Exception as error:
             problem = ray_cluster.packed_problem(error)

@@ -3,14 +3,16 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lrpfx.datasets.layout import (
+    DIGEST,
     DONE,
-    LABEL,
+    FAILED,
     MISSING,
     SAMPLE,
     SCALE,
@@ -23,10 +25,13 @@ from lrpfx.datasets.layout import (
 from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
 from lrpfx.samples.plan import DoneBlocks, samples_in
+from lrpfx.samples.sources import changed
 
-FORMAT = 1
+FORMAT = 2
 #: The attribute of the group with the manifest.
 MANIFEST = "lrpfx"
+#: Its entry that no other store has, at this place or elsewhere.
+RUN = "run"
 #: The attribute while the arrays are made.
 _BEGINNING = "beginning"
 _GROUP = "zarr.json"
@@ -143,19 +148,24 @@ class BlockWriter:
                 made[one.name] = np.full((rows, *one.shape), one.fill, dtype="float32" if one.is_scaled else one.dtype)
         return made
 
-    def write(self, block: int, rows: Mapping[str, Array], digest: int) -> None:
+    def write(self, block: int, rows: Mapping[str, Array]) -> None:
         """Write the rows of a block, and then that it is done. Arrays without rows have nothing in them for its samples.
 
-        Each array gets its chunk, so that one that is lost is missed. Errors: `ArtefactError`.
+        Each array gets its chunk, so that one that is lost is missed. Errors: `ArtefactError`, also where the store is not that
+        which this run has begun or found; `InputError` if the block has rows of other samples, which stay.
         """
+        self._check_is_ours()
         if block >= self.arrays[DONE].shape[0]:
             self._open()  # another process may have made room
             self.make_room(block)
+        first = block * self.manifest.block
+        self._check_samples(first, rows[DIGEST])
         with self.location.errors("written"):
-            first = block * self.manifest.block
+            written = []
             for one in self.manifest.layouts:
                 if one.dimensions[0] != SAMPLE or one.name.startswith(SCALE):
                     continue
+                written.append(chunk_of(one, block))
                 if one.name not in rows:
                     self.arrays[one.name][first : first + self.manifest.block] = one.fill
                     continue
@@ -163,8 +173,27 @@ class BlockWriter:
                 if one.is_scaled:
                     values, factors = scaled(values)
                     self.arrays[SCALE + one.name][first : first + len(values)] = factors
+                    written.append(f"{SCALE}{one.name}/c/{block}")
                 self.arrays[one.name][first : first + len(values)] = values
-            self.arrays[DONE][block] = digest
+            self.location.make_lasting(written)
+            self._check_is_ours()  # writing may have taken long
+            self.arrays[DONE][block] = 1
+
+    def _check_is_ours(self) -> None:
+        """Raise `ArtefactError` if the store of this run was removed, and another one begun at its place."""
+        if read_manifest(self.location).facts[RUN] != self.manifest.facts[RUN]:
+            raise ArtefactError(
+                f"{self.location} was removed while this run wrote to it, and is another run's store now: this run has ended",
+                topic="damaged-stores",
+            )
+
+    def _check_samples(self, first: int, digests: Array) -> None:
+        """Raise `InputError` if other samples have these places, which a former run explained."""
+        with suppress(ArtefactError):  # a damaged block is written anew
+            before = read(self.location, self.arrays[DIGEST], slice(first, first + len(digests)))
+            differing = np.flatnonzero((before != 0) & (before != digests))
+            if len(differing):
+                raise changed(first + int(differing[0]))
 
     def make_room(self, block: int) -> None:
         """Lengthen the arrays of a store of unknown length for a block, that of the blocks that are done last of all."""
@@ -188,6 +217,7 @@ class BlockWriter:
             manifest = Manifest(self.manifest.facts, self.manifest.layouts, self.manifest.block, samples)
             self.resize(samples, -(-samples // self.manifest.block))
             self.group.attrs[MANIFEST] = manifest.to_json()
+            self.location.make_lasting([_GROUP])
             self.manifest = manifest
 
 
@@ -207,6 +237,7 @@ def create(location: Location, manifest: Manifest) -> BlockWriter:
         for one in manifest.layouts:
             _create_array(group, one, manifest)
         group.attrs[MANIFEST] = manifest.to_json()
+        location.make_lasting(location.sizes_of_all(""))
     return BlockWriter(location, manifest)
 
 
@@ -269,9 +300,17 @@ def done_of(location: Location, manifest: Manifest, arrays: Mapping[str, Any], *
             counts[last] = samples_in(last, manifest.block, manifest.samples)
     return DoneBlocks(
         counts,
-        lambda block: int(_of_chunk(location, arrays, DONE, block, block)),
-        lambda number: int(_of_chunk(location, arrays, LABEL, number // manifest.block, number)),
+        lambda block: _of_chunk(location, arrays, DIGEST, block, slice(block * manifest.block, (block + 1) * manifest.block)),
     )
+
+
+def without_failed(done: DoneBlocks, location: Location, writer: BlockWriter) -> DoneBlocks:
+    """The same without the blocks that have samples which failed."""
+    size, counts = writer.manifest.block, list(done.counts)
+    for block in done.blocks:
+        status = _of_chunk(location, writer.arrays, STATUS, block, slice(block * size, (block + 1) * size))
+        counts[block] = 0 if FAILED in status else counts[block]
+    return replace(done, counts=counts)
 
 
 def _with_all_chunks(location: Location, manifest: Manifest, blocks: Iterable[int]) -> set[int]:

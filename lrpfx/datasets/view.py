@@ -264,8 +264,11 @@ class Attributions:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all samples of the data set are there. Of a stream, that is known after its end."""
-        return self._manifest.samples is not None and bool(self.done.all())
+        """Whether all samples of the data set are explained: none is missing, and none failed.
+
+        Of a stream, that is known after its end.
+        """
+        return self._manifest.samples is not None and len(self.explained) == len(self)
 
     @property
     def explained(self) -> Array:
@@ -285,7 +288,8 @@ class Attributions:
         done = int(self.done.sum())
         total = self._manifest.samples
         of = f"{done} samples" if total == done else f"{done} of {'?' if total is None else total} samples"
-        return f"explanations of {of} by {self._manifest.facts['composite']}"
+        failed = done - len(self.explained)
+        return f"explanations of {of}{f', of which {failed} failed,' if failed else ''} by {self._manifest.facts['composite']}"
 
     def _repr_html_(self) -> str:
         """The arrays as a table, for notebooks."""

@@ -16,6 +16,7 @@ from lrpfx.support.torch_internals import pytree
 # Entries of a sample that is a dict. "__key__" and "cls" are WebDataset's; other entries like "__url__" are not data either.
 LABELS = ("label", "labels", "cls")
 _LABELS = 1 << 62  # class indices have fewer bits
+_PLAIN = (int, float, complex, str, bytes, type(None))
 IDENTITIES = ("__key__", "key", "path", "id")
 
 
@@ -78,11 +79,13 @@ def _label_of(value: Any) -> int:
     return plain
 
 
-def hash_of_sample(inputs: Any) -> str:
-    """A hash of the tensors of a sample."""
-    total = hashlib.sha256()
-    for leaf in pytree.tree_leaves(inputs):
-        parts = content_of(torch.as_tensor(leaf)) if isinstance(leaf, (torch.Tensor, np.ndarray)) else [repr(leaf).encode()]
-        for part in parts:
-            total.update(part)
-    return total.hexdigest()
+def digest_of_sample(inputs: Any, label: int | None, key: str | None) -> int:
+    """A number of 64 bits, never 0, that is another for another sample: the inputs for the model, its label and its name."""
+    total = hashlib.blake2b(f"{label}\0{key}\0".encode("utf-8", "backslashreplace"), digest_size=8)
+    for leaf in [inputs] if isinstance(inputs, torch.Tensor) else pytree.tree_leaves(inputs):
+        if isinstance(leaf, (torch.Tensor, np.ndarray)):
+            for part in content_of(torch.as_tensor(leaf)):
+                total.update(part)
+        else:  # what other objects show of themselves may be their place in memory
+            total.update((repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__).encode())
+    return int.from_bytes(total.digest(), "little") or 1

@@ -3,16 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lrpfx.samples.preparation import Sample
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class DoneBlocks:
-    """What is done of a store. `counts`: the samples of each block that is done, or 0, up to the last that is."""
+    """What is done of a store.
+
+    `counts`: the samples of each block that is done, or 0, up to the last that is. `digests`: of the samples of such a block, 0
+    where one could not be loaded.
+    """
 
     counts: list[int]
-    digest: Callable[[int], int]  # of the first sample of a block that is done
-    label: Callable[[int], int] = int  # of a sample of such a block, -1 without one
+    digests: Callable[[int], NDArray[np.uint64]]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that are done."""
+        return [block for block, count in enumerate(self.counts) if count]
 
 
 @dataclass(frozen=True)
@@ -26,10 +35,6 @@ class BlockPlan:
     batch_size: int
     done: DoneBlocks
     samples: int | None = None
-
-    def has_another_label(self, sample: Sample) -> bool:
-        """Whether a sample that is done has another label than in the store."""
-        return sample.label is not None and sample.label != self.done.label(sample.number)
 
     def size_of(self, block: int) -> int:
         """The samples that a block has, at most as far as is known."""

@@ -13,24 +13,26 @@ from torch.utils.data import default_collate
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import photographs
 from lrpfx.images.preprocessing import Preprocessing
-from lrpfx.samples.items import hash_of_sample, identity_of, parts_of
+from lrpfx.samples.items import digest_of_sample, identity_of, parts_of
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 
 #: The entries of an image of a dataset of Hugging Face that is not decoded.
 _ENCODED = {"bytes", "path"}
-#: The digest of a batch without a sample that could be loaded.
-UNKNOWN = 1
 
 
 class Sample(NamedTuple):  # made for each sample twice, which dataclasses take long for
-    """A sample: the inputs for the model without a dimension for batches, or why there are none."""
+    """A sample: the inputs for the model without a dimension for batches, or why there are none.
+
+    `digest`: see `digest_of_sample`; 0 if it could not be loaded.
+    """
 
     number: int
     inputs: Any = None
     label: int | None = None
     key: str | None = None
     problem: str | None = None
+    digest: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,11 @@ class SampleGroup:
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """Samples of one block that run together. `digest`: of the first that could be loaded, or `UNKNOWN`."""
+    """Samples of one block that run together."""
 
     block: int
     samples: list[Sample]  # without their inputs
     groups: list[SampleGroup] = field(default_factory=list)
-    digest: int = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Preparation:
             if self.collate is not None:
                 item = pytree.tree_map(_single, self.collate([item])) if self.is_of_batches else self.collate(item)
             inputs, label = parts_of(item)
-            return Sample(number, self.prepared(inputs), label, key)
+            inputs = self.prepared(inputs)
+            return Sample(number, inputs, label, key, digest=digest_of_sample(inputs, label, key))
         except LrpfxError as error:
             return Sample(number, label=label, key=key, problem=str(error))
         except MemoryError:
@@ -171,10 +173,8 @@ def batched(block: int, samples: Sequence[Sample]) -> SampleBatch:
             else:
                 of_form.setdefault(_form(sample.inputs), []).append(place)
     groups = [group for places in of_form.values() for group in _grouped(found, places)]
-    first = next((sample.inputs for sample in found if sample.problem is None), None)
-    digest = UNKNOWN if first is None else max(UNKNOWN + 1, int(hash_of_sample(first)[:16], 16))
-    described = [Sample(number, None, label, key, problem) for number, _, label, key, problem in found]
-    return SampleBatch(block, described, groups, digest)
+    described = [Sample(number, None, label, key, problem, digest) for number, _, label, key, problem, digest in found]
+    return SampleBatch(block, described, groups)
 
 
 def _grouped(found: list[Sample], places: list[int]) -> Iterator[SampleGroup]:
@@ -202,7 +202,7 @@ def _grouped(found: list[Sample], places: list[int]) -> Iterator[SampleGroup]:
 
 
 def _failed(sample: Sample, problem: str) -> Sample:
-    return Sample(sample.number, None, sample.label, sample.key, problem)
+    return sample._replace(inputs=None, problem=problem)
 
 
 def _not_dense(inputs: Any) -> str | None:

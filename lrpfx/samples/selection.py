@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.samples.items import hash_of_sample, is_indexed
+from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Workers
 from lrpfx.samples.preparation import Preparation, Sample, SampleGroup, batched, chunks_of
-from lrpfx.samples.sources import IndexedSource, changed
+from lrpfx.samples.sources import IndexedSource, changed, check_unchanged
 from lrpfx.support.numbers import is_whole
 
 
@@ -23,7 +23,7 @@ class SelectedBatch:
     numbers: list[int]
     inputs: Any
     labels: list[int] | None
-    first: str  # hash of the first sample
+    digest: int  # of the first sample
 
 
 def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
@@ -52,19 +52,21 @@ def checked_numbers(samples: Any, count: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class SampleSelection:
-    """Chooses samples of a dataset. `probes`: hashes by number, with which samples that are iterated over are compared."""
+    """Chooses samples of a dataset. `probes`: digests by number, with which samples that are iterated over are compared."""
 
     dataset: Any
     preparation: Preparation
     workers: int = 0
 
     def batches(
-        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, str]
+        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, int]
     ) -> Iterator[SelectedBatch]:
         """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
         numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
         if is_indexed(self.dataset):
-            loaded = IndexedSource(self.dataset, self.preparation, Workers(self.workers)).chosen(list(numbers))
+            loaded: Iterator[Sample] = IndexedSource(self.dataset, self.preparation, Workers(self.workers)).chosen(
+                list(numbers)
+            )
         else:
             loaded = self._iterated(numbers, samples is None, probes)
         for some in chunks_of(loaded, size):
@@ -75,13 +77,13 @@ class SampleSelection:
             if failed is not None:
                 raise InputError(f"sample {failed.number}: {failed.problem}", topic="samples")
 
-    def check(self, probes: Mapping[int, str]) -> None:
-        """Raise `InputError` unless samples that are found by their numbers have the hashes that they had before."""
+    def check(self, probes: Mapping[int, int]) -> None:
+        """Raise `InputError` unless samples that are found by their numbers have the digests that they had before."""
         for number in probes if is_indexed(self.dataset) else ():
             item = self.dataset[number] if number < len(self.dataset) else None
             self._check(number, item, probes)
 
-    def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, str]) -> Iterator[Sample]:
+    def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, int]) -> Iterator[Sample]:
         """The samples with these numbers, which rise. `is_all`: or as many as there are."""
         wanted, number = next(numbers, None), -1
         for number, item in enumerate(self.dataset):
@@ -98,10 +100,11 @@ class SampleSelection:
     def _sample(self, number: int, item: Any) -> Sample:
         return self.preparation.sample(number, lambda: item)
 
-    def _check(self, number: int, item: Any, probes: Mapping[int, str]) -> None:
+    def _check(self, number: int, item: Any, probes: Mapping[int, int]) -> None:
         found = None if item is None else self._sample(number, item)
-        if found is None or found.problem is not None or hash_of_sample(found.inputs) != probes[number]:
+        if found is None:
             raise changed(number)
+        check_unchanged(found, probes[number])
 
 
 def _chosen(samples: list[Sample], group: SampleGroup) -> SelectedBatch:
@@ -110,5 +113,4 @@ def _chosen(samples: list[Sample], group: SampleGroup) -> SelectedBatch:
     known = [label for label in labels if label is not None]
     if known and len(known) < len(labels):
         raise InputError(f"sample {numbers[0]}: some samples have labels and others have none", topic="samples")
-    first = hash_of_sample(samples[group.places[0]].inputs)
-    return SelectedBatch(list(numbers), group.inputs, known or None, first)
+    return SelectedBatch(list(numbers), group.inputs, known or None, samples[group.places[0]].digest)

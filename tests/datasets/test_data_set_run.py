@@ -82,7 +82,7 @@ def test_against_attribute(asked, reduce, explain_model, tmp_path):
     assert np.array_equal(found["prediction"][:], expected.output.argmax(1).numpy())
     assert np.array_equal(found.labels, labels.numpy())
     same(found["reached"][:], expected.relevance.movedim(leading, 0).flatten(1 + leading).sum(-1))
-    assert found.is_complete and found.done.all() and not found.errors and len(found) == COUNT
+    assert found.done.all() and found.done.all() and not found.errors and len(found) == COUNT
     assert np.array_equal(found.explained, np.arange(COUNT))
 
 
@@ -199,7 +199,7 @@ def test_forms_of_data(form, explain_model, plain, tmp_path):
     data = FORMS[form](noise)
     asked = {} if "loader_" in form or form == "loader" else {"batch_size": 4}
     found = lrpfx.datasets.attribute(explain_model, data, tmp_path / "store", block_size=8, dtype="float64", **asked)
-    assert found.is_complete and len(found) == COUNT and not found.errors
+    assert found.done.all() and len(found) == COUNT and not found.errors
     for name in ("label", "output", "prediction"):
         np.testing.assert_allclose(found[name][:], plain[name][:])
     (name,) = (one for one in found.names if one.startswith("relevance"))
@@ -311,7 +311,7 @@ def test_photographs(form, workers, folder, explainer, tmp_path):
         np.testing.assert_allclose(found.layers["0"][number], answer.layers["0"], 1e-4, 1e-6)
     assert found.manifest["categories"] == ["cat", "dog", "fox"] and found.manifest["settings"]["targets"] == 1
     again = lrpfx.datasets.attribute(explainer, data, tmp_path / "store", target="dog", workers=workers)
-    assert again.is_complete
+    assert again.done.all()
 
 
 def test_a_changed_folder_is_refused(folder, explainer, tmp_path):
@@ -337,7 +337,7 @@ def test_samples_that_fail_are_recorded(workers, explain_model, plain, tmp_path)
     found = lrpfx.datasets.attribute(
         explain_model, noise, tmp_path / "a", target="true", batch_size=4, block_size=8, dtype="float64", workers=workers
     )
-    assert list(found.errors) == [0, 5, 6, 9, 12, 17, 20] and found.is_complete
+    assert list(found.errors) == [0, 5, 6, 9, 12, 17, 20] and found.done.all()
     assert "file 5 is broken" in found.errors[5] and "not finite" in found.errors[17]
     assert "(1, 3, 6), and (1, 6, 6)" in found.errors[20]
     assert np.isnan(found.relevance[5]).all() and found["prediction"][5] == -1 and found.labels[17] == 1
@@ -367,7 +367,7 @@ def test_relevance_that_is_not_finite(factor, reason, tmp_path):
     [
         (Noise(0), {}, "the data set is empty"),
         (iter(()), {}, "the data set is empty"),
-        (Noise(40, broken=range(40)), {}, "none of the first 32 samples can be loaded; sample 0: .*file 0 is broken"),
+        (Noise(40, broken=range(40)), {}, "no sample of the data set can be loaded; sample 0: .*file 0 is broken"),
         (Noise(40), {"target": 7}, "target 7 is out of range"),
         (Noise(40), {"target": "cat"}, 'target is "predicted"'),
         (Noise(40), {"target": 1, "targets": [2]}, "pass one of them"),
@@ -417,7 +417,7 @@ def test_a_data_set_that_ends_with_an_error(explain_model, tmp_path):
     begun = lrpfx.datasets.open(tmp_path / "store")
     assert len(begun) == 12 and begun.done.all() and not begun.is_complete
     found = lrpfx.datasets.attribute(explain_model, samples(-1), tmp_path / "store", batch_size=2)
-    assert len(found) == COUNT and found.is_complete
+    assert len(found) == COUNT and found.done.all()
     whole = lrpfx.datasets.attribute(explain_model, samples(-1), tmp_path / "whole", batch_size=2, block_size=4)
     assert tree(whole.path) == tree(found.path)
 
@@ -440,7 +440,8 @@ def begun(explain_model, path, data=None, **asked):
     return found
 
 
-def test_only_what_remains_is_loaded(explain_model, tmp_path):
+def test_only_what_remains_is_loaded(explain_model, tmp_path, monkeypatch):
+    monkeypatch.setattr("lrpfx.samples.sources.COMPARED", 3)
     loaded = []
 
     class Counting(Noise):
@@ -451,11 +452,119 @@ def test_only_what_remains_is_loaded(explain_model, tmp_path):
     done = begun(explain_model, tmp_path / "store", Counting(COUNT)).done
     loaded.clear()
     lrpfx.datasets.attribute(explain_model, Counting(COUNT), tmp_path / "store", batch_size=2)
-    again = [number for number in loaded if done[number]]
-    assert set(range(COUNT)) - set(done.nonzero()[0].tolist()) <= set(loaded) and len(again) <= 4
+    remaining = set(range(COUNT)) - set(done.nonzero()[0].tolist())
+    assert remaining <= set(loaded) and len(loaded) == len(remaining) + 3
     loaded.clear()
     lrpfx.datasets.attribute(explain_model, Counting(COUNT), tmp_path / "store", batch_size=2)
-    assert len(loaded) <= 4
+    assert len(loaded) == 3
+
+
+def _exchanged(samples):
+    return [*samples[:5], samples[7], samples[6], samples[5], *samples[8:]]
+
+
+def _shifted(samples):
+    return [*samples[:2], *samples[3:], (torch.rand(1, 6, 6, dtype=torch.float64), 0)]
+
+
+def _relabelled(samples):
+    return [(image, (label + 1) % CLASSES if number == 6 else label) for number, (image, label) in enumerate(samples)]
+
+
+def _renamed(samples):
+    return [{"x": image, "label": label, "key": f"b{number}"} for number, (image, label) in enumerate(samples)]
+
+
+@pytest.mark.parametrize("kind", [list, iter], ids=["sequence", "stream"])
+@pytest.mark.parametrize("is_complete", [False, True])
+@pytest.mark.parametrize("change", [_exchanged, _shifted, _relabelled])
+def test_every_sample_is_compared(change, is_complete, kind, explain_model, tmp_path):
+    """Samples exchanged, one removed and another added, one label: none of them the first of a block."""
+    path, samples = tmp_path / "store", list(Noise(COUNT))
+    if is_complete:
+        lrpfx.datasets.attribute(explain_model, kind(samples), path, block_size=4)
+    else:
+        begun(explain_model, path, kind(samples))
+    before = tree(path)
+    with pytest.raises(lrpfx.InputError, match="the data set has changed: sample [0-7] is not what it was"):
+        lrpfx.datasets.attribute(explain_model, kind(change(samples)), path)
+    assert tree(path) == before
+    assert lrpfx.datasets.attribute(explain_model, kind(samples), path).is_complete
+
+
+def test_names_are_part_of_the_samples(explain_model, tmp_path):
+    samples = _renamed(list(Noise(COUNT)))
+    begun(explain_model, tmp_path / "store", samples)
+    with pytest.raises(lrpfx.InputError, match=r"sample \d+ \(c\d+\) is not what it was"):
+        others = [{**sample, "key": f"c{number}"} for number, sample in enumerate(samples)]
+        lrpfx.datasets.attribute(explain_model, others, tmp_path / "store")
+
+
+def test_a_sample_that_can_no_longer_be_loaded_is_a_change(explain_model, tmp_path):
+    begun(explain_model, tmp_path / "store", Noise(COUNT))
+    with pytest.raises(lrpfx.InputError, match="sample 2 could be loaded when this was begun, and cannot now: .*broken"):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT, broken=[2]), tmp_path / "store")
+
+
+def test_digests_tell_samples_apart(explain_model, tmp_path):
+    samples = [*Noise(6), *Noise(3)]
+    found = lrpfx.datasets.attribute(explain_model, samples, tmp_path / "store", batch_size=4)["digest"][:]
+    assert len(np.unique(found)) == 6 and (found[:3] == found[6:]).all() and (found > 0).all()
+
+
+# --- samples that fail -------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_told_and_tried_again(explain_model, tmp_path):
+    path, settings = tmp_path / "store", {"block_size": 4, "batch_size": 2, "record": LAYERS}
+    broken = [*range(3), 9, 17]
+    told = r"5 of 23 samples could not be explained; the first is sample 0: .*file 0 is broken.*retry_failed=True"
+    for _ in range(2):  # also when nothing is left to do
+        with pytest.warns(lrpfx.LrpfxWarning, match=told):
+            found = lrpfx.datasets.attribute(explain_model, Noise(COUNT, broken), path, **settings)
+        assert not found.is_complete and found.done.all() and "of which 5 failed" in repr(found)
+    loaded = []
+
+    class Counting(Noise):
+        def __getitem__(self, number):
+            loaded.append(number)
+            return super().__getitem__(number)
+
+    assert list(lrpfx.datasets.attribute(explain_model, Counting(COUNT), path, **settings).errors) == broken
+    found = lrpfx.datasets.attribute(explain_model, Counting(COUNT, [17]), path, retry_failed=True, **settings)
+    assert list(found.errors) == [17]
+    loaded.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = lrpfx.datasets.attribute(explain_model, Counting(COUNT), path, retry_failed=True, **settings)
+    assert found.is_complete and not found.errors
+    lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "whole", **settings)
+    assert tree(path) == tree(tmp_path / "whole")
+
+
+def test_a_stream_tries_failures_again(explain_model, tmp_path):
+    path = tmp_path / "store"
+    lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT, infinite=[5, 22])), path, block_size=4)
+    found = lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT, infinite=[5, 22])), path, retry_failed=True)
+    assert list(found.errors) == [5, 22]  # they are the same samples
+    with pytest.raises(lrpfx.InputError, match="sample 5 is not what it was"):
+        lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT)), path, retry_failed=True)
+
+
+def test_tried_again_they_are_compared(explain_model, tmp_path):
+    """A block with a failure is explained anew only from the samples that it had."""
+    path, samples = tmp_path / "store", list(Noise(40))
+    lrpfx.datasets.attribute(explain_model, Noise(40, [3]), path, block_size=8)
+    before = tree(path)
+    with pytest.raises(lrpfx.InputError, match="sample 5 is not what it was"):
+        lrpfx.datasets.attribute(explain_model, _exchanged(samples), path, retry_failed=True)
+    assert tree(path) == before
+
+
+@pytest.mark.parametrize("count", [35, 200])
+def test_broken_files_that_come_first_do_not_end_a_run(count, explain_model, tmp_path):
+    found = lrpfx.datasets.attribute(explain_model, Noise(count + 20, range(count)), tmp_path / "store")
+    assert len(found.errors) == count and len(found.explained) == 20
 
 
 @pytest.mark.parametrize(
@@ -578,7 +687,7 @@ def test_a_full_disk(tmp_path):
     assert "store cannot be written: File too large" in process.stdout
     found = lrpfx.datasets.open(path)
     assert 8 <= found.done.sum() < 400
-    assert run(path, 400, block_size=8).is_complete
+    assert run(path, 400, block_size=8).done.all()
     run(tmp_path / "whole", 400, block_size=8)
     assert tree(path) == tree(tmp_path / "whole")
 
@@ -648,4 +757,4 @@ def test_other_labels_are_another_data_set(kind, tmp_path):
     others = [(image, (label + 1) % CLASSES) for image, label in samples]
     with pytest.raises(lrpfx.InputError, match="the data set has changed"):
         lrpfx.datasets.attribute(explain_model, kind(others), path)
-    assert lrpfx.datasets.attribute(explain_model, kind(samples), path).is_complete
+    assert lrpfx.datasets.attribute(explain_model, kind(samples), path).done.all()

@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on(kind, kills, context, whole, tmp_path):
             counts.append(0)
     assert any(0 < count < COUNT for count in counts), f"all kills were too early or too late: {counts}"
     found = run(path, COUNT, kind)
-    assert found.is_complete
+    assert found.done.all()
     assert tree(path) == tree(expected)
     assert [one.name for one in tmp_path.iterdir()] == ["store"]
 
@@ -84,7 +84,7 @@ def test_another_batch_size_goes_on(kind, context, whole, tmp_path):
     for batch_size, after in ((8, COUNT // 5), (5, COUNT // 2)):
         killed(context, path, kind, batch_size, after, 0)
     found, other = run(path, COUNT, kind, batch_size=3), lrpfx.datasets.open(expected)
-    assert found.is_complete and len(found) == len(other) and found.errors == other.errors
+    assert found.done.all() and len(found) == len(other) and found.errors == other.errors
     for name in other.names:
         one, another = found[name][:], other[name][:]
         if one.dtype.kind == "f":

@@ -92,7 +92,7 @@ def test_ray_goes_on_with_a_store_of_one_process(cluster, tmp_path):
     found = lrpfx.datasets.attribute(
         explain_model, data, path, engine="ray", progress=lambda done, total: seen.append(done), **SETTINGS
     )
-    assert found.is_complete and found.errors == expected.errors and seen[-1] == COUNT and seen[0] > COUNT // 4
+    assert found.done.all() and found.errors == expected.errors and seen[-1] == COUNT and seen[0] > COUNT // 4
     assert tree(path) == tree(expected.path)
     assert ray.is_initialized()  # it is not ours to stop
 
@@ -103,7 +103,7 @@ def test_streams_and_object_stores(cluster, explain_model, tmp_path):
     target = {"target": outputs_as_they_are}
     interrupted(explain_model, data, path, **target)
     found = lrpfx.datasets.attribute(explain_model, data, path, engine="ray", **SETTINGS, **target)
-    assert found.is_complete and len(found) == COUNT
+    assert found.done.all() and len(found) == COUNT
     assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one", **target).path)
 
 
@@ -146,7 +146,7 @@ def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path
     finally:
         stopped.set()
         thread.join()
-    assert killed == [True] and found.is_complete
+    assert killed == [True] and found.done.all()
     assert tree(path) == tree(expected.path)
 
 
@@ -169,7 +169,7 @@ def test_a_reader_that_is_killed_is_replaced(cluster, explain_model, tmp_path):
     finally:
         stopped.set()
         thread.join()
-    assert killed and len(found) == COUNT and found.is_complete
+    assert killed and len(found) == COUNT and found.done.all()
     assert tree(path) == tree(embedded(explain_model, Stream(Noise(COUNT)), tmp_path / "one").path)
 
 
@@ -238,7 +238,7 @@ def test_a_busy_cluster(cluster, explain_model, tmp_path):
         lrpfx.datasets.attribute(explain_model, loader, tmp_path / "store", engine=TWO)
     found = lrpfx.datasets.attribute(explain_model, loader, tmp_path / "store", engine="ray")
     ray.kill(holder)
-    assert found.is_complete and found.labels.tolist() == [number % 4 for number in range(39, 7, -1)]
+    assert found.done.all() and found.labels.tolist() == [number % 4 for number in range(39, 7, -1)]
 
 
 @pytest.mark.ray
@@ -272,7 +272,7 @@ path = sys.argv[1]
 engine = lrpfx.datasets.RayEngine(explainers=1)
 settings = dict(record=LAYERS, batch_size=8, block_size=16, dtype="float16")
 found = lrpfx.datasets.attribute(small_explain_model(), Mine(int(sys.argv[2])), path, engine=engine, **settings)
-assert found.is_complete
+assert found.done.all()
 import ray
 assert not ray.is_initialized()
 assert sys.excepthook is hook and dict(os.environ) == before, set(os.environ) ^ set(before)

@@ -86,7 +86,7 @@ def test_functions_that_fail_for_some_samples(name, error, numbers, explain_mode
     function = failing(torch.from_numpy(plain["output"][:]), numbers, error)
     asked = {name: [function, 1] if name == "targets" else function}
     found = lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "store", **asked)
-    assert list(found.errors) == list(numbers) and found.is_complete
+    assert list(found.errors) == list(numbers) and found.done.all()
     reason = found.errors[numbers[0]]
     assert type(error).__name__ in reason and "second" not in reason and "function" in reason
     assert not any(name in reason for name in ("Noise", "samples"))

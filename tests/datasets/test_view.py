@@ -128,11 +128,17 @@ def test_spawned_processes_load_a_stored_array(store):
 
 
 def test_what_a_store_says(store):
-    assert len(store) == COUNT and store.is_complete and list(store.errors) == [3] and "broken" in store.errors[3]
+    assert (
+        len(store) == COUNT
+        and store.done.all()
+        and not store.is_complete
+        and list(store.errors) == [3]
+        and "broken" in store.errors[3]
+    )
     assert list(store.layers) == list(LAYERS) and "relevance" in store and "done" not in store
     assert store.manifest["settings"]["record"] == LAYERS and store.manifest["samples"] == COUNT
     assert store.manifest["versions"]["lrpfx"] == lrpfx.__version__
-    assert repr(store).startswith("<explanations of 30 samples by EpsilonPlusFlat")
+    assert repr(store).startswith("<explanations of 30 samples, of which 1 failed, by EpsilonPlusFlat")
     assert "relevance" in store._repr_html_()
     with pytest.raises(lrpfx.InputError, match="no array 'relevence'"):
         store["relevence"]
@@ -215,7 +221,7 @@ def test_a_damaged_block_that_is_done_is_not_written_over(copy):
     """A run does not read what is done; what it would repair is up to the user."""
     (copy / "done" / "c" / "1").unlink()
     found = lrpfx.datasets.open(copy)
-    assert not found.is_complete and found.done.sum() == COUNT - 8 and list(found.errors) == [3]
+    assert not found.done.all() and found.done.sum() == COUNT - 8 and list(found.errors) == [3]
 
 
 def manifest(change):

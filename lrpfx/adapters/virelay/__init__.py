@@ -223,7 +223,7 @@ def export(
     """
     view = checked_view(view, "view")
     target = sole_target(view, "ViRelAy")
-    if not view.is_complete:
+    if view.manifest["samples"] is None or not view.done.all():
         raise invalid(
             f"{int(view.done.sum())} samples are in the store, which is not complete: run lrpfx.datasets.attribute again first"
         )
