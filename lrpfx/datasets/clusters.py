@@ -20,7 +20,16 @@ from lrpfx.support.table import Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_COLUMNS = {"class": "int64", "clusters": "int64", "cluster": "int64", "samples": "int64", "share": "float64", "typical": "str"}
+_COLUMNS = {
+    "class": "int64",
+    "eigengap": "int64",
+    "clusters": "int64",
+    "gap": "float64",
+    "cluster": "int64",
+    "samples": "int64",
+    "share": "float64",
+    "typical": "str",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class LabelAnalysis:
     `samples`: their numbers, rising; embeddings and assignments are in this order. `eigenvalues`: rising. `parts`: the number
     of connected components of the graph of neighbors. `embeddings`: "spectral" of shape (samples, dimensions), others of shape
     (samples, 2).
-    `clusterings`: by the number of clusters that were asked for.
+    `clusterings`: by the number of clusters, 1 and those that were asked for.
     """
 
     label: int
@@ -87,13 +96,19 @@ class LabelAnalysis:
 
     @property
     def eigengap(self) -> int:
-        """The number of clusters behind which the gap is the largest, from 1 to the largest number that was asked for."""
+        """The number of clusters behind which the gap is the largest, from 1 to the largest number that was asked for.
+
+        It is 1 if the whole graph holds together better than any of its parts: there are no groups (von Luxburg 2007, section
+        8.3). Clusters that overlap much may be fewer by this measure, and noise of three dimensions or less may be several.
+        """
         return int(self.gaps[: max(self.clusterings)].argmax()) + 1
 
     @property
     def best(self) -> int:
-        """The number of clusters with the largest gap, among those that were asked for."""
-        return max(self.clusterings, key=lambda number: (self.gaps[number - 1], -number))
+        """How many clusters there are: 1 if that is the eigengap, or else the number with the largest gap that was asked for."""
+        if self.eigengap == 1:
+            return 1
+        return max((one for one in self.clusterings if one > 1), key=lambda number: (self.gaps[number - 1], -number))
 
     def clustering(self, clusters: int | None = None) -> Clustering:
         """The clustering with this many clusters, by default `best`. `InputError` for a number that was not asked for."""
@@ -141,7 +156,7 @@ class Spray:
         return [(label, one) for label, analysis in self.analyses.items() for one in analysis.clustering(clusters).clusters]
 
     def to_pandas(self, clusters: int | None = None) -> "DataFrame":
-        """The table as a DataFrame: class, clusters, cluster, samples, share, and the typical samples as text.
+        """The table as a DataFrame: class, eigengap, clusters and the gap behind them; cluster, samples, share, typical samples.
 
         `clusters`: as for `table`. Errors: `InputError`: Pandas is not installed, or a class has no such number of clusters.
         """
@@ -178,18 +193,24 @@ class Spray:
                 drawn = heatmap(values) if images is None else overlay(without_label(images[sample]), values)
                 row.append((f"sample {sample}", drawn))
             rows.append(row)
-        title = settings.pop("title", f"class {label}: {len(analysis.samples)} samples in {len(found)} clusters")
+        parts = f"{len(analysis.samples)} samples in {len(found)} cluster{'s' if len(found) > 1 else ''}"
+        title = settings.pop("title", f"class {label}: {parts}; the largest gap of eigenvalues speaks for {analysis.eigengap}")
         return sheet(rows, title=title, **settings)
 
-    def _rows(self, clusters: int | None) -> list[tuple[int, int, int, int, float, str]]:
-        counts = {label: len(self[label].clustering(clusters).clusters) for label in self.analyses}
-        return [
-            (label, counts[label], one.number, one.size, one.share, " ".join(map(str, one.typical)))
-            for label, one in self.table(clusters)
-        ]
+    def _rows(self, clusters: int | None) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        for label, analysis in self.analyses.items():
+            number = analysis.best if clusters is None else clusters
+            found = analysis.clustering(number).clusters
+            of_class = label, analysis.eigengap, len(found), float(analysis.gaps[number - 1])
+            rows += [(*of_class, one.number, one.size, one.share, " ".join(map(str, one.typical))) for one in found]
+        return rows
 
     def _shown(self) -> Table:
-        return Table(_COLUMNS, [(*row[:4], f"{row[4]:.1%}", " ".join(row[5].split()[:5])) for row in self._rows(None)])
+        shown = [
+            (*row[:3], f"{row[3]:.3f}", *row[4:6], f"{row[6]:.1%}", " ".join(row[7].split()[:5])) for row in self._rows(None)
+        ]
+        return Table(_COLUMNS, shown)
 
     def __str__(self) -> str:
         skipped = "".join(f"\nclass {label} was skipped: {reason}" for label, reason in self.skipped.items())

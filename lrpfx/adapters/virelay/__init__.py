@@ -302,8 +302,8 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
                 if is_spectral:
                     eigenvalues = analysis.eigenvalues[: embedding.shape[1]]
                     group[f"embedding/{name}"].attrs["eigenvalue"] = eigenvalues[::-1].astype(np.float32)
-            for number, clustering in analysis.clusterings.items():
-                group[f"cluster/kmeans-{number:02d}"] = clustering.assignment
+            for number in found.settings.clusters:
+                group[f"cluster/kmeans-{number:02d}"] = analysis.clusterings[number].assignment
 
     write_hdf5(target, write)
     return given
