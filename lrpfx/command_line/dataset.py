@@ -14,7 +14,7 @@ from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.request.targets_of_samples import PREDICTED
+from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 
 #: Samples whose problem is printed.
 _SHOWN = 10
@@ -40,7 +40,8 @@ def dataset(
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="The class to explain, by name or index, or `predicted`, the default. Repeat it to explain several for each."
+            help="The class to explain, by name or index, `predicted`, the default, or `true` for that of its folder. Repeat "
+            "it to explain several for each."
         ),
     ] = None,
     record: Annotated[
@@ -87,7 +88,7 @@ def dataset(
             categories=given.names_of_classes(options.categories),
             batch_size=batch_size,
         )
-        wanted = [one if one == PREDICTED else class_of(one, explainer.categories) for one in target or [PREDICTED]]
+        wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
     with stages("explaining", 0) as shown:
         found = attribute(
             explainer,

@@ -1,6 +1,7 @@
 """The result of a spectral relevance analysis: clusters of each class, as a table and as pictures."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lrpfx.datasets.images_of_samples import ImagesOfSamples
 from lrpfx.datasets.reduced_maps import Size, without_channels
 from lrpfx.datasets.rows import Numbers, without_label
 from lrpfx.datasets.store_queries import column_of_relevance
+from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
@@ -105,7 +108,7 @@ class LabelAnalysis:
 
     @property
     def best(self) -> int:
-        """How many clusters there are: 1 if that is the eigengap, or else the number with the largest gap that was asked for."""
+        """How many clusters there are: 1 if that is the eigengap, or else that of the largest gap among those asked for."""
         if self.eigengap == 1:
             return 1
         return max((one for one in self.clusterings if one > 1), key=lambda number: (self.gaps[number - 1], -number))
@@ -156,7 +159,7 @@ class Spray:
         return [(label, one) for label, analysis in self.analyses.items() for one in analysis.clustering(clusters).clusters]
 
     def to_pandas(self, clusters: int | None = None) -> "DataFrame":
-        """The table as a DataFrame: class, eigengap, clusters and the gap behind them; cluster, samples, share, typical samples.
+        """The table as a DataFrame: class, eigengap, clusters, the gap behind them, cluster, samples, share, typical samples.
 
         `clusters`: as for `table`. Errors: `InputError`: Pandas is not installed, or a class has no such number of clusters.
         """
@@ -168,6 +171,7 @@ class Spray:
         relevance: Any,
         *,
         images: Any = None,
+        preprocess: Callable[..., Any] | None = None,
         clusters: int | None = None,
         count: int = 6,
         **settings: Any,
@@ -175,11 +179,22 @@ class Spray:
         """A row for each cluster of a class: its mean map, and the relevance of its typical samples.
 
         `label`: of the class. `relevance`: what was analyzed. `images`: the inputs, as `lrpfx.pictures.photograph_of` accepts
-        them; relevance is drawn over them. `clusters`: as for `table`. `count`: how many samples a row has, at most.
-        `settings`: those of `lrpfx.pictures.sheet`. Errors: `InputError`: the class was not analyzed or has no such number of
-        clusters, or its relevance is that of vectors.
+        them; relevance is drawn over them. With the view of a store for the relevance, also the data set that was explained, or
+        the folder that the names of its samples are paths in; what the model was given is shown. `preprocess`: from an image to
+        the model's input, by default that of the store. `clusters`: as for `table`. `count`: how many samples a row has, at
+        most. `settings`: those of `lrpfx.pictures.sheet`. Errors: `InputError`: the class was not analyzed or has no such
+        number of clusters, its relevance is that of vectors, or the images are not those that were explained.
         """
         analysis = self[label]
+        if isinstance(relevance, Attributions):
+            if images is not None and not hasattr(images, "shape"):
+                images = ImagesOfSamples(relevance, images, preprocess)
+            relevance = relevance.relevance
+        elif isinstance(images, (str, os.PathLike)):
+            raise InputTypeError(
+                "images in a folder are found by the names of the samples: pass the view of the store as the relevance",
+                topic="statistics",
+            )
         maps = column_of_relevance(relevance, "relevance")
         found = analysis.clustering(clusters).clusters
         if found[0].mean.ndim != 2:
@@ -190,8 +205,7 @@ class Spray:
             for sample in one.typical[:count]:
                 (block,) = maps.floats(np.array([sample]))
                 values = without_channels(block.values, maps.what)[0]
-                drawn = heatmap(values) if images is None else overlay(without_label(images[sample]), values)
-                row.append((f"sample {sample}", drawn))
+                row.append((f"sample {sample}", _drawn(values, images, sample)))
             rows.append(row)
         parts = f"{len(analysis.samples)} samples in {len(found)} cluster{'s' if len(found) > 1 else ''}"
         title = settings.pop("title", f"class {label}: {parts}; the largest gap of eigenvalues speaks for {analysis.eigengap}")
@@ -221,6 +235,13 @@ class Spray:
 
     def _repr_html_(self) -> Html:
         return self._shown().to_html()
+
+
+def _drawn(values: Floats, images: Any, sample: int) -> Image.Image:
+    """The map of a sample, over its image if there is one."""
+    if images is None:
+        return heatmap(values)
+    return overlay(images.photograph(sample) if isinstance(images, ImagesOfSamples) else without_label(images[sample]), values)
 
 
 def checked_spray(value: Any, what: str) -> Spray:
