@@ -8,6 +8,7 @@ import typer
 
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
+from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
@@ -37,6 +38,7 @@ def dataset(
     *,
     rules: CompositeOptions,
     options: ModelOptions,
+    analysis: ClusterOptions,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,6 +67,12 @@ def dataset(
     table: Annotated[
         Path | None,
         typer.Option(help="Also write a table (.parquet) with the scores and the shares of relevance of each photograph."),
+    ] = None,
+    spray: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Also cluster the photographs of each class by their relevance, as `lrpfx spray` does."
+        ),
     ] = None,
 ) -> None:
     """Explain all photographs in a folder, and write relevance, outputs and predictions as arrays into a store.
@@ -108,6 +116,8 @@ def dataset(
     if table is not None:
         with stages("writing the table"):
             say(f"table: {write_table(found, table)}")
+    if spray is not None or analysis.virelay is not None:
+        write_clusters(found, folder, spray, analysis, preprocess, model)
     _show(found)
 
 

@@ -165,6 +165,10 @@ class Spray:
         """
         return Table(_COLUMNS, self._rows(clusters)).to_pandas()
 
+    def to_dicts(self, clusters: int | None = None) -> list[dict[str, Any]]:
+        """The rows of `to_pandas`. `clusters`: as for `table`."""
+        return Table(_COLUMNS, self._rows(clusters)).to_dicts()
+
     def picture(
         self,
         label: int,
