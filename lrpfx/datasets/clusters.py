@@ -23,6 +23,7 @@ from lrpfx.support.table import Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_SEARCHED = 10  # numbers of clusters, also where fewer were asked for: one is not the answer because of that
 _COLUMNS = {
     "class": "int64",
     "eigengap": "int64",
@@ -99,12 +100,12 @@ class LabelAnalysis:
 
     @property
     def eigengap(self) -> int:
-        """The number of clusters behind which the gap is the largest, from 1 to the largest number that was asked for.
+        """The number of clusters behind which the gap is the largest, from 1 to 10 or the largest number that was asked for.
 
         It is 1 if the whole graph holds together better than any of its parts: there are no groups (von Luxburg 2007, section
         8.3). Clusters that overlap much may be fewer by this measure, and noise of three dimensions or less may be several.
         """
-        return int(self.gaps[: max(self.clusterings)].argmax()) + 1
+        return int(self.gaps[: max(_SEARCHED, *self.clusterings)].argmax()) + 1
 
     @property
     def best(self) -> int:
@@ -187,11 +188,12 @@ class Spray:
         the folder that the names of its samples are paths in; what the model was given is shown. `preprocess`: from an image to
         the model's input, by default that of the store. `clusters`: as for `table`. `count`: how many samples a row has, at
         most. `settings`: those of `lrpfx.pictures.sheet`. Errors: `InputError`: the class was not analyzed or has no such
-        number of clusters, its relevance is that of vectors, or the images are not those that were explained.
+        number of clusters, its relevance is that of vectors, or the images are not those that were explained; `InputTypeError`:
+        the images are in a folder, and the relevance is no view.
         """
         analysis = self[label]
         if isinstance(relevance, Attributions):
-            if images is not None and not hasattr(images, "shape"):
+            if images is not None and not hasattr(images, "shape") and not isinstance(images, ImagesOfSamples):
                 images = ImagesOfSamples(relevance, images, preprocess)
             relevance = relevance.relevance
         elif isinstance(images, (str, os.PathLike)):
