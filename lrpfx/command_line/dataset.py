@@ -85,6 +85,12 @@ def dataset(
     recorded = dict(map(_recorded, record or []))
     if len(recorded) < len(record or []):
         raise invalid(f"--record names a layer twice: {', '.join(record or [])}")
+    is_clustered = spray is not None or analysis.virelay is not None
+    if is_clustered and (target or [PREDICTED]) not in ([PREDICTED], [TRUE]):
+        raise invalid("--spray and --virelay take the photographs of each class: pass --target predicted or --target true")
+    if analysis.virelay is not None and scores is not None:
+        raise invalid("--virelay shows whole outputs: leave out --scores")
+    analysis.check(folder, spray)
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata)
         module = given.module("dataset")
@@ -116,7 +122,7 @@ def dataset(
     if table is not None:
         with stages("writing the table"):
             say(f"table: {write_table(found, table)}")
-    if spray is not None or analysis.virelay is not None:
+    if is_clustered:
         write_clusters(found, folder, spray, analysis, preprocess, model)
     _show(found)
 

@@ -13,6 +13,7 @@ from lrpfx.adapters import virelay
 from lrpfx.command_line.options import invalid, numbers
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.datasets.clusters import Spray
+from lrpfx.datasets.images_of_samples import ImagesOfSamples
 from lrpfx.datasets.spray_analysis import CLUSTERS
 from lrpfx.datasets.spray_analysis import spray as spray_of
 from lrpfx.datasets.view import Attributions, open_store
@@ -37,6 +38,12 @@ class ClusterOptions:
         str, typer.Option(help="The numbers of clusters to try, besides 1; the largest gap of eigenvalues chooses.")
     ] = ",".join(map(str, CLUSTERS))
 
+    def check(self, photographs: Path | None, output: Path | None) -> None:
+        """Raise `InputError` if the results would become photographs that are to be explained."""
+        for folder in (output, self.virelay):
+            if folder is not None and photographs is not None and folder.resolve().is_relative_to(photographs.resolve()):
+                raise invalid(f"{folder} is in the folder {photographs}, whose photographs would be others then")
+
 
 def spray(
     store: Annotated[str, typer.Argument(help="A store that `lrpfx dataset` or lrpfx.datasets.attribute wrote.")],
@@ -54,6 +61,7 @@ def spray(
     """
     if options.virelay is not None and photographs is None:
         raise invalid("--virelay shows photographs: pass --photographs too")
+    options.check(photographs, output)
     write_clusters(open_store(store), photographs, output, options)
 
 
@@ -66,9 +74,6 @@ def write_clusters(
     model: str = "model",
 ) -> None:
     """Write what was asked for about the clusters in a store. `preprocess`: by default that of the store."""
-    for folder in (output, options.virelay):
-        if folder is not None and photographs is not None and folder.resolve().is_relative_to(photographs.resolve()):
-            raise invalid(f"{folder} is in the folder {photographs}, whose photographs would be others then")
     with stages("finding clusters") as shown:
         embeddings = () if options.virelay is None else ("tsne",)
         found = spray_of(view, neighbors=options.neighbors, clusters=numbers(options.clusters, int), embeddings=embeddings)
@@ -104,8 +109,9 @@ def _write(
         ]
         _write_table(output / _SAMPLES, samples)
         if view.relevance.ndim > 2:
+            images = None if photographs is None else ImagesOfSamples(view, photographs, preprocess)
             for label in found.analyses:
-                picture = found.picture(label, view, images=photographs, preprocess=preprocess)
+                picture = found.picture(label, view, images=images)
                 save_picture(picture, output / f"class-{label}.png")
 
 

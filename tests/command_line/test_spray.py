@@ -92,6 +92,9 @@ def test_maps_without_positions_have_no_pictures(classes):
     [
         (("spray", "store", "-o", "clusters", "--virelay", "project"), "pass --photographs too"),
         (("spray", "store", "-o", "photos/clusters", "--photographs", "photos"), "whose photographs would be others"),
+        ((*EXPLAINED, "--virelay", "project", "--scores", "2"), "leave out --scores"),
+        ((*EXPLAINED, "--target", "predicted", "--spray", "clusters"), "pass --target predicted or --target true"),
+        ((*EXPLAINED[:-1], "dog", "--spray", "clusters"), "pass --target predicted or --target true"),
         ((*EXPLAINED, "--virelay", "photos/project"), "whose photographs would be others"),
         (
             ("spray", "store", "-o", "clusters", "--clusters", "30"),
@@ -106,7 +109,8 @@ def test_maps_without_positions_have_no_pictures(classes):
     ],
 )
 def test_mistakes_with_clusters(arguments, message, classes):
-    run(*EXPLAINED)
+    if "dataset" not in arguments:
+        run(*EXPLAINED)
     with pytest.raises(lrpfx.LrpfxError, match=message):
         run(*arguments)
-    assert not (classes / "project").exists()
+    assert not (classes / "project").exists() and (classes / "store").exists() == ("dataset" not in arguments)

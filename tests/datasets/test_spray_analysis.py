@@ -174,6 +174,7 @@ def test_a_number_that_was_not_asked_for():
     points, _ = unequal(3, 250, np.random.default_rng(0))
     found = spray(points, np.zeros(250, int), clusters=(2, 5), embeddings=(), size=None)[0]
     assert found.eigengap == 3 and found.best in (2, 5) and list(found.clusterings) == [1, 2, 5]
+    assert spray(points, np.zeros(250, int), clusters=(2,), embeddings=(), size=None)[0].eigengap == 3
 
 
 @pytest.mark.thorough
