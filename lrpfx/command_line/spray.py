@@ -97,10 +97,11 @@ def _write(
     names, keys = view.manifest.get("categories"), view.keys
     with os_errors(InputError, output, "written to"):
         output.mkdir(parents=True, exist_ok=True)
-        rows = found.to_dicts()
-        for row in rows:
-            row["name"] = "" if names is None else names[row["class"]]
-            row["typical"] = "; ".join(keys[int(number)] or number for number in row["typical"].split())
+        rows = []
+        for row in found.to_dicts():
+            label, typical = row.pop("class"), row.pop("typical").split()
+            named = {"class": label, "name": "" if names is None else names[label]}
+            rows.append({**named, **row, "typical": "; ".join(keys[int(number)] or number for number in typical)})
         _write_table(output / _CLUSTERS, rows)
         samples = [
             {"sample": number, "key": keys[number], "class": analysis.label, "cluster": cluster}

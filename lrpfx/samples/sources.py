@@ -186,10 +186,10 @@ def _path_in_folder(dataset: Any, number: Any) -> str | None:
     while isinstance(dataset, (Subset, Ordered)):
         dataset, number = dataset.dataset, dataset.indices[number]
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
-    is_known = isinstance(samples, list) and isinstance(root, (str, os.PathLike)) and hasattr(number, "__index__")
-    if not is_known or not 0 <= number < len(samples) or not isinstance(samples[number], tuple):
+    if not isinstance(samples, list) or not isinstance(root, (str, os.PathLike)) or not hasattr(number, "__index__"):
         return None
-    path = samples[number][0]
+    named = samples[number] if 0 <= number < len(samples) else None
+    path = named[0] if isinstance(named, tuple) and named else None
     return as_text(os.path.relpath(path, root)) if isinstance(path, (str, os.PathLike)) else None
 
 
