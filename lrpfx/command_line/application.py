@@ -24,6 +24,7 @@ from lrpfx.command_line.options import with_options
 from lrpfx.command_line.report import report
 from lrpfx.command_line.run import run
 from lrpfx.command_line.serve import serve
+from lrpfx.command_line.spray import spray
 from lrpfx.command_line.terminal import in_options, messages, say
 from lrpfx.errors import LrpfxError, LrpfxWarning, address, first_lines, printable
 
@@ -36,7 +37,7 @@ INTERRUPTED = 130  # typer's exit status after Ctrl-C
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (explain, report, compare, dataset, check, draw, composites, export, run, serve, inspect, verify, sign):
+for _command in (explain, report, compare, dataset, spray, check, draw, composites, export, run, serve, inspect, verify, sign):
     app.command()(with_options(_command))
 
 

@@ -8,13 +8,14 @@ import typer
 
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
+from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import counted, say, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.request.targets_of_samples import PREDICTED
+from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 
 #: Samples whose problem is printed.
 _SHOWN = 10
@@ -37,10 +38,12 @@ def dataset(
     *,
     rules: CompositeOptions,
     options: ModelOptions,
+    analysis: ClusterOptions,
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="The class to explain, by name or index, or `predicted`, the default. Repeat it to explain several for each."
+            help="The class to explain, by name or index, `predicted`, the default, or `true` for that of its folder. Repeat "
+            "it to explain several for each."
         ),
     ] = None,
     record: Annotated[
@@ -65,6 +68,12 @@ def dataset(
         Path | None,
         typer.Option(help="Also write a table (.parquet) with the scores and the shares of relevance of each photograph."),
     ] = None,
+    spray: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Also cluster the photographs of each class by their relevance, as `lrpfx spray` does."
+        ),
+    ] = None,
 ) -> None:
     """Explain all photographs in a folder, and write relevance, outputs and predictions as arrays into a store.
 
@@ -76,6 +85,12 @@ def dataset(
     recorded = dict(map(_recorded, record or []))
     if len(recorded) < len(record or []):
         raise invalid(f"--record names a layer twice: {', '.join(record or [])}")
+    is_clustered = spray is not None or analysis.virelay is not None
+    if is_clustered and (target or [PREDICTED]) not in ([PREDICTED], [TRUE]):
+        raise invalid("--spray and --virelay take the photographs of each class: pass --target predicted or --target true")
+    if analysis.virelay is not None and scores is not None:
+        raise invalid("--virelay shows whole outputs: leave out --scores")
+    analysis.check(folder, spray)
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata)
         module = given.module("dataset")
@@ -87,7 +102,7 @@ def dataset(
             categories=given.names_of_classes(options.categories),
             batch_size=batch_size,
         )
-        wanted = [one if one == PREDICTED else class_of(one, explainer.categories) for one in target or [PREDICTED]]
+        wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
     with stages("explaining", 0) as shown:
         found = attribute(
             explainer,
@@ -107,6 +122,8 @@ def dataset(
     if table is not None:
         with stages("writing the table"):
             say(f"table: {write_table(found, table)}")
+    if is_clustered:
+        write_clusters(found, folder, spray, analysis, preprocess, model)
     _show(found)
 
 

@@ -1,6 +1,7 @@
 """The result of a spectral relevance analysis: clusters of each class, as a table and as pictures."""
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lrpfx.datasets.images_of_samples import ImagesOfSamples
 from lrpfx.datasets.reduced_maps import Size, without_channels
 from lrpfx.datasets.rows import Numbers, without_label
 from lrpfx.datasets.store_queries import column_of_relevance
+from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
@@ -20,7 +23,17 @@ from lrpfx.support.table import Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_COLUMNS = {"class": "int64", "clusters": "int64", "cluster": "int64", "samples": "int64", "share": "float64", "typical": "str"}
+_SEARCHED = 10  # numbers of clusters, also where fewer were asked for: one is not the answer because of that
+_COLUMNS = {
+    "class": "int64",
+    "eigengap": "int64",
+    "clusters": "int64",
+    "gap": "float64",
+    "cluster": "int64",
+    "samples": "int64",
+    "share": "float64",
+    "typical": "str",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,7 @@ class LabelAnalysis:
     `samples`: their numbers, rising; embeddings and assignments are in this order. `eigenvalues`: rising. `parts`: the number
     of connected components of the graph of neighbors. `embeddings`: "spectral" of shape (samples, dimensions), others of shape
     (samples, 2).
-    `clusterings`: by the number of clusters that were asked for.
+    `clusterings`: by the number of clusters, 1 and those that were asked for.
     """
 
     label: int
@@ -87,13 +100,19 @@ class LabelAnalysis:
 
     @property
     def eigengap(self) -> int:
-        """The number of clusters behind which the gap is the largest, from 1 to the largest number that was asked for."""
-        return int(self.gaps[: max(self.clusterings)].argmax()) + 1
+        """The number of clusters behind which the gap is the largest, from 1 to 10 or the largest number that was asked for.
+
+        It is 1 if the whole graph holds together better than any of its parts: there are no groups (von Luxburg 2007, section
+        8.3). Clusters that overlap much may be fewer by this measure, and noise of three dimensions or less may be several.
+        """
+        return int(self.gaps[: max(_SEARCHED, *self.clusterings)].argmax()) + 1
 
     @property
     def best(self) -> int:
-        """The number of clusters with the largest gap, among those that were asked for."""
-        return max(self.clusterings, key=lambda number: (self.gaps[number - 1], -number))
+        """How many clusters there are: 1 if that is the eigengap, or else that of the largest gap among those asked for."""
+        if self.eigengap == 1:
+            return 1
+        return max((one for one in self.clusterings if one > 1), key=lambda number: (self.gaps[number - 1], -number))
 
     def clustering(self, clusters: int | None = None) -> Clustering:
         """The clustering with this many clusters, by default `best`. `InputError` for a number that was not asked for."""
@@ -141,11 +160,15 @@ class Spray:
         return [(label, one) for label, analysis in self.analyses.items() for one in analysis.clustering(clusters).clusters]
 
     def to_pandas(self, clusters: int | None = None) -> "DataFrame":
-        """The table as a DataFrame: class, clusters, cluster, samples, share, and the typical samples as text.
+        """The table as a DataFrame: class, eigengap, clusters, the gap behind them, cluster, samples, share, typical samples.
 
         `clusters`: as for `table`. Errors: `InputError`: Pandas is not installed, or a class has no such number of clusters.
         """
         return Table(_COLUMNS, self._rows(clusters)).to_pandas()
+
+    def to_dicts(self, clusters: int | None = None) -> list[dict[str, Any]]:
+        """The rows of `to_pandas`. `clusters`: as for `table`."""
+        return Table(_COLUMNS, self._rows(clusters)).to_dicts()
 
     def picture(
         self,
@@ -153,6 +176,7 @@ class Spray:
         relevance: Any,
         *,
         images: Any = None,
+        preprocess: Callable[..., Any] | None = None,
         clusters: int | None = None,
         count: int = 6,
         **settings: Any,
@@ -160,11 +184,23 @@ class Spray:
         """A row for each cluster of a class: its mean map, and the relevance of its typical samples.
 
         `label`: of the class. `relevance`: what was analyzed. `images`: the inputs, as `lrpfx.pictures.photograph_of` accepts
-        them; relevance is drawn over them. `clusters`: as for `table`. `count`: how many samples a row has, at most.
-        `settings`: those of `lrpfx.pictures.sheet`. Errors: `InputError`: the class was not analyzed or has no such number of
-        clusters, or its relevance is that of vectors.
+        them; relevance is drawn over them. With the view of a store for the relevance, also the data set that was explained, or
+        the folder that the names of its samples are paths in; what the model was given is shown. `preprocess`: from an image to
+        the model's input, by default that of the store. `clusters`: as for `table`. `count`: how many samples a row has, at
+        most. `settings`: those of `lrpfx.pictures.sheet`. Errors: `InputError`: the class was not analyzed or has no such
+        number of clusters, its relevance is that of vectors, or the images are not those that were explained; `InputTypeError`:
+        the images are in a folder, and the relevance is no view.
         """
         analysis = self[label]
+        if isinstance(relevance, Attributions):
+            if images is not None and not hasattr(images, "shape") and not isinstance(images, ImagesOfSamples):
+                images = ImagesOfSamples(relevance, images, preprocess)
+            relevance = relevance.relevance
+        elif isinstance(images, (str, os.PathLike)):
+            raise InputTypeError(
+                "images in a folder are found by the names of the samples: pass the view of the store as the relevance",
+                topic="statistics",
+            )
         maps = column_of_relevance(relevance, "relevance")
         found = analysis.clustering(clusters).clusters
         if found[0].mean.ndim != 2:
@@ -175,21 +211,26 @@ class Spray:
             for sample in one.typical[:count]:
                 (block,) = maps.floats(np.array([sample]))
                 values = without_channels(block.values, maps.what)[0]
-                drawn = heatmap(values) if images is None else overlay(without_label(images[sample]), values)
-                row.append((f"sample {sample}", drawn))
+                row.append((f"sample {sample}", _drawn(values, images, sample)))
             rows.append(row)
-        title = settings.pop("title", f"class {label}: {len(analysis.samples)} samples in {len(found)} clusters")
+        parts = f"{len(analysis.samples)} samples in {len(found)} cluster{'s' if len(found) > 1 else ''}"
+        title = settings.pop("title", f"class {label}: {parts}; the largest gap of eigenvalues speaks for {analysis.eigengap}")
         return sheet(rows, title=title, **settings)
 
-    def _rows(self, clusters: int | None) -> list[tuple[int, int, int, int, float, str]]:
-        counts = {label: len(self[label].clustering(clusters).clusters) for label in self.analyses}
-        return [
-            (label, counts[label], one.number, one.size, one.share, " ".join(map(str, one.typical)))
-            for label, one in self.table(clusters)
-        ]
+    def _rows(self, clusters: int | None) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        for label, analysis in self.analyses.items():
+            number = analysis.best if clusters is None else clusters
+            found = analysis.clustering(number).clusters
+            of_class = label, analysis.eigengap, len(found), float(analysis.gaps[number - 1])
+            rows += [(*of_class, one.number, one.size, one.share, " ".join(map(str, one.typical))) for one in found]
+        return rows
 
     def _shown(self) -> Table:
-        return Table(_COLUMNS, [(*row[:4], f"{row[4]:.1%}", " ".join(row[5].split()[:5])) for row in self._rows(None)])
+        shown = [
+            (*row[:3], f"{row[3]:.3f}", *row[4:6], f"{row[6]:.1%}", " ".join(row[7].split()[:5])) for row in self._rows(None)
+        ]
+        return Table(_COLUMNS, shown)
 
     def __str__(self) -> str:
         skipped = "".join(f"\nclass {label} was skipped: {reason}" for label, reason in self.skipped.items())
@@ -200,6 +241,13 @@ class Spray:
 
     def _repr_html_(self) -> Html:
         return self._shown().to_html()
+
+
+def _drawn(values: Floats, images: Any, sample: int) -> Image.Image:
+    """The map of a sample, over its image if there is one."""
+    if images is None:
+        return heatmap(values)
+    return overlay(images.photograph(sample) if isinstance(images, ImagesOfSamples) else without_label(images[sample]), values)
 
 
 def checked_spray(value: Any, what: str) -> Spray:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
+from lrpfx.datasets.images_of_samples import stored_preprocessing
 from lrpfx.datasets.layout import KEY, Array, default_block, layouts_of, names_of_relevance
 from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.ray_engine import engine_named
@@ -220,9 +221,10 @@ class _Run:
         self.stored = stored
         preprocess, is_own = _preprocessing(explainer), isinstance(explainer, Explainer)
         names = () if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
-        self.source = source_of(data, Preparation(names, preprocess), workers)
-        engine.check(self.source)
+        self.preprocess = preprocess
         self.categories = explainer.categories if is_own else None
+        self.source = source_of(data, Preparation(names, preprocess), workers, self.categories)
+        engine.check(self.source)
         module, others = (self._compiled(explainer), explainer.record) if is_own else (explainer, ())
         if is_own and question.output is None:
             question = replace(question, output=explainer.output)
@@ -266,6 +268,7 @@ class _Run:
                 "output": described(question.output),
             },
             "categories": None if self.categories is None else list(self.categories),
+            "preprocessing": stored_preprocessing(self.preprocess),
             "data": self.source.identity(),
         }
 
@@ -356,7 +359,7 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that runs must have in common, by names for messages. Another release of zarr writes the same."""
     parts = {name: value for group in ("versions", "settings", "data") for name, value in facts[group].items()}
     parts.pop("zarr", None)
-    own = {"categories": facts.get("categories"), "composite": facts["composite"]}
+    own = {**{name: facts.get(name) for name in ("categories", "preprocessing")}, "composite": facts["composite"]}
     return {"model, weights or rules": facts["model"], **own, **parts}
 
 

@@ -43,7 +43,8 @@ def spray(
 
     Maps are summed over channels, pooled, and compared by their Euclidean distances. Each class gets a graph of nearest
     neighbors, the eigenvectors of its normalized Laplacian, and for each number k in `clusters`, k-means of the first k
-    eigenvectors. A large gap behind the k-th eigenvalue speaks for k clusters. Memory holds the pooled maps of one class. It
+    eigenvectors. A large gap behind the k-th eigenvalue speaks for k clusters, one behind the first for a class without
+    groups. Memory holds the pooled maps of one class. It
     needs scikit-learn: `pip install 'lrpfx[datasets]'`.
 
     Parameters
@@ -67,7 +68,7 @@ def spray(
     neighbors
         How many neighbors a sample has in the graph.
     clusters
-        The numbers of clusters to try.
+        The numbers of clusters to try, besides 1.
     dimensions
         Of the spectral embedding, at most.
     embeddings
@@ -169,7 +170,7 @@ def _analysis(label: int, maps: Column, samples: Numbers, settings: SpraySetting
     embedded = {"spectral": spectral}
     for name in settings.embeddings:
         embedded[name] = _embedding(name, spectral, settings.seed)
-    clusterings = {number: _clustering(number, spectrum, reduced, samples, settings) for number in settings.clusters}
+    clusterings = {number: _clustering(number, spectrum, reduced, samples, settings) for number in (1, *settings.clusters)}
     return LabelAnalysis(label, samples, spectrum.eigenvalues, spectrum.parts, embedded, clusterings)
 
 
@@ -193,9 +194,10 @@ def _reduced(maps: Column, samples: Numbers, settings: SpraySettings) -> Floats:
 
 def _clustering(number: int, spectrum: Spectrum, maps: Floats, samples: Numbers, settings: SpraySettings) -> Clustering:
     """The clusters by k-means, the largest first."""
-    coordinates = spectrum.first(number)
-    machine = optional_package("sklearn.cluster", PURPOSE, EXTRA).KMeans(number, n_init=_STARTS, random_state=settings.seed)
-    found = machine.fit_predict(coordinates)
+    found = np.zeros(len(samples), dtype=np.int32)
+    if number > 1:
+        machine = optional_package("sklearn.cluster", PURPOSE, EXTRA).KMeans(number, n_init=_STARTS, random_state=settings.seed)
+        found = machine.fit_predict(spectrum.first(number))
     present = np.unique(found)
     sizes = [int((found == one).sum()) for one in present]
     firsts = [int(np.argmax(found == one)) for one in present]

@@ -2,11 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from lrpfx.errors import InputTypeError
 from lrpfx.support.numbers import is_whole
@@ -41,15 +42,54 @@ def parts_of(item: Any) -> tuple[Any, int | None]:
 
 
 def identity_of(item: Any) -> str | None:
-    """The name that a sample brings with it: an entry of a dict, or the path of a file."""
+    """The name that a sample brings with it: an entry of a dict, the path of a file, or that of its image."""
     if isinstance(item, (tuple, list)) and len(item) == 2:
         item = item[0]
     if isinstance(item, (torch.Tensor, np.ndarray)):
         return None
-    entries = [item.get(name) for name in IDENTITIES] if isinstance(item, Mapping) else [item]
+    entries = [item]
+    if isinstance(item, Mapping):
+        entries = [*(item.get(name) for name in IDENTITIES), *map(_path_of_image, item.values())]
+    elif isinstance(item, Image.Image):
+        entries = [_path_of_image(item)]
     named = (one for one in entries if isinstance(one, (str, os.PathLike, int)) and not isinstance(one, bool))
     found = next(named, None)
-    return None if found is None else os.fsencode(str(found)).decode("utf-8", "backslashreplace")
+    return None if found is None else as_text(found)
+
+
+def _path_of_image(value: Any) -> str | None:
+    """The path of an image of a dataset of Hugging Face, decoded or not, or of one that Pillow has opened."""
+    path = getattr(value, "filename", None) if isinstance(value, Image.Image) else None
+    if isinstance(value, Mapping) and set(value) == {"bytes", "path"}:
+        path = value["path"]
+    return os.fsdecode(path) if path and isinstance(path, (str, bytes, os.PathLike)) else None
+
+
+def as_text(name: Any) -> str:
+    """The name of a sample, with escapes for bytes that are not UTF-8."""
+    return os.fsencode(str(name)).decode("utf-8", "backslashreplace")
+
+
+def labels_of_folders(folders: Iterable[str], categories: Sequence[str]) -> dict[str, int]:
+    """The class index of each folder; empty where it would be a guess.
+
+    Either all folders have names of categories, of which there may be more, but for case, "_" and "-"; or none has, and there
+    are as many folders as categories, which are in the order of the folders' names, as training with torchvision's ImageFolder
+    makes them. Numbers that are sorted otherwise as text tell neither.
+    """
+    names = sorted(set(folders))
+    plain = [_plain(one) for one in categories]
+    places = [[place for place, one in enumerate(plain) if one == _plain(name)] for name in names]
+    if all(len(found) == 1 for found in places) and len({found[0] for found in places}) == len(names):
+        return {name: found[0] for name, found in zip(names, places, strict=True)}
+    is_in_order = not all(one.isdecimal() for one in names) or names == sorted(names, key=int)
+    if any(places) or len(names) != len(categories) or not is_in_order:
+        return {}
+    return {name: place for place, name in enumerate(names)}
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("_", " ").replace("-", " ")
 
 
 def _may_be_label(value: Any) -> bool:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, default_convert
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate, default_convert
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files
-from lrpfx.samples.items import is_indexed
+from lrpfx.samples.items import as_text, is_indexed, labels_of_folders
 from lrpfx.samples.loaders import Ordered, Workers, check_loader, samples_of, workers_of
 from lrpfx.samples.plan import BlockPlan, DoneBlocks, samples_in
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
@@ -100,7 +100,8 @@ class IndexedSource(SampleSource):
 
     def sample(self, number: int) -> Sample:
         """The sample with a number."""
-        return self.preparation.sample(number, lambda: self.dataset[number])
+        found = self.preparation.sample(number, lambda: self.dataset[number])
+        return found if found.key is not None else found._replace(key=_path_in_folder(self.dataset, number))
 
     def in_order(self) -> Generator[Sample]:
         numbers = range(self.length)
@@ -199,10 +200,26 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
         ) from error
 
 
-class ImageFolder(Sequence[dict[str, Any]]):
-    """The images in a folder, and in folders in it."""
+def _path_in_folder(dataset: Any, number: Any) -> str | None:
+    """The path of a sample of torchvision's ImageFolder in its folder, also in a subset of it. None for other datasets."""
+    while isinstance(dataset, (Subset, Ordered)):
+        dataset, number = dataset.dataset, dataset.indices[number]
+    samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
+    if not isinstance(samples, list) or not isinstance(root, (str, os.PathLike)) or not hasattr(number, "__index__"):
+        return None
+    named = samples[number] if 0 <= number < len(samples) else None
+    path = named[0] if isinstance(named, tuple) and named else None
+    return as_text(os.path.relpath(path, root)) if isinstance(path, (str, os.PathLike)) else None
 
-    def __init__(self, folder: Path) -> None:
+
+class ImageFolder(Sequence[dict[str, Any]]):
+    """The images in a folder, and in folders in it.
+
+    They have labels if all lie in folders of classes, as torchvision's ImageFolder has it, whose names or number are those of
+    the categories; `labels_of_folders` says which. `categories`: the names of the model's classes, if they are known.
+    """
+
+    def __init__(self, folder: Path, categories: Sequence[str] | None = None) -> None:
         self.folder = folder
         self.files = image_files(folder)
         if not self.files:
@@ -213,13 +230,18 @@ class ImageFolder(Sequence[dict[str, Any]]):
             version = (found.st_size, found.st_mtime_ns) if found else ()
             total.update(os.fsencode(file.relative_to(folder).as_posix()) + f"\0{version}\0".encode())
         self._fingerprint = total.hexdigest()
+        classes = [file.relative_to(folder).parts[0] for file in self.files]
+        is_in_classes = all(file.parent != folder for file in self.files)
+        labels = labels_of_folders(classes, categories) if is_in_classes and categories else {}
+        self.labels = [labels.get(one) for one in classes]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, place: Any) -> Any:
         file = self.files[place]
-        return {"__key__": str(file.relative_to(self.folder)), "image": file}
+        label = {} if self.labels[place] is None else {"label": self.labels[place]}
+        return {"__key__": str(file.relative_to(self.folder)), "image": file, **label}
 
 
 # --- streams -----------------------------------------------------------------------------------------------------------------
@@ -349,12 +371,17 @@ class _Loaded(Iterable[Sample]):
 # --- whatever users have -----------------------------------------------------------------------------------------------------
 
 
-def source_of(data: Any, preparation: Preparation, workers: int | None) -> SampleSource:
-    """The samples that `data` stands for. `workers`: processes that load them; None for those of a DataLoader."""
+def source_of(
+    data: Any, preparation: Preparation, workers: int | None, categories: Sequence[str] | None = None
+) -> SampleSource:
+    """The samples that `data` stands for. `workers`: processes that load them; None for those of a DataLoader.
+
+    `categories`: as for `ImageFolder`.
+    """
     if isinstance(data, DataLoader):
         return _of_loader(data, preparation, workers_of(data, workers))
     if isinstance(data, (str, os.PathLike)):
-        return _of_path(data, preparation, Workers(workers or 0))
+        return _of_path(data, preparation, Workers(workers or 0), categories)
     if is_indexed(data) and not isinstance(data, (bytes, IterableDataset)):
         return IndexedSource(data, preparation, Workers(workers or 0))
     if isinstance(data, (Mapping, bytes)) or not isinstance(data, Iterable):
@@ -372,7 +399,7 @@ def source_of(data: Any, preparation: Preparation, workers: int | None) -> Sampl
     return StreamSource(data, preparation, {"workers": 0})
 
 
-def _of_path(path: Any, preparation: Preparation, workers: Workers) -> SampleSource:
+def _of_path(path: Any, preparation: Preparation, workers: Workers, categories: Sequence[str] | None) -> SampleSource:
     try:
         place = Path(os.fsdecode(path)).expanduser()
     except RuntimeError as error:
@@ -383,7 +410,7 @@ def _of_path(path: Any, preparation: Preparation, workers: Workers) -> SampleSou
             topic="samples",
         )
     if place.is_dir():
-        return IndexedSource(ImageFolder(place), preparation, workers, "folder")
+        return IndexedSource(ImageFolder(place, categories), preparation, workers, "folder")
     if not place.exists():
         raise InputError(f"there is no folder {path}", topic="files-and-folders")
     return IndexedSource([place], preparation, workers)

@@ -93,7 +93,8 @@ def test_every_item_of_a_project(analyzed, tmp_path):
     assert project.get_analysis_clustering_names("SpRAy") == ["kmeans-02", "kmeans-03"]
     assert project.get_analysis_embedding_names("SpRAy") == ["spectral", "tsne"]
     for analysis in found:
-        for number, clustering in analysis.clusterings.items():
+        for number in found.settings.clusters:
+            clustering = analysis.clusterings[number]
             for name, embedding in analysis.embeddings.items():
                 read = project.get_analysis("SpRAy", KEYS[analysis.label], f"kmeans-{number:02d}", name)
                 assert read.human_readable_category_name == CLASSES[analysis.label]

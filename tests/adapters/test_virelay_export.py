@@ -185,8 +185,9 @@ def test_photographs(form, of_explainer, photographs, tmp_path):
     data = {"folder": photographs, "paths": paths, "images": opened}[form]
     view = lrpfx.datasets.attribute(explainer, data, tmp_path / "store")
     given = explainer.preprocess if of_explainer else preprocess
-    with pytest.raises(InputError, match="sample 0 has no label in the store: pass labels="):
-        export(view, tmp_path / "a", data, preprocess=given)
+    project = Project(str(export(view, tmp_path / "a", data, preprocess=given)))
+    assert project.get_sample(0).labels == project.get_attribution(0).labels == []
+    project.close()
     path = export(view, tmp_path / "a", data, preprocess=given, labels=view["prediction"][:].clip(0))
     project = Project(str(path))
     assert [one.name for one in project.label_map.labels] == ["cat", "dog", "fox"]

@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -486,7 +487,7 @@ def test_every_sample_is_compared(change, is_complete, kind, explain_model, tmp_
     else:
         begun(explain_model, path, kind(samples))
     before = tree(path)
-    with pytest.raises(lrpfx.InputError, match="the data set has changed: sample [0-7] is not what it was"):
+    with pytest.raises(lrpfx.InputError, match=r"the data set has changed: sample [0-7] is not what it was"):
         lrpfx.datasets.attribute(explain_model, kind(change(samples)), path)
     assert tree(path) == before
     assert lrpfx.datasets.attribute(explain_model, kind(samples), path).is_complete
@@ -502,7 +503,7 @@ def test_names_are_part_of_the_samples(explain_model, tmp_path):
 
 def test_a_sample_that_can_no_longer_be_loaded_is_a_change(explain_model, tmp_path):
     begun(explain_model, tmp_path / "store", Noise(COUNT))
-    with pytest.raises(lrpfx.InputError, match="sample 2 could be loaded when this was begun, and cannot now: .*broken"):
+    with pytest.raises(lrpfx.InputError, match=r"sample 2 could be loaded when this was begun, and cannot now: .*broken"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT, broken=[2]), tmp_path / "store")
 
 

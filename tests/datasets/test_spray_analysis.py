@@ -135,7 +135,46 @@ def test_a_clever_hans_is_found(clever_hans):
     corner = [np.abs(one.mean[:2, :2]).sum() / np.abs(one.mean).sum() for one in (honest, hans)]
     assert corner[1] > 5 * corner[0]
     # The gap behind two clusters is far larger where there are two strategies.
-    assert three.gaps[1] > 2 * found[7].gaps[1]
+    assert three.gaps[1] > 2 * found[7].gaps[1] and three.best == three.eigengap == 2
+
+
+def unequal(count, samples, random):
+    """Samples around `count` maps, of which the last has three times as many as the first."""
+    shares = np.linspace(1, 3, count)
+    truth = random.choice(count, samples, p=shares / shares.sum())
+    return random.standard_normal((count, 256))[truth] + random.standard_normal((samples, 256)), truth
+
+
+@pytest.mark.parametrize("samples", [50, 300, pytest.param(1000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("features", [5, 64, 1024])
+@pytest.mark.parametrize("strength", [0.0, 1.0, 5.0])
+def test_noise_is_one_cluster(samples, features, strength):
+    """Alone, and around one map."""
+    random = np.random.default_rng(0)
+    points = strength * random.standard_normal(features) + random.standard_normal((samples, features))
+    found = spray(points, np.zeros(samples, int), embeddings=(), size=None)
+    assert found[0].best == found[0].eigengap == 1
+    ((_, whole),) = found.table()
+    assert whole.size == samples and whole.share == 1 and len(whole.typical) == 8
+    assert found.to_pandas()[["eigengap", "clusters", "cluster"]].to_numpy().tolist() == [[1, 1, 0]]
+    assert len(found.table(2)) == 2
+
+
+@pytest.mark.parametrize("count", range(2, 7))
+@pytest.mark.parametrize("samples", [250, pytest.param(1000, marks=pytest.mark.thorough)])
+def test_planted_clusters_of_unequal_size_are_counted(count, samples):
+    points, truth = unequal(count, samples, np.random.default_rng(count))
+    found = spray(points, np.zeros(samples, int), embeddings=(), size=None)[0]
+    assert found.best == found.eigengap == count
+    assert adjusted_rand_score(found.clustering().assignment, truth) == 1
+
+
+def test_a_number_that_was_not_asked_for():
+    """Three groups, of which two and five are asked for: not one."""
+    points, _ = unequal(3, 250, np.random.default_rng(0))
+    found = spray(points, np.zeros(250, int), clusters=(2, 5), embeddings=(), size=None)[0]
+    assert found.eigengap == 3 and found.best in (2, 5) and list(found.clusterings) == [1, 2, 5]
+    assert spray(points, np.zeros(250, int), clusters=(2,), embeddings=(), size=None)[0].eigengap == 3
 
 
 @pytest.mark.thorough
@@ -162,7 +201,7 @@ def test_the_result(clever_hans):
     frame = found.to_pandas(5)
     assert frame["samples"].sum() == len(analysis.samples) and frame["cluster"].tolist() == list(range(5))
     assert found.table(2)[1] == (3, analysis.clustering(2).clusters[1])
-    assert str(found).splitlines()[0].split() == ["class", "clusters", "cluster", "samples", "share", "typical"]
+    assert str(found).splitlines()[0].split()[:4] == ["class", "eigengap", "clusters", "gap"]
     assert found._repr_html_().startswith("<table") and repr(found) == "<SpRAy of 1 classes, 183 samples>" and len(found) == 1
     pairs = list(zip(images, labels, strict=True))
     plain = found.picture(3, relevance, clusters=2, count=4)
@@ -173,7 +212,7 @@ def test_the_result(clever_hans):
     for name, embedding in analysis.embeddings.items():
         np.testing.assert_array_equal(again.embeddings[name], embedding)
     assert (again.clustering(5).assignment == analysis.clustering(5).assignment).all()
-    with pytest.raises(InputError, match="only with 2, 5"):
+    with pytest.raises(InputError, match="only with 1, 2, 5"):
         analysis.clustering(3)
     with pytest.raises(InputError, match="class 4 was not analyzed"):
         found[4]

@@ -83,9 +83,9 @@ def write_project(
     folder
         The folder.
     images
-        A row for each sample, or a sequence of arrays if sizes differ; also Pillow's images, and pairs with a label, as in data
-        sets of torchvision. Row i is sample i of the project. Integers have eight bits already; floating-point numbers lie in
-        `value_range`.
+        A row for each sample, or a sequence of arrays if sizes differ; also Pillow's images, paths, and pairs with a label, as
+        in data sets of torchvision. Row i is sample i of the project. Integers have eight bits already; floating-point numbers
+        lie in `value_range`.
     relevance
         A row for each sample, or a sequence of arrays if sizes differ.
     outputs
@@ -202,16 +202,17 @@ def export(
     view
         Of a store that is complete, with whole outputs and one target.
     data
-        What was explained, a data set with indices or a folder; or its images, an array or a sequence with one for each sample.
+        What was explained, a data set with indices or a folder, also that in which the names of the samples are paths; or its
+        images, an array or a sequence with one for each sample.
     array
         The relevance to show, of an input or a layer.
     preprocess
-        From an image to the input of the model, as for `lrpfx.Explainer`; what the model was given is shown, and the values
-        of black and white are measured.
+        From an image to the input of the model, by default that of the explainer, which the store has if it is a resize, a
+        crop and a normalization. What the model was given is shown, and the values of black and white are measured.
     mean, std
-        Of images that were normalized otherwise.
+        Of images that were normalized otherwise; they are shown as they are, as with `value_range`.
     labels, classes, name, method
-        By default the labels, the categories, the name and the composite of the store.
+        By default the labels, the categories, the name and the composite of the store. Samples may have no label.
     strategy
         Whether relevance is of the true or the predicted class, which a store with such a target says itself.
 
@@ -235,9 +236,8 @@ def export(
     samples = view.explained
     if labels is None:
         labels = view.labels
-        if (labels[samples] < 0).any():
-            number = samples[labels[samples] < 0][0]
-            raise invalid(f"sample {number} has no label in the store: pass labels=, such as view['prediction'][:]")
+        if (labels[samples] < 0).any():  # as truth values, a sample may have none
+            labels = labels[:, None] == np.arange(view[OUTPUT].shape[1])
     bounds = range_before(mean, std)
     if bounds is not None and (value_range is not None or preprocess is not None):
         raise invalid("mean= and std=, value_range= and preprocess= each say which values are black and white: pass one")
@@ -302,8 +302,8 @@ def write_analysis(path: str | os.PathLike[str], spray: Spray, labels: Sequence[
                 if is_spectral:
                     eigenvalues = analysis.eigenvalues[: embedding.shape[1]]
                     group[f"embedding/{name}"].attrs["eigenvalue"] = eigenvalues[::-1].astype(np.float32)
-            for number, clustering in analysis.clusterings.items():
-                group[f"cluster/kmeans-{number:02d}"] = clustering.assignment
+            for number in found.settings.clusters:
+                group[f"cluster/kmeans-{number:02d}"] = analysis.clusterings[number].assignment
 
     write_hdf5(target, write)
     return given

@@ -1,6 +1,7 @@
 """Samples in the arrays that ViRelAy reads: pictures, labels and relevance."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from lrpfx.datasets.layout import NO_LABEL
 from lrpfx.datasets.reduced_maps import without_channels
 from lrpfx.datasets.rows import Block, Column, Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.images.opening import photographs
 from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis, checked_number
 from lrpfx.support.optional_packages import progress_bar
 
@@ -47,6 +49,8 @@ class Pictures:
         if self.source.shape is None:
             for number in samples:
                 item = without_label(self.source.item(int(number)))
+                if isinstance(item, (str, os.PathLike)):
+                    item = next(photographs(item)).image
                 is_image = isinstance(item, Image.Image)
                 values = np.asarray(item.convert("RGB")) if is_image else array_of(item, f"image {number}")
                 yield self._checked(

@@ -1,25 +1,20 @@
-"""The images of a data set that was explained, each loaded when it is asked for."""
+"""The images of a data set that was explained, and which of their values are black and white."""
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from lrpfx.adapters.virelay.arrays import ValueRange, invalid, wrong_type
+from lrpfx.adapters.virelay.arrays import ValueRange, invalid
+from lrpfx.datasets.images_of_samples import ImagesOfSamples, check_number_of_images
 from lrpfx.datasets.rows import Rows, column
 from lrpfx.datasets.view import Attributions
-from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures.maps import Channels, Floats, checked_number
-from lrpfx.samples.plan import BlockPlan
-from lrpfx.samples.preparation import Preparation, Sample, as_tensor, is_data
-from lrpfx.samples.sources import IndexedSource, source_of
 
 PerChannel = float | Sequence[float]
-_PREPROCESS = "images in files need preprocess=, with which they were explained, such as that of the lrpfx.Explainer"
 _MEANING = "mean and std are numbers, or one for each channel, and std is positive"
 
 
@@ -39,17 +34,19 @@ def images_of(
     value_range: ValueRange | None,
     channels: Channels,
 ) -> Images:
-    """The images of a data set. `preprocess`: from an image to the model's input, which is shown."""
+    """The images of a data set. `preprocess`: from an image to the model's input, which is shown, by default that of the store.
+
+    With a range of values, the images are as they come, if no preprocessing is given.
+    """
+    found: Rows | Sequence[Any]
     if hasattr(data, "shape") and hasattr(data, "dtype") and preprocess is None:
-        _check_length(len(column(data, "data")), view)
+        check_number_of_images(len(column(data, "data")), view)
         found = first = data
     else:
-        function = preprocess.function if isinstance(preprocess, Preprocessing) else preprocess
-        given = None if function is None else Preprocessing(function)  # which has measured nothing yet
-        found = _ImagesOfData(view, data, given)
+        found = ImagesOfSamples(view, data, preprocess, uses_stored=value_range is None)
         first = found[int(view.explained[0])] if len(view.explained) else None
-        if given is not None and value_range is None:
-            value_range = given.range
+        if found.preprocess is not None and value_range is None:
+            value_range = found.preprocess.range
             if value_range is None:
                 raise invalid("the values of black and of white after preprocess= are not known: pass value_range=")
     if channels is None and isinstance(first, torch.Tensor):
@@ -73,62 +70,3 @@ def range_before(mean: PerChannel | None, std: PerChannel | None) -> ValueRange 
 def _numbers(given: PerChannel) -> Floats:
     numbers = np.atleast_1d(np.asarray(given, dtype=object)).ravel()
     return np.array([checked_number(one, _MEANING, math.isfinite) for one in numbers])
-
-
-class _ImagesOfData(Sequence[Any]):
-    """The images of the samples of a data set, which is the one that was explained as far as that can be told."""
-
-    def __init__(self, view: Attributions, data: Any, preprocess: Preprocessing | None) -> None:
-        if isinstance(data, (str, os.PathLike)) and preprocess is None:
-            raise invalid(_PREPROCESS)
-        source = source_of(data, _ImagePreparation((), preprocess), 0)
-        if not isinstance(source, IndexedSource):
-            raise wrong_type(
-                f"images are found by their numbers, which a {type(data).__name__} does not have: pass a data set with "
-                "indices, or the images as an array or a sequence, in the order in which they were explained"
-            )
-        _check_length(source.length, view)
-        then, now = view.manifest["data"], source.identity()
-        if then.get("kind") == now["kind"] == "folder" and then.get("fingerprint") != now["fingerprint"]:
-            raise invalid(f"the files in {data} are not those that were explained: their names or sizes differ")
-        if preprocess is not None:  # then the images are what the model was given
-            source.check_done(BlockPlan(view.manifest["block"], 1, view.blocks()))
-        self.source = source
-        self.labels = view.labels
-
-    def __len__(self) -> int:
-        return self.source.length
-
-    def __getitem__(self, number: Any) -> Any:
-        sample: Sample = self.source.sample(int(number))
-        if sample.problem is not None:
-            raise invalid(f"sample {number}: {sample.problem}")
-        known = self.labels[number]
-        if sample.label is not None and known >= 0 and sample.label != known:
-            raise invalid(
-                f"sample {number} has the label {sample.label} in the data and {known} in the store: pass the data set that "
-                "was explained, in the same order"
-            )
-        return sample.inputs
-
-
-class _ImagePreparation(Preparation):
-    """Finds the image in a sample, whatever else it has."""
-
-    def prepared(self, inputs: Any) -> Any:
-        if self.preprocess is not None:
-            return super().prepared(inputs)
-        if isinstance(inputs, (str, bytes, os.PathLike)):
-            raise invalid(_PREPROCESS)
-        if isinstance(inputs, (Mapping, tuple)):
-            entries = inputs.values() if isinstance(inputs, Mapping) else inputs
-            found = [one for one in entries if is_data(one)]
-            if len(found) != 1:
-                raise invalid(f"it has {len(found)} inputs, which may be images: pass the images as a sequence of their own")
-            (inputs,) = found
-        return as_tensor(inputs)
-
-
-def _check_length(count: int, view: Attributions) -> None:
-    if count != len(view):
-        raise invalid(f"the data set has {count} samples, and the store {len(view)}: pass the one that was explained")
