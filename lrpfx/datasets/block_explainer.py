@@ -1,6 +1,5 @@
 """The rows of blocks, filled batch by batch."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
+from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, Array, as_text
 from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.datasets.store import BlockWriter
 from lrpfx.samples.preparation import Sample, SampleBatch
@@ -105,23 +104,5 @@ class BlockRows:
         self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
         self.arrays[LABEL][part] = [NO_LABEL if sample.label is None else sample.label for sample in samples]
         self.arrays[DIGEST][part] = [sample.digest for sample in samples]
-        if problems:
-            texts = [problems.get(place, "") for place in range(len(samples))]
-            self._texts(ERROR)[part] = text_rows(texts, TEXT_BYTES[ERROR])
-        if any(sample.key for sample in samples):
-            self._texts(KEY)[part] = text_rows([_shortened(sample.key or "") for sample in samples], TEXT_BYTES[KEY])
-
-    def _texts(self, name: str) -> Array:
-        """The rows of an array of texts, which are made for the first text: most blocks have none."""
-        if name not in self.arrays:
-            self.arrays[name] = np.zeros((len(self.arrays[STATUS]), TEXT_BYTES[name]), dtype=np.uint8)
-        return self.arrays[name]
-
-
-def _shortened(key: str) -> str:
-    """A key that has a place in the store; a long one ends in a hash of the whole."""
-    content = key.encode("utf-8", "backslashreplace")
-    if len(content) <= TEXT_BYTES[KEY]:
-        return key
-    ending = "..." + hashlib.sha256(content).hexdigest()[:32]
-    return content[: TEXT_BYTES[KEY] - len(ending)].decode("utf-8", "ignore") + ending
+        self.arrays[KEY][part] = [as_text(sample.key or "") for sample in samples]
+        self.arrays[ERROR][part] = [as_text(problems.get(place, "")) for place in range(len(samples))]

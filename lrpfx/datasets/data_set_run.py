@@ -83,10 +83,11 @@ def attribute(
     """Explain all samples of a data set, and write what is found to a store, which can be read meanwhile.
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
-    The samples that are there already are compared with those of the data set: all that are read anyway, which are all of a
-    stream, and 256 others at random; of a folder, the names, sizes and times of all files. A sample that cannot be loaded, does
-    not fit or has values that are not finite is in the store with the reason, and the run goes on. What was written before an
-    error is kept, and on a local disk also after a power failure. Needs zarr.
+    A store that has all samples may also lie where nothing can be written. The samples that are there already are compared with
+    those of the data set: all that are read anyway, which are all of a stream, and 256 others at random; of a folder, the
+    names, sizes and times of all files. A sample that cannot be loaded, does not fit or has values that are not finite is in
+    the store with the reason, and the run goes on. What was written before an error is kept, and on a local disk also after a
+    power failure. Needs zarr.
 
     Other arguments: as for `lrpfx.attribute`.
 
@@ -117,8 +118,8 @@ def attribute(
         The reduction of the relevance of inputs. A reduction is None, "sum" over channels, "absolute", the sum of
         magnitudes over channels, or "channels", the sum over positions for each channel.
     dtype
-        Of relevance in the store, "float32", "float64", or "float16" with a scale for each sample, which halves the size at an
-        error of 0.02 %.
+        Of relevance in the store, "float32", "float64", or "float16" for float32 that is rounded to the precision of float16,
+        which halves the size at an error of 0.02 %.
     scores
         How many of the largest outputs are stored with their classes; by default the whole output.
     select_output
@@ -285,14 +286,14 @@ class _Run:
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
-        rows, input_bytes = self._first_rows()
+        rows, dimensions, input_bytes = self._first_rows()
         narrow = names_of_relevance(rows) if self.stored.dtype == "float16" else []
-        layouts = layouts_of(rows, self.explainer.dimensions(rows), narrow)
+        layouts = layouts_of(rows, dimensions, narrow)
         block = self.block_size or default_block(layouts, self.batch_size, input_bytes)
         return Manifest({**facts, RUN: secrets.token_hex(8)}, layouts, block, self.source.length)
 
-    def _first_rows(self) -> tuple[dict[str, Array], int]:
-        """The rows of the first sample that can be explained, and the size of its inputs in bytes."""
+    def _first_rows(self) -> tuple[dict[str, Array], dict[str, tuple[str, ...]], int]:
+        """The rows of the first sample that can be explained, their dimensions, and the size of its inputs in bytes."""
         compiled = self.explainer.explain_model is not self.explainer.module
         errors: list[InputError] = []
         for sample in self.source.in_order():
@@ -308,7 +309,8 @@ class _Run:
                     continue
                 if not problems:
                     leaves = pytree.tree_leaves(group.inputs)
-                    return rows, sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+                    dimensions = self.explainer.dimensions(rows, embedded=not found.arguments.leaves)
+                    return rows, dimensions, sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
                 errors.append(InputError(f"sample {sample.number}: {problems[0]}", topic="values-not-finite"))
         raise errors[0] if errors else self._none_could_be_loaded()
 
@@ -326,6 +328,12 @@ class _Run:
         if retry_failed:
             before = without_failed(before, self.location, writer)
         total, done = writer.manifest.samples, sum(before.counts)
+        if self.location.is_read_only() and (total is None or done < total):
+            raise ArtefactError(
+                f"{self.location} or the folder that it is in cannot be written to, and samples are still to be explained "
+                f"there: {done} of {'?' if total is None else total} are done",
+                topic="files-and-folders",
+            )
         plan = BlockPlan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
         if total is not None and done == total and self.source.length is None:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared

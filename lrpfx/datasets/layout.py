@@ -20,15 +20,38 @@ STATUS, LABEL, KEY, ERROR, DIGEST = "status", "label", "key", "error", "digest"
 NO_LABEL = -1
 #: The array with an entry for each block: 1 once it is done.
 DONE = "done"
-#: The beginning of the names of scales of the values of another array.
-SCALE = "scale_of."
 
 #: Dimensions.
 SAMPLE, BLOCK, CONDITION, TARGET = "sample", "block", "condition", "target"
-TEXT_BYTES = {KEY: 256, ERROR: 512}
-_CHUNK_BYTES = 1 << 20
-_FILLS: dict[str, float | int] = {"float16": math.nan, "float32": math.nan, "float64": math.nan, "int64": -1}
-_FILLS |= {"uint8": 0, "uint64": 0}
+#: The dtype of texts, which have any length.
+STRING = "string"
+#: What is read together at least. With less, reading all samples takes several times as long, and one sample no less.
+_CHUNK_BYTES = 1 << 18
+_FILLS: dict[str, float | int | str] = {
+    "float32": math.nan,
+    "float64": math.nan,
+    "int64": -1,
+    "uint8": 0,
+    "uint64": 0,
+    STRING: "",
+}
+#: Bits of the significands of rounded numbers that are not stored: those of float32 beyond those of float16.
+_DROPPED_BITS = 13
+#: Attributes of arrays, for other readers; `comment` is what the CF conventions call a text for them.
+_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    OUTPUT: {"comment": "the output of the model"},
+    PREDICTION: {"comment": "the class of the largest output; -1: none"},
+    TOP_CLASSES: {"comment": "the classes of the largest outputs, in falling order; -1: none"},
+    TOP_SCORES: {"comment": "the largest outputs, in falling order"},
+    SEED: {"comment": "the relevance that the output was given"},
+    REACHED: {"comment": "what of the seed reached the inputs"},
+    STATUS: {"flag_values": [MISSING, EXPLAINED, FAILED], "flag_meanings": "missing explained failed"},
+    LABEL: {"comment": "the label; -1: none"},
+    KEY: {"comment": "the name of the sample, such as a path"},
+    ERROR: {"comment": "why the sample could not be explained"},
+    DIGEST: {"comment": "a hash of the sample; 0: none"},
+    DONE: {"comment": "1: all samples of the block are there"},
+}
 
 Array = NDArray[Any]
 
@@ -41,17 +64,22 @@ class ArrayLayout:
     shape: tuple[int, ...]
     dtype: str
     dimensions: tuple[str, ...]
-    is_scaled: bool = False  # values are those in the array times those in another, whose name begins with `SCALE`
+    is_rounded: bool = False  # to the precision of float16
 
     @property
-    def fill(self) -> float | int:
+    def is_text(self) -> bool:
+        """Whether values are texts."""
+        return self.dtype == STRING
+
+    @property
+    def fill(self) -> float | int | str:
         """The value of entries that were not written."""
         return _FILLS[self.dtype]
 
     @property
     def row_bytes(self) -> int:
-        """The size of one sample."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        """The size of one sample, without texts."""
+        return 0 if self.is_text else math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def chunk_rows(self, block: int) -> int:
         """How many samples are compressed together: as many as make a good size, of a number that divides the block."""
@@ -62,39 +90,44 @@ class ArrayLayout:
 
     def empty(self, rows: int) -> Array:
         """Rows that hold nothing yet."""
-        return np.full((rows, *self.shape), self.fill, dtype=self.dtype)
+        return np.full((rows, *self.shape), self.fill, dtype=object if self.is_text else self.dtype)
+
+    def attributes(self, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """What the array says to other readers. `names`: of conditions and targets."""
+        found = dict(_ATTRIBUTES.get(self.name, {"comment": "relevance; NaN: missing or failed"}))
+        details = [f"{one}s: {', '.join(names[one])}" for one in self.dimensions if one in names]
+        if details or self.is_rounded:
+            found["comment"] = "; ".join([found["comment"], *details, *["rounded to 11 bits"] * self.is_rounded])
+        if self.dimensions[0] == SAMPLE and self.name not in (LABEL, KEY):
+            found["coordinates"] = f"{LABEL} {KEY}"
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain data."""
         found = {"shape": list(self.shape), "dtype": self.dtype, "dimensions": list(self.dimensions)}
-        return {**found, "scaled": self.is_scaled}
+        return {**found, "rounded": self.is_rounded}
 
     @classmethod
     def from_json(cls, name: str, data: Any) -> "ArrayLayout":
         """The layout that a manifest states."""
-        return cls(name, tuple(data["shape"]), data["dtype"], tuple(data["dimensions"]), data["scaled"])
+        return cls(name, tuple(data["shape"]), data["dtype"], tuple(data["dimensions"]), data["rounded"])
 
 
 def own_layouts() -> list[ArrayLayout]:
     """The arrays that every store has."""
-    texts = [ArrayLayout(name, (size,), "uint8", (SAMPLE, f"{name}.byte")) for name, size in TEXT_BYTES.items()]
-    numbers = [
-        ArrayLayout(name, (), dtype, (SAMPLE,)) for name, dtype in ((STATUS, "uint8"), (LABEL, "int64"), (DIGEST, "uint64"))
-    ]
-    return [*numbers, *texts, ArrayLayout(DONE, (), "uint8", (BLOCK,))]
+    dtypes = {STATUS: "uint8", LABEL: "int64", DIGEST: "uint64", KEY: STRING, ERROR: STRING}
+    of_samples = [ArrayLayout(name, (), dtype, (SAMPLE,)) for name, dtype in dtypes.items()]
+    return [*of_samples, ArrayLayout(DONE, (), "uint8", (BLOCK,))]
 
 
 def layouts_of(
-    values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], scaled: Sequence[str]
+    values: Mapping[str, Array], dimensions: Mapping[str, tuple[str, ...]], are_rounded: Sequence[str]
 ) -> list[ArrayLayout]:
-    """The arrays for explanations like these, and those that every store has. `scaled`: the names of those in float16."""
-    found = []
-    for name, value in values.items():
-        of_scaled = name in scaled
-        dtype = "float16" if of_scaled else str(value.dtype)
-        found.append(ArrayLayout(name, value.shape[1:], dtype, dimensions[name], of_scaled))
-        if of_scaled:
-            found.append(ArrayLayout(SCALE + name, (), "float32", (SAMPLE,)))
+    """The arrays for explanations like these, and those that every store has. `are_rounded`: the names of those that are."""
+    found = [
+        ArrayLayout(name, value.shape[1:], str(value.dtype), dimensions[name], name in are_rounded)
+        for name, value in values.items()
+    ]
     return [*found, *own_layouts()]
 
 
@@ -108,19 +141,17 @@ def default_block(layouts: Sequence[ArrayLayout], batch_size: int, input_bytes: 
     return max(1, rows // batch_size) * batch_size
 
 
-def scaled(values: Array) -> tuple[Array, Array]:
-    """Values of samples in float16, and a power of two for each sample that they are to be multiplied with.
+def rounded(values: Array) -> Array:
+    """Values in float32, rounded to the eleven bits of float16, but in the range of float32.
 
-    The largest magnitude of a sample comes to lie between 2¹⁴ and 2¹⁵, so that entries down to 2⁻²⁹ of it keep the eleven bits
-    of float16. Of samples that are not there it is NaN, as their values are.
+    Bits that are zero are compressed to next to nothing, so that they need no more space than numbers of 16 bits with a scale
+    for each sample, and any reader gets the right ones.
     """
-    found = np.abs(values).reshape(len(values), -1).max(1, initial=0.0)
-    largest = np.where(np.isfinite(found), found, 0.0)
-    exponents = np.clip(np.frexp(largest)[1] - 15, -126, 113)
-    factors = np.ldexp(np.float32(1.0), np.where(largest > 0, exponents, 0)).astype(np.float32)
-    factors[~np.isfinite(found)] = np.nan
-    inverse = np.ldexp(1.0, np.where(largest > 0, -exponents, 0)).astype(values.dtype)
-    return (values * inverse.reshape(-1, *[1] * (values.ndim - 1))).astype(np.float16), factors
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    last = (bits >> np.uint32(_DROPPED_BITS)) & np.uint32(1)  # to the nearest, of two equally near ones to the even one
+    return ((bits + np.uint32((1 << _DROPPED_BITS - 1) - 1) + last) & np.uint32(~((1 << _DROPPED_BITS) - 1) & 0xFFFFFFFF)).view(
+        np.float32
+    )
 
 
 def names_of_relevance(names: Iterable[str]) -> list[str]:
@@ -128,15 +159,6 @@ def names_of_relevance(names: Iterable[str]) -> list[str]:
     return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
 
 
-def text_rows(texts: Sequence[str], size: int) -> Array:
-    """Texts as rows of bytes in UTF-8, filled up with zeros."""
-    rows = np.zeros((len(texts), size), dtype=np.uint8)
-    for row, text in zip(rows, texts, strict=True):
-        content = text.encode("utf-8", "backslashreplace")[:size]
-        row[: len(content)] = np.frombuffer(content, dtype=np.uint8)
-    return rows
-
-
-def texts_of(rows: Array) -> list[str]:
-    """The texts in rows of bytes."""
-    return [row.tobytes().rstrip(b"\0").decode("utf-8", "ignore") for row in rows]
+def as_text(text: str) -> str:
+    """A text that can be stored: what is no character, as of a file name in another encoding, is written out."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -95,9 +95,19 @@ class Location:
         sizes = {str(name).strip("/").removeprefix(start): one["size"] or 0 for name, one in found.items()}
         return {name: size for name, size in sizes.items() if not _PARTIAL.search(name)}
 
+    def is_read_only(self) -> bool:
+        """Whether a folder that is there cannot be written to. Of an object store, that is not known before."""
+        if not isinstance(self.path, Path) or not self.path.is_dir():
+            return False
+        path = self.path.resolve()
+        return not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))  # the lock lies beside it
+
     def sole_writer(self) -> AbstractContextManager[None]:
-        """A context in which no other run writes there, see `lrpfx.support.runs`. Object stores have no locks."""
-        return sole_writer(self.path) if isinstance(self.path, Path) else nullcontext()
+        """A context in which no other run writes there, see `lrpfx.support.runs`. Object stores have no locks.
+
+        Nor has a folder that cannot be written to.
+        """
+        return sole_writer(self.path) if isinstance(self.path, Path) and not self.is_read_only() else nullcontext()
 
     def make_lasting(self, names: Iterable[str]) -> None:
         """Return when files are where a power failure does not lose them, with the folders that they are in.
@@ -112,7 +122,7 @@ class Location:
 
     def remove_leftovers(self) -> None:
         """Remove what a killed writer left half written. Objects appear whole or not at all."""
-        if isinstance(self.path, Path):
+        if isinstance(self.path, Path) and not self.is_read_only():
             with self.errors("read"):
                 for left in self.path.rglob("*.partial"):
                     if _PARTIAL.search(left.name):

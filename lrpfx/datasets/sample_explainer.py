@@ -14,6 +14,7 @@ from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
 from lrpfx.request.channels import kind_of
+from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_reduction, reduced
@@ -24,6 +25,16 @@ from lrpfx.samples.preparation import Sample, SampleGroup
 from lrpfx.support.tensors import is_floating, on_device_of
 from lrpfx.support.torch_internals import pytree
 
+#: Names of dimensions after that of samples, by what counts the channels and how many there are.
+_NAMES: dict[tuple[type[Index] | None, int], tuple[str, ...]] = {
+    (Channel, 2): ("channel", "position"),
+    (Channel, 3): ("channel", "height", "width"),
+    (Channel, 4): ("channel", "depth", "height", "width"),
+    (Feature, 1): ("feature",),
+    (Feature, 2): ("token", "feature"),
+    (Head, 3): ("head", "query", "key"),
+}
+_COUNTED = ("channel", "feature", "head")  # which reductions add up
 _DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
 
 
@@ -181,8 +192,8 @@ class SampleExplainer:
         reached = torch.stack([part.sum(-1, dtype=torch.float64) for part in parts]).sum(0)
         return {layout.SEED: seeds if self.has_several else seeds[:, 0], layout.REACHED: reached.movedim(first, 0)}
 
-    def dimensions(self, values: Mapping[str, Array]) -> dict[str, tuple[str, ...]]:
-        """The names of the dimensions of each array."""
+    def dimensions(self, values: Mapping[str, Array], embedded: bool) -> dict[str, tuple[str, ...]]:
+        """The names of the dimensions of each array. `embedded`: whether inputs are tokens, whose vectors have relevance."""
         targets = (layout.TARGET,) if self.has_several else ()
         known = {
             layout.SEED: targets,
@@ -197,12 +208,28 @@ class SampleExplainer:
             if own is None and name == layout.OUTPUT:
                 own = ("class",) if value.ndim == 2 else self._numbered(name, value.ndim - 1)
             if own is None:
-                reduction = self.reductions[name.removeprefix(layout.LAYERS)] if name.startswith(layout.LAYERS) else self.reduce
-                count = value.ndim - 1 - len(self.leading)
-                kept = (f"{name}.channel",) if reduction == CHANNELS else self._numbered(name, count)
-                own = (*self.leading, *kept)
+                own = (*self.leading, *self._of_relevance(name, value.ndim - 1 - len(self.leading), embedded))
             found[name] = (layout.SAMPLE, *own)
         return found
+
+    def _of_relevance(self, name: str, count: int, embedded: bool) -> tuple[str, ...]:
+        """The names of the last `count` dimensions. Sizes belong to names, so those of the sole input alone are short."""
+        prefix = "" if name == layout.RELEVANCE else f"{name}."
+        layer = name.removeprefix(layout.LAYERS) if name.startswith(layout.LAYERS) else None
+        reduction = self.reduce if layer is None else self.reductions[layer]
+        if reduction == CHANNELS:
+            return (f"{prefix}channel",)
+        rank = count if reduction is None else count + 1
+        kind: type[Index] | None = Feature if embedded or rank == 1 else Channel if rank > 2 else None
+        if layer is not None:
+            try:
+                kind = kind_of(self.module, layer, (1,) * (rank + 1), None)
+            except InputError:  # the graph does not show it
+                kind = None
+        names = _NAMES.get((kind, rank))
+        if names is None:
+            return self._numbered(name, count)
+        return tuple(f"{prefix}{one}" for one in names if reduction is None or one not in _COUNTED)
 
     def _numbered(self, name: str, count: int) -> tuple[str, ...]:
         return tuple(f"{name}.{axis + 1}" for axis in range(count))

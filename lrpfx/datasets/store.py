@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,22 +10,24 @@ from typing import Any
 import numpy as np
 
 from lrpfx.datasets.layout import (
+    CONDITION,
     DIGEST,
     DONE,
     FAILED,
     MISSING,
     SAMPLE,
-    SCALE,
     STATUS,
-    TEXT_BYTES,
+    TARGET,
     Array,
     ArrayLayout,
-    scaled,
+    rounded,
 )
 from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
 from lrpfx.samples.plan import DoneBlocks, samples_in
 from lrpfx.samples.sources import changed
+from lrpfx.support.identity.descriptions import text_of
+from lrpfx.support.numbered_names import numbered
 
 FORMAT = 2
 #: The attribute of the group with the manifest.
@@ -35,7 +37,7 @@ RUN = "run"
 #: The attribute while the arrays are made.
 _BEGINNING = "beginning"
 _GROUP = "zarr.json"
-_DONE_BYTES = 12  # of an entry of "done", compressed, at least
+_DONE_BYTES = 20  # of an entry of "done", compressed, at least
 
 
 # --- manifests ---------------------------------------------------------------------------------------------------------------
@@ -74,6 +76,12 @@ class Manifest:
     def capacity(self) -> int:
         """The samples that there is room for at first."""
         return self.block if self.samples is None else self.samples
+
+
+def names_along(facts: Mapping[str, Any], dimension: str) -> list[str]:
+    """What a manifest calls the conditions or targets of each sample; those of one name are numbered."""
+    found = facts["settings"].get(f"{dimension}s")
+    return numbered([text_of(one) for one in found]) if isinstance(found, list) else []
 
 
 def is_begun(location: Location) -> bool:
@@ -140,16 +148,12 @@ class BlockWriter:
         self.arrays = {name: array.with_config({"write_empty_chunks": True}) for name, array in found.items()}
 
     def empty(self, block: int) -> dict[str, Array]:
-        """Rows for the samples of a block, without a value yet; those of texts may be added."""
+        """Rows for the samples of a block, without a value yet."""
         rows = samples_in(block, self.manifest.block, self.manifest.samples)
-        made = {}
-        for one in self.manifest.layouts:
-            if one.dimensions[0] == SAMPLE and not one.name.startswith(SCALE) and one.name not in TEXT_BYTES:
-                made[one.name] = np.full((rows, *one.shape), one.fill, dtype="float32" if one.is_scaled else one.dtype)
-        return made
+        return {one.name: one.empty(rows) for one in self.manifest.layouts if one.dimensions[0] == SAMPLE}
 
     def write(self, block: int, rows: Mapping[str, Array]) -> None:
-        """Write the rows of a block, and then that it is done. Arrays without rows have nothing in them for its samples.
+        """Write the rows of a block, and then that it is done.
 
         Each array gets its chunk, so that one that is lost is missed. Errors: `ArtefactError`, also where the store is not that
         which this run has begun or found; `InputError` if the block has rows of other samples, which stay.
@@ -161,21 +165,11 @@ class BlockWriter:
         first = block * self.manifest.block
         self._check_samples(first, rows[DIGEST])
         with self.location.errors("written"):
-            written = []
-            for one in self.manifest.layouts:
-                if one.dimensions[0] != SAMPLE or one.name.startswith(SCALE):
-                    continue
-                written.append(chunk_of(one, block))
-                if one.name not in rows:
-                    self.arrays[one.name][first : first + self.manifest.block] = one.fill
-                    continue
-                values = rows[one.name]
-                if one.is_scaled:
-                    values, factors = scaled(values)
-                    self.arrays[SCALE + one.name][first : first + len(values)] = factors
-                    written.append(f"{SCALE}{one.name}/c/{block}")
+            of_samples = [one for one in self.manifest.layouts if one.dimensions[0] == SAMPLE]
+            for one in of_samples:
+                values = rounded(rows[one.name]) if one.is_rounded else rows[one.name]
                 self.arrays[one.name][first : first + len(values)] = values
-            self.location.make_lasting(written)
+            self.location.make_lasting(chunk_of(one, block) for one in of_samples)
             self._check_is_ours()  # writing may have taken long
             self.arrays[DONE][block] = 1
 
@@ -234,19 +228,24 @@ def create(location: Location, manifest: Manifest) -> BlockWriter:
     with location.errors("written"):
         store = location.zarr_store()
         group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
+        names = {dimension: names_along(manifest.facts, dimension) for dimension in (CONDITION, TARGET)}
         for one in manifest.layouts:
-            _create_array(group, one, manifest)
+            _create_array(group, one, manifest, names)
         group.attrs[MANIFEST] = manifest.to_json()
         location.make_lasting(location.sizes_of_all(""))
     return BlockWriter(location, manifest)
 
 
-def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest) -> None:
+def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest, names: Mapping[str, Sequence[str]]) -> None:
     codecs = zarr_package().codecs
     blocks = -(-manifest.capacity // manifest.block)
     rows, held = (manifest.capacity, manifest.block) if layout.dimensions[0] == SAMPLE else (blocks, 1)
     sizes = tuple(max(1, size) for size in layout.shape)
     together = layout.chunk_rows(manifest.block)
+    compressor = codecs.ZstdCodec(level=1)
+    if not layout.is_text:  # bits of the same place beside each other, in the whole chunk
+        size = max(1, together * layout.row_bytes)
+        compressor = codecs.BloscCodec(cname="zstd", clevel=1, shuffle="bitshuffle", blocksize=size)
     group.create_array(
         layout.name,
         shape=(rows, *layout.shape),
@@ -256,7 +255,8 @@ def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest) -> None:
         dimension_names=layout.dimensions,
         fill_value=layout.fill,
         filters=None,
-        compressors=[codecs.ZstdCodec(level=1), codecs.Crc32cCodec()],
+        compressors=[compressor, codecs.Crc32cCodec()],
+        attributes=layout.attributes(names),
     )
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from lrpfx.datasets.layout import CONDITION, PREDICTION, REACHED, TARGET, Array
 from lrpfx.datasets.rows import Column, column
+from lrpfx.datasets.store import names_along
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
 from lrpfx.support.identity.descriptions import text_of
-from lrpfx.support.numbered_names import numbered
 
 
 def checked_view(value: Any, what: str) -> Attributions:
@@ -22,18 +22,18 @@ def checked_view(value: Any, what: str) -> Attributions:
 
 def targets_of(view: Attributions) -> list[str]:
     """What the manifest calls the targets of each sample, of which there is one at least; those of one name are numbered."""
-    return _names(view, "targets", TARGET) or [text_of(view.manifest["settings"].get("targets"))]
+    return _names(view, TARGET) or [text_of(view.manifest["settings"].get("targets"))]
 
 
 def conditions_of(view: Attributions) -> list[str]:
     """The same of conditions; an empty list without a dimension for them."""
-    return _names(view, "conditions", CONDITION)
+    return _names(view, CONDITION)
 
 
-def _names(view: Attributions, setting: str, dimension: str) -> list[str]:
+def _names(view: Attributions, dimension: str) -> list[str]:
     if dimension not in view[REACHED].dimensions:
         return []
-    return numbered([text_of(one) for one in view.manifest["settings"][setting]])
+    return names_along(view.manifest, dimension)
 
 
 def sole_target(view: Attributions, purpose: str) -> Any:

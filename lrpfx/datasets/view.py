@@ -3,11 +3,13 @@
 import operator
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lrpfx.datasets.layout import (
+    CONDITION,
+    DIGEST,
     ERROR,
     EXPLAINED,
     FAILED,
@@ -16,12 +18,10 @@ from lrpfx.datasets.layout import (
     LAYERS,
     RELEVANCE,
     SAMPLE,
-    SCALE,
     STATUS,
-    TEXT_BYTES,
+    TARGET,
     Array,
     ArrayLayout,
-    texts_of,
 )
 from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.store import (
@@ -30,6 +30,7 @@ from lrpfx.datasets.store import (
     chunk_of,
     damaged,
     done_of,
+    names_along,
     read,
     read_manifest,
     with_missed_chunks,
@@ -37,30 +38,31 @@ from lrpfx.datasets.store import (
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxError, first_lines, nearest
 from lrpfx.samples.plan import DoneBlocks
 from lrpfx.support.html import element, html_table
+from lrpfx.support.optional_packages import optional_package
+
+if TYPE_CHECKING:
+    from xarray import Dataset
 
 
 class StoredArray:
     """An array of a store. What is indexed is read, as NumPy's array; the first dimension is that of samples.
 
-    Relevance that is stored in float16 comes in float32, multiplied with its scale. Texts come as an array of str.
+    Texts come as an array of str.
 
-    `location`: of the store. `manifest`: what the store says of itself. `layout`: what the array is. `arrays`: the arrays of
-    Zarr that it consists of, by name. `length`: how many samples there are.
+    `location`: of the store. `manifest`: what the store says of itself. `layout`: what the array is. `array`: that of Zarr.
+    `length`: how many samples there are.
     """
 
-    def __init__(
-        self, location: Location, manifest: Manifest, layout: ArrayLayout, arrays: Mapping[str, Any], length: int
-    ) -> None:
+    def __init__(self, location: Location, manifest: Manifest, layout: ArrayLayout, array: Any, length: int) -> None:
         self._location = location
         self._manifest = manifest
         self._layout = layout
-        self._arrays = arrays
+        self._array = array
         self._length = length
-        self._is_text = layout.name in TEXT_BYTES
         self.name = layout.name
-        self.dimensions = layout.dimensions[:1] if self._is_text else layout.dimensions
-        self.shape = (length,) if self._is_text else (length, *layout.shape)
-        self.dtype = np.dtype("O" if self._is_text else "float32" if layout.is_scaled else layout.dtype)
+        self.dimensions = layout.dimensions
+        self.shape = (length, *layout.shape)
+        self.dtype = np.dtype(object if layout.is_text else layout.dtype)
 
     @property
     def ndim(self) -> int:
@@ -124,40 +126,31 @@ class StoredArray:
             )
         return found
 
-    def _values(self, chosen: Any) -> Any:
-        values = self._read(self._layout, chosen)
-        if self._is_text:
-            return np.array(texts_of(values), dtype=object)
-        if self._layout.is_scaled:
-            factors = self._read(next(one for one in self._manifest.layouts if one.name == SCALE + self.name), chosen)
-            values = values.astype(np.float32) * factors.reshape(-1, *[1] * (values.ndim - 1))
-        return values
-
-    def _read(self, layout: ArrayLayout, chosen: Any) -> Array:
+    def _values(self, chosen: Any) -> Array:
         try:
-            return self._read_from(self._arrays[layout.name], chosen)
+            return self._read(chosen)
         except ArtefactError:
             check_is_there(self._location)
             numbers = np.arange(self._length)[chosen]
             for block in np.unique(numbers // self._manifest.block):
-                self._read_block(layout, int(block))
+                self._read_block(int(block))
             raise
 
-    def _read_block(self, layout: ArrayLayout, block: int) -> None:
+    def _read_block(self, block: int) -> None:
         """Read a chunk, for the `ArtefactError` that names it."""
         first = block * self._manifest.block
         try:
-            self._read_from(self._arrays[layout.name], slice(first, min(first + self._manifest.block, self._length)))
+            self._read(slice(first, min(first + self._manifest.block, self._length)))
         except ArtefactError as error:
-            raise damaged(self._location, chunk_of(layout, block), error) from error
+            raise damaged(self._location, chunk_of(self._layout, block), error) from error
 
-    def _read_from(self, array: Any, chosen: Any) -> Array:
-        if isinstance(chosen, slice):
-            return read(self._location, array, chosen)
-        if not chosen.size:
-            return read(self._location, array, slice(0, 0))
-        numbers, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
-        return read(self._location, array, numbers)[places]
+    def _read(self, chosen: Any) -> Array:
+        places: Any = slice(None)
+        if not isinstance(chosen, slice) and chosen.size:
+            chosen, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
+        elif not isinstance(chosen, slice):
+            chosen = slice(0, 0)
+        return read(self._location, self._array, chosen)[places].astype(self.dtype, copy=False)
 
 
 def _is_mask(one: Any) -> bool:
@@ -184,10 +177,9 @@ class Attributions:
         self._location = location
         self._manifest: Manifest = read_manifest(location)
         self._layouts = {one.name: one for one in self._manifest.layouts}
+        self._store = with_missed_chunks(location.zarr_store(read_only=True))
         try:
-            group = zarr.open_group(
-                with_missed_chunks(location.zarr_store(read_only=True)), mode="r", zarr_format=3, use_consolidated=False
-            )
+            group = zarr.open_group(self._store, mode="r", zarr_format=3, use_consolidated=False)
             self._arrays = {name: group[name] for name in self._layouts}
         except Exception as error:  # of a damaged description, in many kinds
             raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
@@ -217,7 +209,7 @@ class Attributions:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the arrays."""
-        return tuple(name for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE and not name.startswith(SCALE))
+        return tuple(name for name, one in self._layouts.items() if one.dimensions[0] == SAMPLE)
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -228,7 +220,7 @@ class Attributions:
                 f"the store has no array {name!r}.{nearest(str(name), self.names)} It has {', '.join(self.names)}",
                 topic="reading-stores",
             )
-        return StoredArray(self._location, self._manifest, self._layouts[name], self._arrays, len(self))
+        return StoredArray(self._location, self._manifest, self._layouts[name], self._arrays[name], len(self))
 
     @property
     def relevance(self) -> StoredArray:
@@ -280,6 +272,25 @@ class Attributions:
         """The samples that could not be explained, with the reason of each."""
         failed = (self.done & (self[STATUS][:] == FAILED)).nonzero()[0]
         return dict(zip(failed.tolist(), map(str, self[ERROR][failed]), strict=True))
+
+    def to_xarray(self) -> "Dataset":
+        """The arrays as a Dataset of xarray, which reads values when they are asked for, and by dask after `chunk()`.
+
+        Coordinates are "sample", "label" and "key", and the names of targets and conditions; attributes the composite, the
+        model's hash and the versions of packages. Errors: `InputError`: xarray is not installed. What is indexed later raises
+        `ArtefactError` for a chunk that is lost, and the error of Zarr for one that is damaged.
+        """
+        xarray = optional_package("xarray", "a Dataset of xarray", "datasets")
+        with self._location.errors("opened"):
+            opened = xarray.open_zarr(self._store, consolidated=False, zarr_format=3, chunks=None)
+        names = [name for name in self.names if name != DIGEST]
+        found: Dataset = opened[names].isel({SAMPLE: slice(len(self))}).assign_coords({SAMPLE: np.arange(len(self))})
+        facts = self._manifest.facts
+        for one in {CONDITION, TARGET}.intersection(found.dims):
+            found = found.assign_coords({one: np.array(names_along(facts, str(one)), dtype=object)})
+        versions = {f"{name}_version": one for name, one in facts["versions"].items()}
+        found.attrs = {"composite": facts["composite"], "model": facts["model"], **versions}
+        return found
 
     def __repr__(self) -> str:
         return f"<{self._summary()}: {', '.join(self.names)}>"

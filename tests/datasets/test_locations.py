@@ -1,5 +1,8 @@
 """Stores in folders, and on paths of object stores."""
 
+import os
+import subprocess
+
 import fsspec
 import numpy as np
 import pytest
@@ -177,13 +180,12 @@ def test_a_lost_chunk_is_missed_and_its_block_explained_anew(data, explain_model
     path, system, root = remote
     found = lrpfx.datasets.attribute(explain_model, data, path, **SETTINGS)
     content = {name: system.cat_file(name) for name in system.find(root)}
-    for block, name in enumerate((*found.names, "scale_of.relevance")):
+    for block, name in enumerate(found.names):
         chunk = next(one for one in content if one.startswith(f"{root}/{name}/c/{block % 7}"))
         system.rm(chunk)
-        of_array = name.removeprefix("scale_of.")
         with pytest.raises(lrpfx.ArtefactError, match=rf"{chunk.removeprefix(root)} cannot be read: it is lost"):
-            lrpfx.datasets.open(path)[of_array][:]
-        assert len(lrpfx.datasets.open(path)[of_array][[0] if block % 7 else [99]]) == 1  # others are there
+            lrpfx.datasets.open(path)[name][:]
+        assert len(lrpfx.datasets.open(path)[name][[0] if block % 7 else [99]]) == 1  # others are there
         steps: list[int] = []
         lrpfx.datasets.attribute(
             explain_model, data, path, progress=lambda done, _, steps=steps: steps.append(done), **SETTINGS
@@ -273,3 +275,59 @@ def test_a_current_folder_that_is_gone(explain_model, tmp_path, monkeypatch):
     for call in (lrpfx.datasets.open, lambda path: lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **SETTINGS)):
         with pytest.raises(lrpfx.LrpfxError, match="the current folder"):
             call("store")
+
+
+# --- stores that cannot be written to ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """Make the folder of stores one that cannot be written to, though root may write where permissions say no."""
+    folder = tmp_path / "stores"
+    folder.mkdir()
+
+    def protect():
+        if os.geteuid():
+            folder.chmod(0o555)
+        for command in [["--bind", folder, folder], ["-o", "remount,ro,bind", folder]] if not os.geteuid() else []:
+            if subprocess.run(["mount", *command], capture_output=True).returncode:
+                pytest.skip("nothing can be mounted here")
+
+    yield folder, protect
+    subprocess.run(["umount", folder], capture_output=True)
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("data", [Noise(COUNT, broken=(5,)), Stream(Noise(COUNT))], ids=["sequence", "stream"])
+def test_a_whole_store_that_cannot_be_written_to_is_opened(data, explain_model, read_only):
+    folder, protect = read_only
+    written = lrpfx.datasets.attribute(explain_model, data, folder / "store", **SETTINGS)
+    (folder / "store" / "label" / f"c.{'0' * 32}.partial").write_text("")  # left by a process that was killed
+    protect()
+    found = lrpfx.datasets.attribute(explain_model, data, folder / "store", **SETTINGS)
+    np.testing.assert_array_equal(found.relevance[:], written.relevance[:])
+    with pytest.raises(lrpfx.InputError, match="begun with other"):
+        lrpfx.datasets.attribute(explain_model, data, folder / "store", **{**SETTINGS, "dtype": "float32"})
+    with pytest.raises(lrpfx.ArtefactError, match="cannot be written"):
+        lrpfx.datasets.attribute(explain_model, data, folder / "other", **SETTINGS)
+    if written.errors:
+        with pytest.raises(lrpfx.ArtefactError, match=r"cannot be written to, .* 84 of 100"):
+            lrpfx.datasets.attribute(explain_model, data, folder / "store", retry_failed=True, **SETTINGS)
+
+
+@pytest.mark.parametrize("data", [Noise(COUNT), Stream(Noise(COUNT))], ids=["sequence", "stream"])
+def test_half_a_store_that_cannot_be_written_to_is_an_error(data, explain_model, read_only):
+    folder, protect = read_only
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(explain_model, data, folder / "store", progress=stop, **SETTINGS)
+    protect()
+    before = tree(folder / "store")
+    with pytest.raises(
+        lrpfx.ArtefactError, match=rf"{folder}/store or the folder .* cannot be written to, .* are done"
+    ) as caught:
+        lrpfx.datasets.attribute(explain_model, data, folder / "store", progress=stop, **SETTINGS)
+    assert caught.value.topic == "files-and-folders" and tree(folder / "store") == before

@@ -10,7 +10,7 @@ import pytest
 import torch
 import xarray
 import zarr
-from data_sets import LAYERS, Noise, small_explain_model
+from data_sets import LAYERS, Noise, Stream, small_explain_model
 from torch.utils.data import DataLoader
 
 import lrpfx
@@ -144,20 +144,71 @@ def test_what_a_store_says(store):
         store["relevence"]
 
 
+@pytest.mark.filterwarnings("error")
 def test_other_readers(store):
-    """Zarr and xarray read a store without lrpfx."""
+    """Zarr and xarray read the same from a store without lrpfx."""
     group = zarr.open_group(store.path, mode="r")
     opened = xarray.open_zarr(store.path, consolidated=False)
     for name in store.names:
-        plain = opened[name].values
-        np.testing.assert_array_equal(plain, group[name][:])
-        if f"scale_of.{name}" in opened:
-            plain = plain * opened[f"scale_of.{name}"].values.reshape(-1, *[1] * (plain.ndim - 1))
-        if name not in ("key", "error"):
-            np.testing.assert_array_equal(plain, store[name][:])
-    assert opened["relevance"].dims[:2] == ("sample", "target") and opened["output"].dims == ("sample", "class")
-    by_class = opened["seed"].groupby("label" if "label" in opened.coords else opened["label"]).mean()
-    assert len(by_class["label"]) == 5  # four classes, and -1 for the sample that could not be loaded
+        np.testing.assert_array_equal(opened[name].values, store[name][:])
+        np.testing.assert_array_equal(group[name][:], store[name][:])
+        assert (
+            opened[name].dims == store[name].dimensions and opened[name].attrs["comment" if name != "status" else "flag_values"]
+        )
+    assert opened["relevance"].dims == ("sample", "target", "channel", "height", "width")
+    assert opened["output"].dims == ("sample", "class") and set(opened.coords) == {"label", "key"}
+    assert "predicted, true" in opened["layers.add"].attrs["comment"]
+    assert len(opened["seed"].groupby("label").mean()["label"]) == 5  # of four classes, and -1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_dataset_of_xarray(store, tmp_path):
+    found = store.to_xarray()
+    assert not any(one.variable._in_memory for one in found.data_vars.values())
+    for name in set(store.names) - {"digest"}:
+        np.testing.assert_array_equal(found[name].values, store[name][:])
+    np.testing.assert_array_equal(found["relevance"].sel(target="true")[4], store.relevance[4, 1])
+    assert np.isnan(found["relevance"].sel(sample=3)).all() and "broken" in found["error"].values[3]
+    assert set(found.coords) == {"sample", "label", "key", "target"} and found.attrs["composite"] == "EpsilonPlusFlat()"
+    assert pickle.loads(pickle.dumps(found)).identical(found)
+    found.to_netcdf(tmp_path / "found.nc")
+    with xarray.open_dataset(tmp_path / "found.nc") as written:
+        assert (written["target"] == ["predicted", "true"]).all()
+
+
+def test_a_dataset_of_conditions(explain_model, tmp_path):
+    conditions = [{"first": [0, 1]}, {"first": [1, 4]}]
+    view = lrpfx.datasets.attribute(
+        explain_model, Noise(5), tmp_path / "store", conditions=conditions, targets=[1, 1], scores=2
+    )
+    found = view.to_xarray()
+    assert found["relevance"].dims[:3] == ("sample", "condition", "target") and list(found["target"].values) == ["1", "1 (2)"]
+    assert [("0" in name, "4" in name) for name in found["condition"].values] == [(True, False), (False, True)]
+    assert found["top_scores"].dims == ("sample", "rank")
+
+
+def test_a_dataset_of_a_store_that_is_written(explain_model, tmp_path):
+    """It has the samples that are there, though Zarr's arrays have room for more, and misses chunks that are lost."""
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(
+            explain_model, Stream(Noise(20)), tmp_path / "store", block_size=8, batch_size=8, progress=stop
+        )
+    view = lrpfx.datasets.open(tmp_path / "store")
+    found = view.to_xarray()
+    assert found.sizes["sample"] == len(view) == 8 and np.isfinite(found["relevance"]).all()
+    (tmp_path / "store" / "relevance" / "c" / "0" / "0" / "0" / "0").unlink()
+    with pytest.raises(lrpfx.ArtefactError, match="lost"):
+        view.to_xarray()["relevance"].load()
+
+
+def test_xarray_is_needed_only_there(store, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "xarray", None)
+    with pytest.raises(lrpfx.InputError, match=r"needs xarray: pip install 'lrpfx\[datasets\]'"):
+        store.to_xarray()
 
 
 # --- damaged stores ----------------------------------------------------------------------------------------------------------
