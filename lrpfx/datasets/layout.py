@@ -160,5 +160,5 @@ def names_of_relevance(names: Iterable[str]) -> list[str]:
 
 
 def as_text(text: str) -> str:
-    """A text that can be stored: what is no character, as of a file name in another encoding, is written out."""
+    """A text that UTF-8 can store: what is no character, as of a file name in another encoding, is written out."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -11,6 +11,7 @@ import torch
 import xarray
 import zarr
 from data_sets import LAYERS, Noise, Stream, small_explain_model
+from torch import nn
 from torch.utils.data import DataLoader
 
 import lrpfx
@@ -185,6 +186,78 @@ def test_a_dataset_of_conditions(explain_model, tmp_path):
     assert found["relevance"].dims[:3] == ("sample", "condition", "target") and list(found["target"].values) == ["1", "1 (2)"]
     assert [("0" in name, "4" in name) for name in found["condition"].values] == [(True, False), (False, True)]
     assert found["top_scores"].dims == ("sample", "rank")
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense, self.head = nn.Embedding(9, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.dense(self.embedding(x)).relu().mean(1))
+
+
+def convolutional(kind):
+    return nn.Sequential(kind(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+
+NAMED = {
+    "features": (
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)),
+        lambda: torch.randn(2, 5),
+        None,
+        ["feature"],
+        ["feature"],
+    ),
+    "signal": (lambda: convolutional(nn.Conv1d), lambda: torch.randn(2, 2, 6), None, None, ["channel", "position"]),
+    "image": (lambda: convolutional(nn.Conv2d), lambda: torch.randn(2, 2, 6, 6), None, ["channel", "height", "width"], None),
+    "sum": (lambda: convolutional(nn.Conv2d), lambda: torch.randn(2, 2, 6, 6), "sum", ["height", "width"], None),
+    "channels": (lambda: convolutional(nn.Conv2d), lambda: torch.randn(2, 2, 6, 6), "channels", ["channel"], None),
+    "volume": (
+        lambda: convolutional(nn.Conv3d),
+        lambda: torch.randn(2, 2, 5, 5, 5),
+        None,
+        ["channel", "depth", "height", "width"],
+        ["channel", "depth", "height", "width"],
+    ),
+    "tokens": (Tokens, lambda: torch.randint(9, (2, 6)), None, ["token", "feature"], ["token", "feature"]),
+    "sum of tokens": (Tokens, lambda: torch.randint(9, (2, 6)), "absolute", ["token"], None),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")
+@pytest.mark.parametrize("case", NAMED)
+def test_dimensions_have_names(case, tmp_path):
+    make, inputs, reduce, of_input, of_layer = NAMED[case]
+    model, batch = make(), inputs()
+    model(batch)
+    layer = "dense" if isinstance(model, Tokens) else "0"
+    explain_model = lrpfx.transform(model.eval(), lrpfx.composites.EpsilonPlus())
+    view = lrpfx.datasets.attribute(explain_model, list(batch), tmp_path / "store", reduce=reduce, record=layer)
+    found = xarray.open_zarr(view.path, consolidated=False)  # each name has one size
+    of_input = ["relevance.1", "relevance.2"] if of_input is None else of_input
+    assert found["relevance"].dims == ("sample", *of_input)
+    (name,) = (one for one in view.names if one.startswith("layers."))
+    if of_layer is not None:
+        assert found[name].dims == ("sample", *(f"{name}.{one}" for one in of_layer))
+
+
+class Unreadable(Noise):
+    def __getitem__(self, number):
+        if number == 1:
+            raise OSError("caf\udce9.png is broken")
+        return {"x": super().__getitem__(number)[0], "key": KEYS[number]}
+
+
+KEYS = ["a" * 5000, "", "ä/ö\u0301\N{LEOPARD}.png", "caf\udce9.png", "end\0"]
+
+
+def test_texts_of_any_length(explain_model, tmp_path):
+    """Names of files in other encodings are written out, since what is no text has no place in UTF-8."""
+    view = lrpfx.datasets.attribute(explain_model, Unreadable(5), tmp_path / "store")
+    assert view.keys == [*KEYS[:3], "caf\\xe9.png", KEYS[4]] and all(type(one) is str for one in view["key"])
+    assert view["error"].dtype == object and "caf\\udce9.png is broken" in view.errors[1]
+    assert list(xarray.open_zarr(view.path, consolidated=False)["key"].values) == view.keys
 
 
 def test_a_dataset_of_a_store_that_is_written(explain_model, tmp_path):
