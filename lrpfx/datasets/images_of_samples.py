@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class ImagesOfSamples(Sequence[Any]):
         if then.get("kind") == now["kind"] == "folder" and then.get("fingerprint") != now["fingerprint"]:
             raise _invalid(f"the files in {data} are not those that were explained: their names or sizes differ")
         if function is not None:  # then the images are what the model was given, to the bit
-            source.check_done(BlockPlan(view.manifest["block"], 1, view.blocks()))
+            source.check_done(BlockPlan(view.manifest["block"], 1, replace(view.blocks(), labels=None)))
         self.source = source
         self.labels = view.labels
 

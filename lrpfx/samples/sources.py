@@ -20,7 +20,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files
 from lrpfx.samples.items import as_text, is_indexed, labels_of_folders
 from lrpfx.samples.loaders import Ordered, Workers, check_loader, samples_of, workers_of
-from lrpfx.samples.plan import BlockPlan, DoneBlocks, samples_in
+from lrpfx.samples.plan import NO_LABEL, BlockPlan, DoneBlocks, KnownSample, samples_in
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
 
 #: How many samples that are done are compared with a data set whose samples have numbers, whatever its size: of changes in one
@@ -49,26 +49,28 @@ class SampleSource(ABC):
         """
 
 
-def changed(number: int, key: str | None = None) -> InputError:
+def changed(number: int) -> InputError:
     """The error for a sample that is not what it was."""
-    named = f" ({key})" if key else ""
     return InputError(
-        f"the data set has changed: sample {number}{named} is not what it was when this was begun (its values, its label or "
-        "its name), or its preprocessing is random; give another output, or the same data in the same order",
+        f"the data set has changed: sample {number} is not what it was when this was begun, or its preprocessing is random; "
+        "give another output, or the same data in the same order",
         topic="changed-data",
     )
 
 
-def check_unchanged(sample: Sample, digest: int) -> None:
-    """Raise `InputError` unless a sample has the digest that it had before, 0 if it could not be loaded then."""
-    if digest and sample.digest != digest:
-        if sample.digest:
-            raise changed(sample.number, sample.key)
-        raise InputError(
-            f"the data set has changed: sample {sample.number} could be loaded when this was begun, and cannot now: "
-            f"{sample.problem}",
-            topic="changed-data",
-        )
+def check_unchanged(sample: Sample, known: KnownSample) -> None:
+    """Raise `InputError` unless a sample is what it was before. One that could not be loaded then may be anything."""
+    if not known.digest:
+        return
+    if not sample.digest:
+        reason = f"could be loaded when this was begun, and cannot now: {sample.problem}"
+    elif sample.digest != known.digest:
+        raise changed(sample.number)
+    elif known.label is not None and known.label != (label := NO_LABEL if sample.label is None else sample.label):
+        reason = f"had the label {known.label} when this was begun, and has {label} now ({NO_LABEL}: none)"
+    else:
+        return
+    raise InputError(f"the data set has changed: sample {sample.number} {reason}", topic="changed-data")
 
 
 # --- sequences ---------------------------------------------------------------------------------------------------------------
@@ -138,15 +140,16 @@ class IndexedSource(SampleSource):
         counts, blocks = plan.done.counts, plan.done.blocks
         ends = np.cumsum([counts[block] for block in blocks]) if blocks else np.zeros(1, dtype=int)
         places = sorted(random.SystemRandom().sample(range(int(ends[-1])), min(int(ends[-1]), COMPARED)))
-        numbers, digests = [], []
+        numbers: list[int] = []
+        before: list[KnownSample] = []
         for place, some in groupby(places, lambda one: int(np.searchsorted(ends, one, side="right"))):
-            block, known = blocks[place], plan.done.digests(blocks[place])
+            block, known = blocks[place], plan.done.known(blocks[place])
             within = [one - int(ends[place]) + counts[block] for one in some]
             numbers += [block * plan.block + one for one in within]
-            digests += [int(known[one]) for one in within]
+            before += [known[one] for one in within]
         with closing(self.chosen(numbers)) as samples:
-            for sample, digest in zip(samples, digests, strict=True):
-                check_unchanged(sample, digest)
+            for sample, one in zip(samples, before, strict=True):
+                check_unchanged(sample, one)
 
 
 class _Some(Dataset[Sample]):
@@ -333,10 +336,10 @@ class StreamSource(SampleSource):
 
     def _skip(self, samples: Iterator[Callable[[], Sample]], plan: BlockPlan, block: int) -> int:
         """Pass the samples of a block that is done, if they are those that were explained, and return their number."""
-        known, expected = plan.done.digests(block), plan.done.counts[block]
+        known, expected = plan.done.known(block), plan.done.counts[block]
         found = 0
-        for digest, load in zip(map(int, known), samples, strict=False):
-            check_unchanged(load(), digest)
+        for before, load in zip(known, samples, strict=False):
+            check_unchanged(load(), before)
             found += 1
         if found != expected:
             first = block * plan.block
