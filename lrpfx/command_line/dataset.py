@@ -10,13 +10,14 @@ import typer
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
-from lrpfx.command_line.terminal import counted, say, stages
+from lrpfx.command_line.terminal import say, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.numbers import counted
 
 #: Samples whose problem is printed.
 _SHOWN = 10

@@ -345,7 +345,9 @@ class _Run:
                 advance(step.samples)
                 if callable(progress):
                     progress(done, total)
-        self.location.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
+        self.location.remove(
+            self.location.leftovers()
+        )  # of processes of the engine that were killed, whose blocks others wrote
         counts = done_of(self.location, writer.manifest, BlockWriter(self.location, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
             raise ArtefactError(

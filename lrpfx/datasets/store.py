@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from lrpfx.datasets.layout import (
 )
 from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
-from lrpfx.samples.plan import DoneBlocks, samples_in
+from lrpfx.samples.plan import NO_LABEL, DoneBlocks, samples_in
 from lrpfx.samples.sources import changed
 
 FORMAT = 2
@@ -194,7 +194,8 @@ class BlockWriter:
         places = slice(first, first + len(rows[DIGEST]))
         with suppress(ArtefactError):  # a damaged block is written anew
             before = {name: read(self.location, self.arrays[name], places) for name in (DIGEST, LABEL)}
-            differing = (before[DIGEST] != rows[DIGEST]) | (before[LABEL] != rows[LABEL])
+            relabelled = (before[LABEL] != rows[LABEL]) & (before[LABEL] != NO_LABEL)  # a chunk of labels may be lost
+            differing = (before[DIGEST] != rows[DIGEST]) | relabelled
             if (wrong := np.flatnonzero(differing & (before[DIGEST] != 0))).size:
                 raise changed(first + int(wrong[0]))
 
@@ -265,7 +266,7 @@ def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest) -> None:
 
 def opened_for_writing(location: Location, manifest: Manifest) -> BlockWriter:
     """The store at a location, after a former run: what a killed one left half written is removed, or written again."""
-    location.remove_leftovers()
+    location.remove(location.leftovers())
     writer = BlockWriter(location, manifest)
     if manifest.samples is None:  # it may have been killed while it lengthened the arrays
         blocks = writer.arrays[DONE].shape[0]
@@ -364,6 +365,16 @@ def read(location: Location, array: Any, key: Any) -> Array:
         raise ArtefactError(
             f"the array {array.name.strip('/')!r} of {location} cannot be read: {first_lines(error)}", topic="damaged-stores"
         ) from error
+
+
+def open_arrays(location: Location, manifest: Manifest, wrapped: Callable[[Any], Any] = lambda store: store) -> dict[str, Any]:
+    """The arrays of Zarr of a store, to be read. `wrapped`: from the store of Zarr to another. Errors: `ArtefactError`."""
+    try:
+        store = wrapped(location.zarr_store(read_only=True))
+        group = zarr_package().open_group(store, mode="r", zarr_format=3, use_consolidated=False)
+        return {one.name: group[one.name] for one in manifest.layouts}
+    except Exception as error:  # of a damaged description, in many kinds
+        raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
 
 
 def check_is_there(location: Location) -> None:

@@ -30,6 +30,7 @@ from lrpfx.datasets.store import (
     chunk_of,
     damaged,
     done_of,
+    open_arrays,
     read,
     read_manifest,
     with_missed_chunks,
@@ -179,18 +180,11 @@ class Attributions:
     """
 
     def __init__(self, location: Location) -> None:
-        zarr = zarr_package()
         self.path = location.path
         self._location = location
         self._manifest: Manifest = read_manifest(location)
         self._layouts = {one.name: one for one in self._manifest.layouts}
-        try:
-            group = zarr.open_group(
-                with_missed_chunks(location.zarr_store(read_only=True)), mode="r", zarr_format=3, use_consolidated=False
-            )
-            self._arrays = {name: group[name] for name in self._layouts}
-        except Exception as error:  # of a damaged description, in many kinds
-            raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
+        self._arrays = open_arrays(location, self._manifest, with_missed_chunks)
         self._length = self._manifest.samples
         if self._length is None:  # of a stream whose end is not reached
             self._length = self._end()
