@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files
 from lrpfx.samples.items import as_text, is_indexed, labels_of_folders
 from lrpfx.samples.loaders import Ordered, Workers, check_loader, samples_of, workers_of
-from lrpfx.samples.plan import NO_LABEL, BlockPlan, DoneBlocks, KnownSample, samples_in
+from lrpfx.samples.plan import NO_LABEL, BlockPlan, DoneBlocks, KnownSample
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
 
 #: How many samples that are done are compared with a data set whose samples have numbers, whatever its size: of changes in one
@@ -121,19 +122,20 @@ class IndexedSource(SampleSource):
 
     def batches(self, plan: BlockPlan) -> Generator[SampleBatch]:
         self.check_done(plan)
-        parts = _Parts(self, plan, plan.pending(self.length))
-        if not self.workers or not len(parts):
-            return (parts[place] for place in range(len(parts)))
-        return self._loaded(parts, len(parts))
+        return self.batches_of(plan.pending(self.length), plan)
 
-    def _loaded(self, parts: Dataset[Any], most: int) -> Generator[Any]:
+    def batches_of(self, blocks: Iterable[int], plan: BlockPlan) -> Generator[SampleBatch]:
+        """The batches of some blocks. Blocks of an iterator are taken from it as they are loaded."""
+        parts = _Parts(self, plan)
+        most = parts.of_block * length_hint(blocks, self.workers)
+        if not self.workers or not most:
+            return (parts[place] for place in parts.places(blocks))
+        return self._loaded(parts, most, sampler=parts.places(blocks))
+
+    def _loaded(self, parts: Dataset[Any], most: int, **arguments: Any) -> Generator[Any]:
         lent = self.dataset.dataset if isinstance(self.dataset, Ordered) else self.dataset
-        return _without_dead_workers(self.loaded_by.loading(parts, lent, most, batch_size=None, collate_fn=_as_it_is))
-
-    def block(self, plan: BlockPlan, block: int) -> list[SampleBatch]:
-        """The batches of a block."""
-        parts = _Parts(self, plan, [block])
-        return [parts[place] for place in range(len(parts))]
+        loaded = self.loaded_by.loading(parts, lent, most, batch_size=None, collate_fn=_as_it_is, **arguments)
+        return _without_dead_workers(loaded)
 
     def check_done(self, plan: BlockPlan) -> None:
         """Raise `InputError` if a sample that is done has changed: of many, some are compared, others in each call."""
@@ -167,26 +169,25 @@ class _Some(Dataset[Sample]):
 
 
 class _Parts(Dataset[SampleBatch]):
-    """The batches of an indexed dataset, each found by its number, so that workers share them."""
+    """The batches of an indexed dataset, each found by its block and first sample, so that workers share them."""
 
-    def __init__(self, source: IndexedSource, plan: BlockPlan, blocks: Sequence[int]) -> None:
+    def __init__(self, source: IndexedSource, plan: BlockPlan) -> None:
         self.source = source
         self.plan = replace(plan, done=DoneBlocks([], np.zeros))  # processes that load samples need not know
-        self.blocks = blocks
         self.of_block = -(-plan.block // plan.batch_size)
 
-    def __len__(self) -> int:
-        if not self.blocks:
-            return 0
-        last = samples_in(self.blocks[-1], self.plan.block, self.source.length)
-        return (len(self.blocks) - 1) * self.of_block + -(-last // self.plan.batch_size)
+    def _end(self, block: int) -> int:
+        return min((block + 1) * self.plan.block, self.source.length)
 
-    def __getitem__(self, place: int) -> SampleBatch:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        block = self.blocks[place // self.of_block]
-        first = block * self.plan.block + place % self.of_block * self.plan.batch_size
-        last = min(first + self.plan.batch_size, (block + 1) * self.plan.block, self.source.length)
+    def places(self, blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """The block and the first sample of each batch of these blocks."""
+        for block in blocks:
+            for first in range(block * self.plan.block, self._end(block), self.plan.batch_size):
+                yield block, first
+
+    def __getitem__(self, place: tuple[int, int]) -> SampleBatch:
+        block, first = place
+        last = min(first + self.plan.batch_size, self._end(block))
         return batched(block, [self.source.sample(number) for number in range(first, last)])
 
 
