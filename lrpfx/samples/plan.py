@@ -47,12 +47,14 @@ class BlockPlan:
     """What remains to be done of a store.
 
     `block`: how many samples each of its blocks has. `samples`: those of a stream that was read to its end before.
+    `compares_all`: whether all samples that are done are compared with those of the data set, and not some.
     """
 
     block: int
     batch_size: int
     done: DoneBlocks
     samples: int | None = None
+    compares_all: bool = False
 
     def size_of(self, block: int) -> int:
         """The samples that a block has, at most as far as is known."""

@@ -90,11 +90,20 @@ class IndexedSource(SampleSource):
             raise InputError("the data set is empty", topic="samples")
 
     def identity(self) -> dict[str, Any]:
-        """The number of samples, the fingerprint that a folder or a dataset of Hugging Face has, and the order of a sampler."""
+        """The number of samples, the fingerprint of a dataset of Hugging Face, and the order of a sampler.
+
+        The fingerprint of a folder is that of the names of its files, whose sizes and times come as well.
+        """
         found = getattr(self.dataset, "_fingerprint", None)
         order = {"order": self.dataset.order} if isinstance(self.dataset, Ordered) else {}
         fingerprint = found if isinstance(found, str) else None
-        return {"kind": self.kind, "samples": self.length, "fingerprint": fingerprint, **order}
+        return {
+            "kind": self.kind,
+            "samples": self.length,
+            "fingerprint": fingerprint,
+            **order,
+            **getattr(self.dataset, "versions", {}),
+        }
 
     @property
     def workers(self) -> int:
@@ -138,10 +147,14 @@ class IndexedSource(SampleSource):
         return _without_dead_workers(loaded)
 
     def check_done(self, plan: BlockPlan) -> None:
-        """Raise `InputError` if a sample that is done has changed: of many, some are compared, others in each call."""
+        """Raise `InputError` if a sample that is done has changed.
+
+        Of many, some are compared, others in each call, unless the plan asks for all.
+        """
         counts, blocks = plan.done.counts, plan.done.blocks
         ends = np.cumsum([counts[block] for block in blocks]) if blocks else np.zeros(1, dtype=int)
-        places = sorted(random.SystemRandom().sample(range(int(ends[-1])), min(int(ends[-1]), COMPARED)))
+        count = int(ends[-1])
+        places = range(count) if plan.compares_all else sorted(random.SystemRandom().sample(range(count), min(count, COMPARED)))
         numbers: list[int] = []
         before: list[KnownSample] = []
         for place, some in groupby(places, lambda one: int(np.searchsorted(ends, one, side="right"))):
@@ -228,12 +241,12 @@ class ImageFolder(Sequence[dict[str, Any]]):
         self.files = image_files(folder)
         if not self.files:
             raise InputError(f"there is no image in the folder {folder}", topic="image-files")
-        total = hashlib.sha256()
-        for file in self.files:
-            found = file.stat() if file.exists() else None
-            version = (found.st_size, found.st_mtime_ns) if found else ()
-            total.update(os.fsencode(file.relative_to(folder).as_posix()) + f"\0{version}\0".encode())
-        self._fingerprint = total.hexdigest()
+        found = [file.stat() if file.exists() else None for file in self.files]
+        self._fingerprint = _hash_of(os.fsencode(file.relative_to(folder).as_posix()) for file in self.files)
+        self.versions = {
+            "sizes": _hash_of(str(one and one.st_size).encode() for one in found),
+            "times": _hash_of(str(one and one.st_mtime_ns).encode() for one in found),
+        }
         classes = [file.relative_to(folder).parts[0] for file in self.files]
         is_in_classes = all(file.parent != folder for file in self.files)
         labels = labels_of_folders(classes, categories) if is_in_classes and categories else {}
@@ -246,6 +259,10 @@ class ImageFolder(Sequence[dict[str, Any]]):
         file = self.files[place]
         label = {} if self.labels[place] is None else {"label": self.labels[place]}
         return {"__key__": str(file.relative_to(self.folder)), "image": file, **label}
+
+
+def _hash_of(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 # --- streams -----------------------------------------------------------------------------------------------------------------
