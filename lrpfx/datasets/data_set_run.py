@@ -54,6 +54,8 @@ from lrpfx.support.torch_internals import pytree
 
 #: How many samples may be loaded and not explained at the beginning before their errors count as one of the settings.
 _PATIENCE = 32
+#: What is known of a data set that may differ if its samples do not: a folder was copied, or a broken file was mended.
+_COMPARED_BY_SAMPLE = ("sizes", "times")
 _DTYPES = {"float32": torch.float32, "float16": torch.float32, "float64": torch.float64}
 Progress = bool | Callable[[int, int | None], object]
 
@@ -84,8 +86,8 @@ def attribute(
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
     A store that has all samples may also lie where nothing can be written. The samples that are there already are compared with
-    those of the data set: all that are read anyway, which are all of a stream, and 256 others at random; of a folder, the
-    names, sizes and times of all files. A sample that cannot be loaded, does not fit or has values that are not finite is in
+    those of the data set: all that are read anyway, which are all of a stream, and 256 others at random, or all of a folder if
+    its files have other sizes or times. A sample that cannot be loaded, does not fit or has values that are not finite is in
     the store with the reason, and the run goes on. What was written before an error is kept, and on a local disk also after a
     power failure. Needs zarr.
 
@@ -334,7 +336,10 @@ class _Run:
                 f"there: {done} of {'?' if total is None else total} are done",
                 topic="files-and-folders",
             )
-        plan = BlockPlan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
+        known, found = writer.manifest.facts["data"], self.source.identity()
+        differ = any(known.get(name) != found.get(name) for name in _COMPARED_BY_SAMPLE)
+        length = total if self.source.length is None else None
+        plan = BlockPlan(writer.manifest.block, self.batch_size, before, length, compares_all=differ)
         if total is not None and done == total and self.source.length is None:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)
@@ -364,9 +369,13 @@ class _Run:
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that runs must have in common, by names for messages. Another release of zarr writes the same."""
+    """The facts that runs must have in common, by names for messages. Another release of zarr writes the same.
+
+    If the files of a folder have other sizes or times, their samples decide.
+    """
     parts = {name: value for group in ("versions", "settings", "data") for name, value in facts[group].items()}
-    parts.pop("zarr", None)
+    for name in ("zarr", *_COMPARED_BY_SAMPLE):
+        parts.pop(name, None)
     own = {**{name: facts.get(name) for name in ("categories", "preprocessing")}, "composite": facts["composite"]}
     return {"model, weights or rules": facts["model"], **own, **parts}
 

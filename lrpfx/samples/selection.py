@@ -11,6 +11,7 @@ import torch
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Workers
+from lrpfx.samples.plan import KnownSample
 from lrpfx.samples.preparation import Preparation, Sample, SampleGroup, batched, chunks_of
 from lrpfx.samples.sources import IndexedSource, changed, check_unchanged
 from lrpfx.support.numbers import is_whole
@@ -104,7 +105,7 @@ class SampleSelection:
         found = None if item is None else self._sample(number, item)
         if found is None:
             raise changed(number)
-        check_unchanged(found, probes[number])
+        check_unchanged(found, KnownSample(probes[number], None))
 
 
 def _chosen(samples: list[Sample], group: SampleGroup) -> SelectedBatch:
