@@ -85,11 +85,10 @@ def attribute(
     """Explain all samples of a data set, and write what is found to a store, which can be read meanwhile.
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
-    A store that has all samples may also lie where nothing can be written. The samples that are there already are compared with
-    those of the data set: all that are read anyway, which are all of a stream, and 256 others at random, or all of a folder if
-    its files have other sizes or times. A sample that cannot be loaded, does not fit or has values that are not finite is in
-    the store with the reason, and the run goes on. What was written before an error is kept, and on a local disk also after a
-    power failure. Needs zarr.
+    The samples that are there already are compared with those of the data set: all that are read anyway, which are all of a
+    stream, and 256 others at random, or all of a folder if its files have other sizes or times. A sample that cannot be loaded,
+    does not fit or has values that are not finite is in the store with the reason, and the run goes on. What was written before
+    an error is kept, and on a local disk also after a power failure. Needs zarr.
 
     Other arguments: as for `lrpfx.attribute`.
 
@@ -108,7 +107,7 @@ def attribute(
         of one shape: pad texts to one length, or reduce what differs.
     output
         The path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
-        "s3://bucket/store", is for fsspec.
+        "s3://bucket/store", is for fsspec. One that is complete may lie where nothing can be written.
     target
         What relevance is of: "predicted" for the class of the largest output (the default), "true" for the label, or a target
         of `lrpfx.attribute` that holds for every sample. With an `Explainer` that knows categories, classes may have names.
