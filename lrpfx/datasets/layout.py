@@ -90,10 +90,10 @@ class ArrayLayout:
         """Rows that hold nothing yet."""
         return np.full((rows, *self.shape), self.fill, dtype=object if self.is_text else self.dtype)
 
-    def attributes(self, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-        """What the array says to other readers. `names`: of conditions and targets."""
+    def attributes(self, names_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """What the array says to other readers. `names_of`: conditions and targets, by dimension."""
         found = dict(_ATTRIBUTES.get(self.name, {"comment": "relevance; NaN: missing or failed"}))
-        details = [f"{one}s: {', '.join(names[one])}" for one in self.dimensions if one in names]
+        details = [f"{one}s: {', '.join(names_of[one])}" for one in self.dimensions if one in names_of]
         if details or self.is_rounded:
             found["comment"] = "; ".join([found["comment"], *details, *["rounded to 11 bits"] * self.is_rounded])
         if self.dimensions[0] == SAMPLE and self.name not in (LABEL, KEY):

@@ -232,15 +232,15 @@ def create(location: Location, manifest: Manifest) -> BlockWriter:
     with location.errors("written"):
         store = location.zarr_store()
         group = zarr_package().create_group(store, zarr_format=3, attributes={MANIFEST: _BEGINNING}, overwrite=bool(names))
-        names = {dimension: names_along(manifest.facts, dimension) for dimension in (CONDITION, TARGET)}
+        names_of = {dimension: names_along(manifest.facts, dimension) for dimension in (CONDITION, TARGET)}
         for one in manifest.layouts:
-            _create_array(group, one, manifest, names)
+            _create_array(group, one, manifest, names_of)
         group.attrs[MANIFEST] = manifest.to_json()
         location.make_lasting(location.sizes_of_all(""))
     return BlockWriter(location, manifest)
 
 
-def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest, names: Mapping[str, Sequence[str]]) -> None:
+def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest, names_of: Mapping[str, Sequence[str]]) -> None:
     codecs = zarr_package().codecs
     blocks = -(-manifest.capacity // manifest.block)
     rows, held = (manifest.capacity, manifest.block) if layout.dimensions[0] == SAMPLE else (blocks, 1)
@@ -260,7 +260,7 @@ def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest, names: Ma
         fill_value=layout.fill,
         filters=None,
         compressors=[compressor, codecs.Crc32cCodec()],
-        attributes=layout.attributes(names),
+        attributes=layout.attributes(names_of),
     )
 
 

@@ -151,7 +151,8 @@ class StoredArray:
             chosen, places = np.unique(chosen, return_inverse=True)  # Zarr takes them in order
         elif not isinstance(chosen, slice):
             chosen = slice(0, 0)
-        return read(self._location, self._array, chosen)[places].astype(self.dtype, copy=False)
+        found: Array = read(self._location, self._array, chosen)[places].astype(self.dtype, copy=False)
+        return found
 
 
 def _is_mask(one: Any) -> bool:
