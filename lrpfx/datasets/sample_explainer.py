@@ -83,12 +83,8 @@ class SampleExplainer:
             if len(numbers) == 1:
                 yield ExplainedRows([], {}, {group.places[0]: str(error)})
                 return
-            middle = len(numbers) // 2
-            for part in (slice(None, middle), slice(middle, None)):
-                inputs = pytree.tree_map(
-                    lambda leaf, part=part: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, group.inputs
-                )
-                yield from self.explained(SampleGroup(group.places[part], inputs), samples, observe)
+            for half in group.halves():
+                yield from self.explained(half, samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
