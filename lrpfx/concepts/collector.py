@@ -29,6 +29,7 @@ from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
+from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.failures import PATIENCE, none_loaded, warning_of_failures
@@ -289,7 +290,8 @@ class _Collector:
 
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """Values and relevance of the layers for a batch."""
-        question = replace(self.question, target=self.question.target.of_labels(labels))
+        target = ReportedTarget(self.question.target.of_labels(labels))
+        question = replace(self.question, target=target, output=reported(self.question.output, "output"))
         return Computation(self.explain_model, on_device_of(self.module, inputs), question)
 
     def facts_of(self, computed: Computation, labels: bool) -> CollectionFacts:
@@ -338,14 +340,16 @@ class _Collector:
 class _Pending:
     """Samples that have scores, or have failed, and are in no collection yet.
 
-    `facts`: None until a sample can be explained. `refusals`: the errors of samples that were loaded until then.
+    `facts`: None until a sample can be explained. `refused`: how many samples were loaded until then, and could not be.
+    `refusal`: the error of the first of them.
     """
 
     collector: _Collector
     facts: CollectionFacts | None
     scored: list["_Scored"] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
-    refusals: list[InputError] = field(default_factory=list)
+    refused: int = 0
+    refusal: InputError | None = None
 
     @property
     def count(self) -> int:
@@ -367,15 +371,16 @@ class _Pending:
         """
         self.errors |= {one.number: one.problem for one in batch.samples if one.problem is not None}
         for group in batch.groups:
-            self._add(group, [batch.samples[place] for place in group.places])
+            self._add(group, batch)
 
     def check(self) -> None:
         """Raise the first `InputError` if there were samples, and none could be explained."""
         if self.facts is None and self.errors:
-            raise self.refusals[0] if self.refusals else none_loaded(*next(iter(self.errors.items())))
+            raise self.refusal or none_loaded(*next(iter(self.errors.items())))
 
-    def _add(self, group: SampleGroup, samples: Sequence[Sample]) -> None:
-        """Compute the scores of a group of samples. What fails for several is tried again with half of them."""
+    def _add(self, group: SampleGroup, batch: SampleBatch) -> None:
+        """Compute the scores of a group of a batch's samples. What fails for several is tried again with half of them."""
+        samples = [batch.samples[place] for place in group.places]
         labels = [sample.label for sample in samples]
         are_labelled = labels[0] is not None if self.facts is None else self.facts.labels
         for sample in samples:
@@ -386,10 +391,8 @@ class _Pending:
         except InputError as error:
             if len(samples) == 1:
                 self._fail({samples[0].number: error})
-                return
-            middle = len(samples) // 2
-            for half, of_half in zip(group.halves(), (samples[:middle], samples[middle:]), strict=True):
-                self._add(half, of_half)
+            for half in group.halves() if len(samples) > 1 else ():
+                self._add(half, batch)
             return
         try:
             facts = self.facts or self.collector.facts_of(computed, are_labelled)
@@ -405,9 +408,10 @@ class _Pending:
     def _fail(self, errors: Mapping[int, InputError]) -> None:
         self.errors |= {number: str(error) for number, error in errors.items()}
         if self.facts is None:
-            self.refusals.extend(errors.values())
-            if len(self.refusals) >= PATIENCE:
-                raise self.refusals[0]
+            self.refused += len(errors)
+            self.refusal = self.refusal or next(iter(errors.values()), None)
+            if self.refusal is not None and self.refused >= PATIENCE:
+                raise self.refusal
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,17 @@ from torch import nn
 from lrpfx.attribution.computation import Computation
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
-from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.request.channels import kind_of
 from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_reduction, reduced
-from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import as_target_of_samples
+from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.samples.preparation import Sample, SampleGroup
 from lrpfx.support.tensors import is_floating, on_device_of
 from lrpfx.support.torch_internals import pytree
-
-_DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
 
 
 @dataclass(frozen=True)
@@ -107,9 +104,9 @@ class SampleExplainer:
         """The outputs and relevance of a batch."""
         known = [None if label == layout.NO_LABEL else label for label in labels]
         given = self.question.targets if self.has_several else [self.question.target]
-        targets = [_Reported(one.of_labels(known)) for one in given]
+        targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
-        question = replace(self.question, **asked, output=_reported(self.question.output, "output"))
+        question = replace(self.question, **asked, output=reported(self.question.output, "output"))
         return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
@@ -202,55 +199,6 @@ class SampleExplainer:
 
     def _numbered(self, name: str, count: int) -> tuple[str, ...]:
         return tuple(f"{name}.{axis + 1}" for axis in range(count))
-
-
-@dataclass(frozen=True, eq=False)
-class _Reported(Target):
-    """A target whose exceptions are an `InputError`, see `_reported`."""
-
-    target: Target
-
-    @property
-    def is_of_classes(self) -> bool:
-        return self.target.is_of_classes
-
-    def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
-        return self._of(partial(self.target.seed, chosen=chosen), output)
-
-    def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        return self._of(self.target.relevance, output)
-
-    def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-        return self._of(partial(self.target.multiplier, seed=seed), output)
-
-    def _of(self, method: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _reported(method, "target", self.target.plain)(output)
-        return found
-
-
-def _reported(function: Any, what: str, named: Any = None) -> Any:
-    """A function of the user whose exceptions are an `InputError`, which is that of single samples; others as they are.
-
-    Errors that memory ran out, or that a device failed, are not those of samples. `named`: what has the name for messages, if
-    it is not the function.
-    """
-    if not callable(function) or isinstance(function, (torch.Tensor, type)):
-        return function
-
-    @wraps(function, updated=())
-    def reported(output: Any) -> Any:
-        try:
-            return function(output)
-        except (LrpfxError, MemoryError, torch.OutOfMemoryError, _DEVICE_ERROR):
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            given = function if named is None else named
-            name = getattr(given, "__qualname__", type(given).__qualname__)
-            raise InputError(f"the {what} function {name} failed: {first_lines(error, 1)}") from error
-
-    return reported
 
 
 def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:

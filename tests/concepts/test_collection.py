@@ -243,6 +243,22 @@ def test_errors_of_settings_are_those_of_the_first_samples(explain_model, datase
         collect(explain_model, Noise(50, broken=range(50)), LAYERS, batch_size=batch_size)
 
 
+def test_samples_for_which_a_function_of_the_user_fails(explain_model, dataset):
+    unusual = explain_model(dataset.tensors[0][17:18]).detach()
+
+    def refused(output):
+        if output.isclose(unusual).all(1).any():
+            raise KeyError("unusual")
+        return output
+
+    for settings in ({"target": refused}, {"output": refused}):
+        with pytest.warns(lrpfx.LrpfxWarning, match=r"1 of 60 .* sample 17: the \w+ function .*refused failed: KeyError"):
+            found = collect(explain_model, dataset, LAYERS, **settings)
+        assert found.samples == ((0, 17), (18, 60))
+    with pytest.raises(lrpfx.InputError, match=r"function .* failed: ZeroDivisionError"):
+        collect(explain_model, dataset, LAYERS, target=lambda output: 1 / 0)
+
+
 def test_samples_with_and_without_labels_end_the_run(explain_model, dataset, tmp_path):
     pairs = [dataset[number] for number in range(60)]
     pairs[40] = pairs[40][0]
