@@ -68,7 +68,7 @@ test-thorough: $(VENV)/linked
 test-programs: $(VENV)/linked
 	$(BIN)/python -m pytest -m "programs and not slow" --numprocesses $(WORKERS) --dist worksteal --durations 10 $(TESTS)
 
-# The tests of data sets on Ray, which share one local cluster: under two minutes.
+# The tests of data sets on Ray, on one local cluster and on one of three machines within this one: five minutes.
 test-ray: $(VENV)/linked
 	$(BIN)/python -m pytest -m "ray and not slow" --durations 10 tests/datasets
 

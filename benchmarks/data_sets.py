@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lrpfx
 import lrpfx.datasets
+from lrpfx.datasets import ray_cluster
 from lrpfx.demo import digits
 
 DIGITS, CROPS = 10_000, 500
@@ -122,7 +124,7 @@ def peak_memory(count: int) -> float:
 def on_ray(make: Callable[[], tuple[Any, Any]], explainers: int, block_size: int, **settings: Any) -> dict[str, float]:
     """Samples per second of so many processes of Ray once they run, and the seconds before.
 
-    `driver`: blocks that this process hands out in a second of its own processor time.
+    `driver`: the share of a core that this process takes meanwhile. `blocks`: that are written in a second.
     """
     explain_model, data = make()
     seen: list[tuple[float, float, int]] = []
@@ -143,10 +145,38 @@ def on_ray(make: Callable[[], tuple[Any, Any]], explainers: int, block_size: int
     samples = after - before
     return {
         "rate": samples / (last - first),
-        "driver": samples / block_size / (now - used),
+        "driver": (now - used) / (last - first),
+        "blocks": samples / block_size / (last - first),
         "start": seen[0][0] - begin,
         "seconds": end - begin,
     }
+
+
+def handing_out(parts: int = 20_000) -> float:
+    """Parts that the coordinator hands out in a second of its own processor time, if each is reported by itself."""
+    seen: list[tuple[int, float]] = []
+    with ray_cluster.running(ray_cluster.ActorNumbers(2, 1, None)) as pool:
+        for results in ray_cluster.results_of(pool, list(range(parts)), "hand out part", _reports_each):
+            seen.append((len(results), _processor_time("ray::Coordinator")))
+    return sum(count for count, _ in seen[1:]) / (seen[-1][1] - seen[0][1])
+
+
+def _reports_each(share: ray_cluster.Share) -> None:
+    for number in share:
+        share.add(number, None)
+        share.send(at_once=True)
+
+
+def _processor_time(name: str) -> float:
+    """Seconds that the process with a name has taken."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().startswith(name.encode()):
+                user, system = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+                return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        except OSError:
+            continue  # it has ended
+    raise ProcessLookupError(name)
 
 
 def decoding(rounds: int = 50) -> dict[str, float]:
@@ -171,7 +201,8 @@ def measure(rounds: int) -> dict[str, Any]:
         "two": on_ray(lambda: of_digits(4 * DIGITS), 2, 1024),
         "one of crops": on_ray(of_crops, 1, 16, reduce="sum", dtype="float16"),
         "two of crops": on_ray(of_crops, 2, 16, reduce="sum", dtype="float16"),
-        "driver": on_ray(lambda: of_digits(4_000), 2, 4),
+        "small blocks": on_ray(lambda: of_digits(4_000), 2, 4),
+        "handing out": handing_out(),
     }
 
 

@@ -40,13 +40,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines. Rates are those of one bucket and of one driver, which all workers share.
+    """The machines. Rates are those of one bucket and of one coordinator, which all workers share.
 
     `start`: seconds until a worker runs, also after it was lost. `lost`: workers lost, for each and hour. `spread`: of the
     seconds of blocks, as the standard deviation of their logarithm. `loaders`: cores that load, for each worker. `bandwidth`:
     bytes a second of a worker, `shared`: of all together, to the store and from the data. `latency`: seconds of a request, of
-    which a worker has `parallel` under way. `requests`: objects written a second by all. `driver`: blocks a second that the
-    driver hands out.
+    which a worker has `parallel` under way. `requests`: objects written a second by all. `coordinator`: blocks a second that
+    one process hands out.
     """
 
     start: float = 20.0
@@ -58,7 +58,7 @@ class Cluster:
     latency: float = 0.05
     parallel: int = 10
     requests: float = 3_500.0
-    driver: float = 100.0
+    coordinator: float = 1_000.0
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ def simulate(samples: int, workers: int, setting: Setting, cluster: Cluster, see
     """A run, event by event: each worker takes a block, loads, explains and writes it.
 
     A worker explains one block while the next is loaded and the last is written, so a block takes it as long as the longest of
-    the three; the first waits for its loading. The driver hands out blocks one after the other, and the store and the network
-    take what all workers send one after the other, at their rates. A worker is lost at random; its block is begun anew once it
-    has started again. After `MOST` blocks the run goes on at the rate of the second half of them.
+    the three; the first waits for its loading. The coordinator hands out blocks one after the other, and the store and the
+    network take what all workers send one after the other, at their rates. A worker is lost at random; its block is begun anew
+    once it has started again. After `MOST` blocks the run goes on at the rate of the second half of them.
     """
     chance = random.Random(seed)
     blocks = math.ceil(samples / setting.block)
     takes = {
-        "the driver": 1 / cluster.driver,
+        "the coordinator": 1 / cluster.coordinator,
         "requests to the store": setting.arrays / cluster.requests,
         "the network": setting.block * (setting.stored + setting.read) / cluster.shared,
     }
@@ -100,7 +100,7 @@ def simulate(samples: int, workers: int, setting: Setting, cluster: Cluster, see
     lost, ends = 0, []
     for _ in range(min(blocks, MOST)):
         now = heapq.heappop(free)
-        until["the driver"] = begin = max(until["the driver"], now) + takes["the driver"]
+        until["the coordinator"] = begin = max(until["the coordinator"], now) + takes["the coordinator"]
         seconds = each * chance.lognormvariate(-(cluster.spread**2) / 2, cluster.spread)
         while chance.random() < 1 - math.exp(-cluster.lost * seconds / HOUR):
             begin += chance.random() * seconds + cluster.start
@@ -205,7 +205,7 @@ def main() -> None:
 def tables(measured: Mapping[str, Any]) -> dict[str, list[str]]:
     """All tables of the document, by name."""
     settings = settings_of(measured)
-    cluster = Cluster(start=measured["two"]["start"], driver=measured["driver"]["driver"])
+    cluster = Cluster(start=measured["two"]["start"], coordinator=measured["handing out"])
     many = replace(cluster, loaders=FASTER, bandwidth=1.25e9)
     found = {"measured": _measured(measured), "settings": _rows(list(settings.values())), "cluster": _rows([cluster])}
     photographs = settings["photographs"]
@@ -240,6 +240,9 @@ def _measured(measured: Mapping[str, Any]) -> list[str]:
         efficiency = two["rate"] / one["rate"] / 2
         lines.append(f"| {name}, one explaining process of Ray | {one['rate']:,.1f} | {one['start']:.0f} s to start |")
         lines.append(f"| {name}, two of them | {two['rate']:,.1f} | {efficiency:.0%} efficiency |")
+    small = measured["small blocks"]
+    driver = f"{small['driver']:.1%} of a core for the calling process"
+    lines.append(f"| digits in blocks of 4, two of them | {small['rate']:,.1f} | {driver} |")
     memory = measured["memory"]
     lines += ["", f"Peak memory: {memory['1000']:.0f} MiB for 1,000 digits, {memory['10000']:.0f} MiB for 10,000."]
     return lines

@@ -1,5 +1,6 @@
 """`lrpfx dataset`: explanations of all photographs in a folder, as arrays in a store."""
 
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +10,14 @@ import typer
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
-from lrpfx.command_line.terminal import counted, say, stages
+from lrpfx.command_line.terminal import say, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.numbers import counted
 
 #: Samples whose problem is printed.
 _SHOWN = 10
@@ -68,6 +70,9 @@ def dataset(
         Path | None,
         typer.Option(help="Also write a table (.parquet) with the scores and the shares of relevance of each photograph."),
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Try photographs again that failed in a former run.")
+    ] = False,
     spray: Annotated[
         Path | None,
         typer.Option(
@@ -78,7 +83,7 @@ def dataset(
     """Explain all photographs in a folder, and write relevance, outputs and predictions as arrays into a store.
 
     Run again after it was stopped, it goes on where it was. lrpfx.datasets.open reads the store, and so do zarr and xarray. A
-    photograph that cannot be explained is there with its reason, and the exit status is 2.
+    photograph that cannot be explained is there with its reason, the exit status is 2, and --retry-failed tries it again.
     """
     if table is not None:
         checked_table_path(table)
@@ -103,7 +108,8 @@ def dataset(
             batch_size=batch_size,
         )
         wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
-    with stages("explaining", 0) as shown:
+    with stages("explaining", 0) as shown, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*could not be explained", LrpfxWarning)  # `_show` lists them
         found = attribute(
             explainer,
             folder,
@@ -117,6 +123,7 @@ def dataset(
             block_size=block_size,
             workers=workers,
             engine=engine.value,
+            retry_failed=retry_failed,
             progress=shown.report,
         )
     if table is not None:

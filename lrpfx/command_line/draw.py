@@ -8,11 +8,12 @@ import typer
 from lrpfx import transform
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of, invalid
-from lrpfx.command_line.terminal import counted, say, stages
+from lrpfx.command_line.terminal import say, stages
 from lrpfx.errors import InputError, os_errors
 from lrpfx.reports.drawing import RulePicture
 from lrpfx.reports.drawing import draw as drawing_of
 from lrpfx.support.files import written
+from lrpfx.support.numbers import counted
 
 SUFFIXES = (".svg", ".png", ".pdf")
 

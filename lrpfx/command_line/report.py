@@ -8,11 +8,12 @@ import typer
 from lrpfx.command_line.image_files import images_in, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, classes_of, composite_of, invalid
-from lrpfx.command_line.terminal import counted, say, stages
+from lrpfx.command_line.terminal import say, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.pages.report import SUFFIXES
 from lrpfx.pages.report import report as report_on
+from lrpfx.support.numbers import counted
 
 
 def report(

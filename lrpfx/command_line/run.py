@@ -13,7 +13,7 @@ from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of, invalid
 from lrpfx.command_line.results import ResultFolder, Results, results_in
-from lrpfx.command_line.terminal import Stages, counted, say, stages
+from lrpfx.command_line.terminal import Stages, say, stages
 from lrpfx.deploy.lowering import FIXED
 from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
@@ -22,6 +22,7 @@ from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.pictures.images_of_arrays import CMAPS, get_cmap, imsave
 from lrpfx.request.reduction import CHANNELS
+from lrpfx.support.numbers import counted
 from lrpfx.support.stored_arrays import RefusedError
 
 Array = NDArray[Any]

@@ -62,11 +62,6 @@ def _option(found: re.Match[str]) -> str:
     return f"{_OPTIONS.get(name) or '--' + name.replace('_', '-')} {value}".strip()
 
 
-def counted(number: int, thing: str) -> str:
-    """A number of things, in the singular for one."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
 def output() -> Console:
     """The terminal for results."""
     console = Console(highlight=False, emoji=False)

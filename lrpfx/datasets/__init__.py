@@ -6,6 +6,7 @@ from lrpfx.datasets.ray_engine import RayEngine
 from lrpfx.datasets.spray_analysis import spray
 from lrpfx.datasets.statistics import Summary, summarize
 from lrpfx.datasets.tables import write_table
+from lrpfx.datasets.verification import Verification, verify
 from lrpfx.datasets.view import Attributions, StoredArray
 from lrpfx.datasets.view import open_store as open
 
@@ -15,9 +16,11 @@ __all__ = [
     "Spray",
     "StoredArray",
     "Summary",
+    "Verification",
     "attribute",
     "open",
     "spray",
     "summarize",
+    "verify",
     "write_table",
 ]

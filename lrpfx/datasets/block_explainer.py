@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, NO_LABEL, STATUS, TEXT_BYTES, Array, text_rows
+from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, STATUS, TEXT_BYTES, Array, text_rows
 from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.datasets.store import BlockWriter
+from lrpfx.samples.plan import NO_LABEL
 from lrpfx.samples.preparation import Sample, SampleBatch
 
 #: Bytes that are reserved and freed at the beginning.

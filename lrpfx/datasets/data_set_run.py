@@ -53,6 +53,8 @@ from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
 
+#: What is known of a data set that may differ if its samples do not: a folder was copied, or a broken file was mended.
+_COMPARED_BY_SAMPLE = ("sizes", "times")
 _DTYPES = {"float32": torch.float32, "float16": torch.float32, "float64": torch.float64}
 Progress = bool | Callable[[int, int | None], object]
 
@@ -83,7 +85,7 @@ def attribute(
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
     The samples that are there already are compared with those of the data set: all that are read anyway, which are all of a
-    stream, and 256 others at random; of a folder, the names, sizes and times of all files. A sample that cannot be loaded, does
+    stream, and 256 others at random, or all of a folder if its files have other sizes or times. A sample that cannot be loaded, does
     not fit or has values that are not finite is in the store with the reason, and the run goes on. What was written before an
     error is kept, and on a local disk also after a power failure. Needs zarr.
 
@@ -319,7 +321,10 @@ class _Run:
         if retry_failed:
             before = without_failed(before, self.location, writer)
         total, done = writer.manifest.samples, sum(before.counts)
-        plan = BlockPlan(writer.manifest.block, self.batch_size, before, total if self.source.length is None else None)
+        known, found = writer.manifest.facts["data"], self.source.identity()
+        differ = any(known.get(name) != found.get(name) for name in _COMPARED_BY_SAMPLE)
+        length = total if self.source.length is None else None
+        plan = BlockPlan(writer.manifest.block, self.batch_size, before, length, compares_all=differ)
         if total is not None and done == total and self.source.length is None:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)
@@ -338,7 +343,9 @@ class _Run:
                 advance(step.samples)
                 if callable(progress):
                     progress(done, total)
-        self.location.remove_leftovers()  # of processes of the engine that were killed, whose blocks others wrote
+        self.location.remove(
+            self.location.leftovers()
+        )  # of processes of the engine that were killed, whose blocks others wrote
         counts = done_of(self.location, writer.manifest, BlockWriter(self.location, writer.manifest).arrays).counts
         if sum(counts) != done or 0 in counts:
             raise ArtefactError(
@@ -349,9 +356,13 @@ class _Run:
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that runs must have in common, by names for messages. Another release of zarr writes the same."""
+    """The facts that runs must have in common, by names for messages. Another release of zarr writes the same.
+
+    If the files of a folder have other sizes or times, their samples decide.
+    """
     parts = {name: value for group in ("versions", "settings", "data") for name, value in facts[group].items()}
-    parts.pop("zarr", None)
+    for name in ("zarr", *_COMPARED_BY_SAMPLE):
+        parts.pop(name, None)
     own = {**{name: facts.get(name) for name in ("categories", "preprocessing")}, "composite": facts["composite"]}
     return {"model, weights or rules": facts["model"], **own, **parts}
 

@@ -2,15 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
-from lrpfx.datasets.block_explainer import BlockExplainer
+from lrpfx.datasets.block_explainer import BlockExplainer, BlockRows
 from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.datasets.store import BlockWriter
 from lrpfx.samples.plan import BlockPlan
+from lrpfx.samples.preparation import SampleBatch
 from lrpfx.samples.sources import SampleSource
 
 _WAITING = 2  # blocks in memory besides the one that is computed and the one that is written
@@ -53,15 +54,31 @@ class EmbeddedEngine(Engine):
         pass  # it takes all
 
     def steps(self, work: Work) -> Generator[Step]:
-        explainer, pending = BlockExplainer(work.explainer, work.writer), deque[Future[None]]()
-        # closed or left by an error, it waits for the blocks that are being written
-        with closing(work.source.batches(work.plan)) as batches, ThreadPoolExecutor(1, "lrpfx-writer") as thread:
-            for samples, rows in explainer.blocks(batches):
-                while pending and (pending[0].done() or len(pending) > _WAITING):
-                    pending.popleft().result()
-                if rows is not None:
-                    pending.append(thread.submit(work.writer.write, rows.block, rows.arrays))
-                yield Step(samples, explainer.objection)
-                explainer.objection = None
-            for one in pending:
-                one.result()
+        yield from written(work.source.batches(work.plan), work.explainer, work.writer)
+
+
+def written(
+    batches: Generator[SampleBatch],
+    explainer: SampleExplainer,
+    writer: BlockWriter,
+    note: Callable[[int, int], None] | None = None,
+) -> Generator[Step]:
+    """Explain batches in this process, and write their blocks. `note`: takes a block that is written, and its samples."""
+    blocks, pending = BlockExplainer(explainer, writer), deque[Future[None]]()
+
+    def write(rows: BlockRows) -> None:
+        writer.write(rows.block, rows.arrays)
+        if note is not None:
+            note(rows.block, rows.count)
+
+    # closed or left by an error, it waits for the blocks that are being written
+    with closing(batches), ThreadPoolExecutor(1, "lrpfx-writer") as thread:
+        for samples, rows in blocks.blocks(batches):
+            while pending and (pending[0].done() or len(pending) > _WAITING):
+                pending.popleft().result()
+            if rows is not None:
+                pending.append(thread.submit(write, rows))
+            yield Step(samples, blocks.objection)
+            blocks.objection = None
+        for one in pending:
+            one.result()

@@ -16,8 +16,6 @@ SEED, REACHED = "seed", "reached"
 MISSING, EXPLAINED, FAILED = 0, 1, 2
 #: Arrays with a row for each sample that every store has.
 STATUS, LABEL, KEY, ERROR, DIGEST = "status", "label", "key", "error", "digest"
-#: The label of a sample without one.
-NO_LABEL = -1
 #: The array with an entry for each block: 1 once it is done.
 DONE = "done"
 #: The beginning of the names of scales of the values of another array.

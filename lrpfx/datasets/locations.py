@@ -106,17 +106,26 @@ class Location:
         """
         if isinstance(self.path, Path):
             files = [self.path / name for name in names]
-            for path in [*files, *dict.fromkeys(file.parent for file in files)]:
+            folders = {folder for file in files for folder in file.parents if folder.is_relative_to(self.path)}
+            for path in [*files, *folders]:
                 with suppress(FileNotFoundError):
                     _synchronize(path)
 
-    def remove_leftovers(self) -> None:
-        """Remove what a killed writer left half written. Objects appear whole or not at all."""
-        if isinstance(self.path, Path):
-            with self.errors("read"):
-                for left in self.path.rglob("*.partial"):
-                    if _PARTIAL.search(left.name):
-                        left.unlink()
+    def leftovers(self) -> list[str]:
+        """The files that a killed writer left half written. Objects appear whole or not at all."""
+        if not isinstance(self.path, Path):
+            return []
+        with self.errors("read"):
+            found = self.path.rglob("*.partial")
+            return sorted(left.relative_to(self.path).as_posix() for left in found if _PARTIAL.search(left.name))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, as far as they are there."""
+        system, root = self._opened()
+        with self.errors("written"):
+            for name in dict.fromkeys(names):
+                with suppress(FileNotFoundError):
+                    system.rm_file(f"{root}/{name}")
 
     @contextmanager
     def errors(self, what: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Ray: the cluster that is there, or one that is started here, and what goes to its processes and comes back."""
+"""Ray: the cluster that is there, or one that is started here, and its processes, which share parts of work."""
 
 import faulthandler
 import io
@@ -11,32 +11,36 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
+from operator import length_hint
 from typing import Any
 
 import torch
 
-from lrpfx.errors import InputError, LrpfxError, first_lines
+from lrpfx.errors import InputError, first_lines
 from lrpfx.support.optional_packages import optional_package
 
-#: How often a part is tried again if the process that had it ended: for ever, were it left to Ray.
+#: How often a part is tried again if the process that had it ended.
 RETRIES = 3
 _PATIENCE = 5.0  # seconds until what ended actors had is free
+_INTERVAL = 0.2  # seconds between two questions of the driver, and between two reports of a worker
+_REPORTS = 500  # a second, of all workers
+_GRACE = 1.0  # seconds for parts that are almost done
+_TOGETHER = 16  # parts that are handed out together, at most
 _VERSIONS = {"lrpfx": version("lrpfx"), "torch": torch.__version__}
 _OBJECT_STORE_BYTES = 1 << 30  # of a Ray that is started here
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
-#: A row of what goes through Ray: columns with one entry each.
-Row = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Pool:
-    """The actors that explain, and the most that load. `cpus`, `gpus`: of each that explains."""
+    """The actors that explain. `cpus`, `gpus`: of each. `loaders`: the CPUs that are left, for processes that load."""
 
     explainers: int
     loaders: int
@@ -53,10 +57,10 @@ class ActorNumbers:
     gpus: float | None
 
 
-def packages() -> tuple[Any, Any]:
-    """The packages ray and ray.data. `InputError` if they are not installed."""
+def package() -> Any:
+    """The package ray. `InputError` if it is not installed."""
     with _unchanged_process():
-        return optional_package("ray", 'engine="ray"', "ray"), optional_package("ray.data", 'engine="ray"', "ray")
+        return optional_package("ray", 'engine="ray"', "ray")
 
 
 @contextmanager
@@ -64,7 +68,7 @@ def _unchanged_process() -> Iterator[None]:
     """A context after which this process is as it was: Ray sets hooks, variables, paths and filters."""
     hook, variables, path = sys.excepthook, set(os.environ), list(sys.path)
     is_traced, handler = faulthandler.is_enabled(), signal.getsignal(signal.SIGTERM)
-    levels = {name: logging.getLogger(name).level for name in ("ray", "ray.data")}
+    level = logging.getLogger("ray").level
     try:
         with warnings.catch_warnings():
             yield
@@ -72,8 +76,7 @@ def _unchanged_process() -> Iterator[None]:
         sys.excepthook, sys.path[:] = hook, path
         for name in set(os.environ) - variables:
             del os.environ[name]
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        logging.getLogger("ray").setLevel(level)
         if faulthandler.is_enabled() and not is_traced:
             faulthandler.disable()
         if threading.current_thread() is threading.main_thread():
@@ -82,20 +85,18 @@ def _unchanged_process() -> Iterator[None]:
 
 @contextmanager
 def running(wanted: ActorNumbers) -> Iterator[Pool]:
-    """A context in which Ray runs, with settings of Ray Data for blocks. What it changes in this process is undone."""
-    ray, data = packages()
+    """A context in which Ray runs. What it changes in this process is undone. `InputError` if Ray itself gives up."""
+    ray = package()
     is_ours = not ray.is_initialized()
     with _unchanged_process():
         try:
             if is_ours:
                 _start(ray, wanted)
-            pool = pool_of(ray, wanted)
-            context = data.DataContext.get_current().copy()
-            context.enable_progress_bars = False
-            context.target_max_block_size = context.target_min_block_size = 1  # one block of the store is one of Ray Data
-            logging.getLogger("ray.data").setLevel(logging.ERROR)
-            with data.DataContext.current(context):
-                yield pool
+            yield pool_of(ray, wanted)
+        except ray.exceptions.RayError as error:
+            raise InputError(
+                f"Ray gave up: {first_lines(error)}; what was done is kept, and another run goes on", topic="ray"
+            ) from error
         finally:
             if is_ours:
                 ray.shutdown()
@@ -172,92 +173,258 @@ def _planned(wanted: ActorNumbers, has: Mapping[str, float], free: Mapping[str, 
     return pool
 
 
-def dataset_of(rows: Callable[[], Iterator[Row]], cpus: float) -> Any:
-    """A dataset of Ray with these rows, which one task makes one after the other, as fast as they are taken."""
-    _, data = packages()
-    datasource: Any = data.Datasource
-
-    def tables() -> Iterator[Any]:
-        pyarrow = optional_package("pyarrow", 'engine="ray"', "ray")
-        for row in rows():
-            yield pyarrow.table({name: [value] for name, value in row.items()})
-
-    class OneTask(datasource):
-        def get_read_tasks(self, parallelism: int, per_task_row_limit: Any = None, data_context: Any = None) -> list[Any]:
-            metadata = data.block.BlockMetadata(num_rows=None, size_bytes=None, exec_stats=None)
-            return [data.ReadTask(tables, metadata)]
-
-        def estimate_inmemory_data_size(self) -> int | None:
-            return None
-
-    return data.read_datasource(OneTask(), override_num_blocks=1, num_cpus=cpus)
+# --- parts of work -----------------------------------------------------------------------------------------------------------
 
 
-def rows_in(dataset: Any) -> Generator[Row]:
-    """The rows of a dataset of Ray, as they are made. `InputError` if Ray gave one up."""
-    ray, _ = packages()
-    try:
-        yield from dataset.iter_rows()
-    except LrpfxError:
-        raise
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "ray" and not isinstance(error, ray.exceptions.RayError):
+class Coordinator:
+    """An actor that hands out parts of work, and gives what a worker had that ended to another.
+
+    Parts are numbers, or pairs of a number and what it stands for, of something to iterate over. The next are made while
+    workers have others.
+    """
+
+    def __init__(self, parts: bytes, workers: int) -> None:
+        """`parts`: packed. `workers`: how many take them."""
+        self._workers = workers
+        self._held: dict[int, dict[int, Any]] = {}  # what each worker has
+        self._returned: deque[Any] = deque()
+        self._attempts: Counter[int] = Counter()
+        self._results: list[tuple[int | None, Any]] = []
+        self._problem = b""
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: Future[list[Any]] | None = self._thread.submit(self._first, parts)
+
+    def _first(self, parts: bytes) -> list[Any]:
+        self._parts = iter(received(parts))
+        return self._more()
+
+    def _more(self) -> list[Any]:
+        """The parts that are handed out together next: few at the end, so that workers end together."""
+        count = min(_TOGETHER, length_hint(self._parts) // (2 * self._workers))
+        return list(islice(self._parts, max(1, count)))
+
+    def take(self, worker: int) -> tuple[list[Any], bool]:
+        """Parts for a worker, none if there are no more, and whether it is one that a worker had that ended."""
+        found, is_again = [], bool(self._returned)
+        if is_again:
+            found = [self._returned.popleft()]
+        elif self._ahead is not None:
+            try:
+                found = self._ahead.result()
+            except Exception as error:
+                self._problem = packed_problem(error)
+            self._ahead = self._thread.submit(self._more) if found else None
+        self._held.setdefault(worker, {}).update((_number(part), part) for part in found)
+        return found, is_again
+
+    def report(self, worker: int, results: Sequence[tuple[int | None, Any]]) -> None:
+        """Note what a worker has done: numbers of parts, or None, with results. Workers that were given up are not heard."""
+        held = self._held.get(worker, {})
+        self._results += [one for one in results if one[0] is None or held.pop(one[0], None) is not None]
+
+    def lose(self, worker: int) -> int | None:
+        """Take back what a worker had. Returns a part that ended all that had it, if there is one."""
+        lost = self._held.pop(worker, {})
+        self._returned.extend(lost.values())
+        self._attempts.update(lost.keys())
+        return next((number for number in lost if self._attempts[number] > RETRIES), None)
+
+    def progress(self) -> tuple[list[tuple[int | None, Any]], bool, bytes]:
+        """The results since the last time, whether there is nothing more to do, and why parts could not be made, packed."""
+        results, self._results = self._results, []
+        return results, self._ahead is None and not self._returned and not any(self._held.values()), self._problem
+
+
+def _number(part: Any) -> int:
+    number: int = part[0] if isinstance(part, tuple) else part
+    return number
+
+
+class Share:
+    """What a worker takes of all parts, one by one. `worker`: its number. `count`: how many workers there are."""
+
+    def __init__(self, coordinator: Any, worker: int, count: int) -> None:
+        self._coordinator = coordinator
+        self._worker = worker
+        self._count = count
+        self._results: deque[tuple[int | None, Any]] = deque()
+        self._interval = max(_INTERVAL, count / _REPORTS)
+        self._last = time.monotonic()
+        self._taken = self._done = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        ray = package()
+        while True:
+            self.send(at_once=True)
+            found, is_again = ray.get(self._coordinator.take.remote(self._worker))
+            if is_again:
+                self._finish()
+            if not found:
+                return
+            self._taken += len(found)
+            yield from found
+
+    def _finish(self) -> None:
+        """Wait until other parts are done: the next may end this process, and these are not to be blamed."""
+        end = time.monotonic() + _GRACE
+        while self._done < self._taken and time.monotonic() < end:
+            time.sleep(0.01)
+        self.send(at_once=True)
+
+    def of(self, total: int) -> int:
+        """The part of a number that is for this worker, so that all have that number together."""
+        return total // self._count + (self._worker % self._count < total % self._count)
+
+    def add(self, number: int | None, result: Any) -> None:
+        """Add the result of a part, which is reported with others. Any thread may do so, and one may send."""
+        self._results.append((number, result))
+        self._done += number is not None
+
+    def send(self, at_once: bool = False) -> None:
+        """Report results, unless others were reported a moment ago."""
+        if self._results and (at_once or time.monotonic() - self._last >= self._interval):
+            results = [self._results.popleft() for _ in range(len(self._results))]
+            self._coordinator.report.remote(self._worker, results)
+            self._last = time.monotonic()
+
+
+class Worker:
+    """An actor that works on its share of the parts."""
+
+    def work(self, coordinator: Any, worker: int, count: int, threads: int, function: bytes, *values: bytes) -> bytes:
+        """Call a function of its share, and of values, all packed. Returns its problem, packed, or nothing.
+
+        Tensors of the function are on the GPU of this process, if it has one.
+        """
+        ray = package()
+        torch.set_num_threads(threads)
+        try:
+            share = Share(coordinator, worker, count)
+            received(function, "cuda" if ray.get_gpu_ids() else "cpu")(share, *map(received, values))
+            share.send(at_once=True)
+            ray.get(coordinator.report.remote(worker, []))  # what was sent is there
+        except ray.exceptions.RayError:  # as if this process had ended
             raise
-        raise InputError(
-            f"Ray gave up: {first_lines(error)}; what was done is kept, and another run goes on", topic="ray"
-        ) from error
+        except Exception as error:
+            return packed_problem(error)
+        return b""
+
+
+class CoordinatorLostError(Exception):
+    """The coordinator ended before the work was done."""
+
+
+def results_of(
+    pool: Pool, parts: Iterable[Any], what: str, function: Callable[..., None], *values: Any, cpus: int = 0
+) -> Generator[list[tuple[int | None, Any]]]:
+    """What the workers of a pool report, in any order, as often as there is something new.
+
+    `parts`: of the work, see `Coordinator`, which has `cpus` to make them. `what`: is done with one. `function`, `values`: see
+    `Worker.work`.
+
+    Errors: those of the function, and of the parts once all that precede are done; `InputError` if a part ended all workers
+    that had it; `CoordinatorLostError`.
+    """
+    ray = package()
+    contents = [ray.put(packed((_VERSIONS, value))) for value in (parts, function, *values)]
+    coordinator = ray.remote(num_cpus=cpus)(Coordinator).remote(contents[0], pool.explainers)
+    kind = ray.remote(num_cpus=pool.cpus, num_gpus=pool.gpus or None)(Worker)
+    running: dict[Any, tuple[int, Any]] = {}
+    unsuccessful = 0  # workers that ended since there was a result
+
+    def start(worker: int) -> None:
+        actor = kind.remote()
+        running[actor.work.remote(coordinator, worker, pool.explainers, pool.cpus, *contents[1:])] = worker, actor
+
+    def asked(call: Any) -> Any:
+        try:
+            return ray.get(call)
+        except ray.exceptions.RayActorError as error:
+            raise CoordinatorLostError(first_lines(error)) from error
+
+    try:
+        for worker in range(pool.explainers):
+            start(worker)
+        while running:
+            for call in ray.wait([*running], timeout=_INTERVAL)[0]:
+                worker, actor = running.pop(call)
+                try:
+                    problem = ray.get(call)
+                except ray.exceptions.RayError as error:
+                    ray.kill(actor)
+                    unsuccessful += 1
+                    part = asked(coordinator.lose.remote(worker))
+                    if part is not None:
+                        raise ended(RETRIES + 1, f"{what} {part}", error) from error
+                    if unsuccessful > RETRIES + pool.explainers:
+                        raise ended(unsuccessful, "start", error) from error
+                    if not _has_room_for_one(ray, pool):
+                        raise
+                    start(worker + pool.explainers)
+                else:
+                    if problem:
+                        raise pickle.loads(problem)
+            results, is_finished, problem = asked(coordinator.progress.remote())
+            if results:
+                unsuccessful = 0
+                yield results
+            if is_finished and problem:
+                raise pickle.loads(problem)
+            if is_finished:
+                return
+    finally:
+        for _, actor in running.values():
+            ray.kill(actor)
+        ray.kill(coordinator)
+        if running:
+            ray.wait([*running], num_returns=len(running), timeout=_PATIENCE)  # until they have ended
+
+
+def ended(attempts: int, what: str, error: BaseException) -> InputError:
+    return InputError(
+        f"{attempts} processes of Ray that were to {what} ended: perhaps a sample of it crashes them, or their machines do not "
+        f"have enough memory; a smaller batch_size= or block_size= needs less. The last one: {first_lines(error)}",
+        topic="ray",
+    )
+
+
+def _has_room_for_one(ray: Any, pool: Pool) -> bool:
+    """Whether the cluster, of which machines may be lost, can have a worker."""
+    cpus, gpus = _cpus_and_gpus(ray.cluster_resources())
+    return cpus >= pool.cpus and gpus >= pool.gpus
 
 
 def mapped(wanted: ActorNumbers, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-    """The results of a function for these items, in any order. It is sent to each actor that explains, once.
+    """The results of a function for these items, in any order. It is sent to each worker, once.
 
     Errors: those of the function; `InputError` if Ray gave an item up, or cannot have what is asked.
     """
-    _, data = packages()
     with running(wanted) as pool:
-        coordinator = new_coordinator(function)
-        content = [packed(item) for item in items]
-        rows = dataset_of(lambda: ({"number": number, "item": item} for number, item in enumerate(content)), 0)
-        done = rows.map_batches(
-            _Caller,
-            fn_constructor_args=(coordinator, pool.cpus),
-            batch_size=1,
-            compute=data.ActorPoolStrategy(size=min(pool.explainers, len(items))),
-            num_cpus=pool.cpus,
-            num_gpus=pool.gpus or None,
-        )
-        for row in rows_in(done):
-            if row["problem"]:
-                raise pickle.loads(row["problem"])
-            yield unpacked(row["result"])
-
-
-class _Caller:
-    """An actor that calls the function for items."""
-
-    def __init__(self, coordinator: Any, threads: int) -> None:
-        self.coordinator = coordinator
-        self.threads = threads
-        self._function: Callable[[Any], Any] | None = None
-
-    def __call__(self, rows: Mapping[str, Any]) -> Row:
-        result = problem = b""
+        pool = replace(pool, explainers=min(pool.explainers, len(items)))
         try:
-            if self._function is None:
-                self._function = received(self.coordinator, 0, self.threads)
-            count_attempt(self.coordinator, "work on part", int(rows["number"][0]))
-            result = packed(self._function(unpacked(rows["item"][0])))
-        except Exception as error:
-            problem = packed_problem(error)
-        return {"result": [result], "problem": [problem]}
+            for found in results_of(pool, list(enumerate(items)), "work on part", _Calls(function)):
+                yield from (unpacked(result) for _, result in found)
+        except CoordinatorLostError as error:
+            raise ended(1, "hand out parts", error) from error
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Calls a function for items."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, share: Share) -> None:
+        for number, item in share:
+            share.add(number, packed(self.function(item)))
+            share.send()
 
 
 def packed(value: Any) -> bytes:
     """Objects as bytes, with functions and classes of the user's script. `InputError` if they cannot be sent."""
-    ray, _ = packages()
     content = io.BytesIO()
     try:
-        torch.save(value, content, pickle_module=ray.cloudpickle)
+        torch.save(value, content, pickle_module=package().cloudpickle)
     except Exception as error:
         raise InputError(
             f"the model and the data set go to other processes, and cannot be pickled for that: {first_lines(error)}",
@@ -270,38 +437,13 @@ def unpacked(content: bytes, device: str = "cpu") -> Any:
     return torch.load(io.BytesIO(content), map_location=device, weights_only=False)
 
 
-def new_coordinator(*values: Any) -> Any:
-    """An actor that all others know. It has what they need, and counts how often each part was begun.
-
-    Errors: `InputError` if a value cannot be sent.
-    """
-    ray, _ = packages()
-
-    class Coordinator:  # inside a function, so that its process need not import torch
-        def __init__(self, content: list[Any]) -> None:
-            self._content = content
-            self._attempts: dict[tuple[str, int], int] = {}
-
-        def content(self, place: int) -> Any:
-            return self._content[place]
-
-        def attempt(self, what: str, number: int) -> int:
-            self._attempts[what, number] = self._attempts.get((what, number), 0) + 1
-            return self._attempts[what, number]
-
-    return ray.remote(num_cpus=0)(Coordinator).remote([ray.put(packed((_VERSIONS, value))) for value in values])
-
-
-def received(coordinator: Any, place: int, threads: int) -> Any:
-    """One of the values that the coordinator has, with tensors on the GPU of this process, if it has one.
+def received(content: bytes, device: str = "cpu") -> Any:
+    """What a process of Ray was sent, with tensors on a device.
 
     Errors: `InputError` if it needs what is not installed here, or if another release of lrpfx or torch is.
     """
-    ray, _ = packages()
-    torch.set_num_threads(threads)
     try:
-        content = ray.get(ray.get(coordinator.content.remote(place)))
-        versions, found = unpacked(content, "cuda" if ray.get_gpu_ids() else "cpu")
+        versions, found = unpacked(content, device)
     except (ImportError, AttributeError) as error:
         raise InputError(
             f"a process of Ray cannot load the model or the data set: {first_lines(error)}; install on all machines what they "
@@ -312,18 +454,6 @@ def received(coordinator: Any, place: int, threads: int) -> Any:
     if different:
         raise InputError(f"a machine of Ray has {' and '.join(different)}", topic="ray")
     return found
-
-
-def count_attempt(coordinator: Any, what: str, number: int) -> None:
-    """Raise `InputError` if a part ended the processes that had it. `what`: what they were to do with it."""
-    ray, _ = packages()
-    attempts = ray.get(coordinator.attempt.remote(what, number))
-    if attempts > RETRIES + 1:
-        raise InputError(
-            f"{attempts - 1} processes of Ray that were to {what} {number} ended: perhaps a sample of it crashes them, or "
-            "their machines do not have enough memory; a smaller batch_size= or block_size= needs less",
-            topic="ray",
-        )
 
 
 def packed_problem(error: BaseException) -> bytes:

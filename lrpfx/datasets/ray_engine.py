@@ -1,8 +1,6 @@
-"""Data sets on the processes and machines of Ray: some actors load blocks of samples, others explain and write them."""
+"""Data sets on the processes and machines of Ray: actors that take blocks of samples, explain and write them."""
 
-import pickle
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import attrgetter
@@ -11,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from lrpfx.datasets import ray_cluster
-from lrpfx.datasets.block_explainer import BlockExplainer
-from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work
+from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work, written
 from lrpfx.datasets.locations import Location
-from lrpfx.datasets.ray_cluster import Row
+from lrpfx.datasets.ray_cluster import Pool, Share
+from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
 from lrpfx.samples.plan import BlockPlan, DoneBlocks
@@ -25,13 +23,13 @@ from lrpfx.support.numbers import whole_number
 
 @dataclass(frozen=True)
 class RayEngine(Engine):
-    """Runs `lrpfx.datasets.attribute` on Ray Data: `engine=RayEngine(...)`, or `engine="ray"` for the defaults.
+    """Runs `lrpfx.datasets.attribute` on Ray: `engine=RayEngine(...)`, or `engine="ray"` for the defaults.
 
     It uses the cluster that `ray.init` was called for or whose address is in the environment variable RAY_ADDRESS, and starts
-    Ray on this machine, for the time of the call, where there is none. Actors load and preprocess samples, at most `workers=`
-    of them; others have an explainer each, explain blocks and write them, so all machines must see the path of the store. The
-    data set and the model are sent to them; what these import must be installed there. A block whose process or machine is lost
-    is tried again, three times. Needs `pip install 'lrpfx[ray]'`.
+    Ray on this machine, for the time of the call, where there is none. Actors load, explain and write blocks of samples, so all
+    machines must see the path of the store. `workers=` processes load for them, which they share; without, each loads its own
+    samples. A stream is read by one actor for all. The data set and the model are sent to them; what these import must be
+    installed there. A block whose process or machine is lost is tried again, three times. Needs `pip install 'lrpfx[ray]'`.
 
     `explainers`: how many actors explain; by default one for each GPU that is free, or, without any, for each `cpus` of the
     free CPUs, of which one is left for loading. `cpus`: CPUs, and threads, of each. `gpus`: GPUs of each; by default one if the
@@ -54,7 +52,7 @@ class RayEngine(Engine):
         gpus = self.gpus
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):
             raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}", topic="ray")
-        ray_cluster.packages()
+        _ = ray_cluster.package()
         return ray_cluster.ActorNumbers(self.explainers, self.cpus, gpus)
 
     def check(self, source: SampleSource) -> None:
@@ -82,20 +80,29 @@ class RayEngine(Engine):
 
         `work`: what to explain, and where to. Errors: `InputError`: Ray gave a block up, or cannot have what is asked.
         """
-        pending = _blocks_of(work)
-        if pending is not None and not pending:
-            return
+        source, plan, store = work.source, work.plan, _Store(work.writer.location, work.writer.manifest)
+        if isinstance(source, IndexedSource):
+            source.check_done(plan)
+            if not plan.pending(source.length):
+                return
+        probe, counts, losses = _probe_of(source), list(plan.done.counts), 0
         with ray_cluster.running(self.wanted) as pool:
-            plan = replace(
-                work.plan, done=DoneBlocks(work.plan.done.counts, np.zeros)
-            )  # digests are read where they are needed
-            store = _Store(work.writer.location, work.writer.manifest)
-            coordinator = ray_cluster.new_coordinator(
-                (work.explainer, store), _ForLoaders(work.source, plan, store, _probe_of(work.source))
-            )
-            yield from _steps_in(
-                ray_cluster.rows_in(_explained(coordinator, pending, pool, getattr(work.source, "workers", 0)))
-            )
+            while True:
+                now = replace(plan, done=replace(plan.done, counts=counts))
+                try:
+                    for found in _results(pool, source, now, work.explainer, store, probe):
+                        for block, step in found:
+                            if block is not None:
+                                counts += [0] * (block + 1 - len(counts))
+                                counts[block] = step.samples
+                        objections = (step.objection for _, step in found if step.objection is not None)
+                        yield Step(sum(step.samples for _, step in found), next(objections, None))
+                        losses = 0
+                    return
+                except ray_cluster.CoordinatorLostError as error:
+                    losses += 1
+                    if losses > ray_cluster.RETRIES:
+                        raise ray_cluster.ended(losses, "hand out blocks", error) from error
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
@@ -117,8 +124,8 @@ def engine_named(engine: Any) -> Engine:
 
 
 @dataclass(frozen=True)
-class _ForLoaders:
-    """What those get that load. `probe`: the number of a sample, and its digest."""
+class _Samples:
+    """The samples of a data set, in the process that loads them. `probe`: the number of a sample, and its digest."""
 
     source: SampleSource
     plan: BlockPlan
@@ -142,6 +149,25 @@ class _ForLoaders:
                 topic="ray",
             )
 
+    def of(self, share: Share) -> Generator[SampleBatch]:
+        """The batches of the blocks of a worker."""
+        self.check()
+        source = self.source
+        assert isinstance(source, IndexedSource)
+        source.loaded_by = replace(source.loaded_by, count=share.of(source.workers))
+        return source.batches_of(iter(share), self.plan)
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """The blocks of a stream that are not done, with their batches."""
+        self.check()
+        writer = self.store.writer()
+        there = done_of(self.store.location, self.store.manifest, writer.arrays)  # with the digests of what is done
+        plan = replace(self.plan, done=replace(there, counts=self.plan.done.counts))
+        for block, batches in groupby(self.source.batches(plan), attrgetter("block")):
+            content = list(batches)  # an error comes before a block that is not whole is out
+            writer.make_room(block)
+            yield block, ray_cluster.package().put(ray_cluster.packed(content))
+
 
 def _probe_of(source: SampleSource) -> tuple[int, int] | None:
     """The first sample that can be loaded, if it is among some."""
@@ -151,8 +177,6 @@ def _probe_of(source: SampleSource) -> tuple[int, int] | None:
 
 #: Samples among which one that can be loaded is looked for.
 _PROBES = 32
-#: What the coordinator has: for those that explain, and for those that load.
-_FOR_EXPLAINERS, _FOR_LOADERS = 0, 1
 
 
 @dataclass(frozen=True)
@@ -179,132 +203,35 @@ class _Store:
         return BlockWriter(self.location, self.manifest)
 
 
-def _blocks_of(work: Work) -> list[int] | None:
-    """The blocks to explain; None if they are not known before the samples are read."""
-    if not isinstance(work.source, IndexedSource):
-        return None
-    work.source.check_done(work.plan)
-    return work.plan.pending(work.source.length)
+@dataclass(frozen=True)
+class _Explains:
+    """What a worker does with its share of the blocks."""
+
+    explainer: SampleExplainer
+    store: _Store
+
+    def __call__(self, share: Share, samples: _Samples | None = None) -> None:
+        """`samples`: where the worker loads them; None if it is given them."""
+        batches = _given(share) if samples is None else samples.of(share)
+        for step in written(batches, self.explainer, self.store.writer(), lambda block, count: share.add(block, Step(count))):
+            if step.objection is not None:
+                share.add(None, Step(0, step.objection))
+            share.send()
 
 
-def _explained(coordinator: Any, pending: list[int] | None, pool: ray_cluster.Pool, workers: int) -> Any:
-    """The dataset of Ray whose rows are the blocks that were explained and written."""
-    _, data = ray_cluster.packages()
-    most = pool.explainers
-    if pending is None:
-        loaded = ray_cluster.dataset_of(lambda: _rows_of_stream(coordinator), 1)
-    else:
-        most = min(most, len(pending))
-        loaded = ray_cluster.dataset_of(lambda: ({"block": block} for block in pending), 0).map_batches(
-            _Loader,
-            fn_constructor_args=(coordinator,),
-            batch_size=1,
-            compute=data.ActorPoolStrategy(min_size=1, max_size=min(workers or pool.loaders, pool.loaders, len(pending))),
-            num_cpus=1,
-        )
-    return loaded.map_batches(
-        _Explainer,
-        fn_constructor_args=(coordinator, pool.cpus),
-        batch_size=1,
-        # two calls at once for each, of which one writes while the other explains
-        compute=data.ActorPoolStrategy(size=most, max_concurrent_calls_per_actor=2, enable_true_multi_threading=True),
-        num_cpus=pool.cpus,
-        num_gpus=pool.gpus or None,
-    )
+def _given(share: Share) -> Generator[SampleBatch]:
+    for _, content in share:
+        yield from ray_cluster.unpacked(ray_cluster.package().get(content))
 
 
-def _steps_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
-    """The blocks that were written, as steps. A problem of the data set is raised once all that precede it are."""
-    problem: BaseException | None = None
-    for row in rows:
-        found = pickle.loads(row["problem"]) if row["problem"] else None
-        if found is not None and row["block"] >= 0:
-            raise found
-        problem = problem or found
-        yield Step(int(row["samples"]), row["objection"] or None)
-    if problem is not None:
-        raise problem
-
-
-def _loaded_row(block: int, batches: list[SampleBatch], problem: BaseException | None = None) -> Row:
-    return {
-        "block": block,
-        "batches": ray_cluster.packed(batches),
-        "problem": b"" if problem is None else ray_cluster.packed_problem(problem),
-    }
-
-
-class _Loader:
-    """An actor that loads blocks of samples."""
-
-    def __init__(self, coordinator: Any) -> None:
-        self.coordinator = coordinator
-        self._found: _ForLoaders | None = None
-
-    def __call__(self, rows: Mapping[str, Any]) -> Row:
-        block = int(rows["block"][0])
-        try:
-            if self._found is None:
-                self._found = ray_cluster.received(self.coordinator, _FOR_LOADERS, 1)
-                self._found.check()
-            ray_cluster.count_attempt(self.coordinator, "load block", block)
-            source = self._found.source
-            assert isinstance(source, IndexedSource)
-            found = _loaded_row(block, source.block(self._found.plan, block))
-        except Exception as error:
-            found = _loaded_row(block, [], error)
-        return {name: [value] for name, value in found.items()}
-
-
-def _rows_of_stream(coordinator: Any) -> Iterator[Row]:
-    """The blocks of a stream that are not done, and at the end its problem, if it has one, as that of block -1.
-
-    A process that takes the place of another gives the same rows, whatever is done by then: Ray counts them.
-    """
-    ray_cluster.count_attempt(coordinator, "read the data set, in turn", 0)
-    try:
-        found: _ForLoaders = ray_cluster.received(coordinator, _FOR_LOADERS, 1)
-        found.check()
-        writer = found.store.writer()
-        now = done_of(found.store.location, found.store.manifest, writer.arrays)
-        plan = replace(found.plan, done=replace(now, counts=found.plan.done.counts))
-        for block, batches in groupby(found.source.batches(plan), attrgetter("block")):
-            loaded = _loaded_row(block, list(batches))  # an error comes before a block that is not whole is out
-            writer.make_room(block)
-            yield loaded
-    except Exception as error:
-        yield _loaded_row(-1, [], error)
-
-
-class _Explainer:
-    """An actor that explains blocks, and writes them."""
-
-    def __init__(self, coordinator: Any, threads: int) -> None:
-        self.coordinator = coordinator
-        self.threads = threads
-        self._alone = threading.Lock()
-        self._found: BlockExplainer | None = None
-
-    def __call__(self, rows: Mapping[str, Any]) -> Row:
-        block, samples, objection, problem = int(rows["block"][0]), 0, None, bytes(rows["problem"][0])
-        try:
-            if not problem:
-                batches = ray_cluster.unpacked(rows["batches"][0])
-                ray_cluster.count_attempt(self.coordinator, "explain block", block)
-                with self._alone:
-                    explainer = self._ready()
-                    written = [filled for _, filled in explainer.blocks(batches) if filled is not None]
-                    objection, explainer.objection = explainer.objection, None
-                for filled in written:
-                    explainer.writer.write(filled.block, filled.arrays)
-                    samples += filled.count
-        except Exception as error:
-            problem = ray_cluster.packed_problem(error)
-        found = {"block": block, "samples": samples, "objection": objection or "", "problem": problem}
-        return {name: [value] for name, value in found.items()}
-
-    def _ready(self) -> BlockExplainer:
-        if self._found is None:
-            explainer, store = ray_cluster.received(self.coordinator, _FOR_EXPLAINERS, self.threads)
-            self._found = BlockExplainer(explainer, store.writer())
-        return self._found
+def _results(
+    pool: Pool, source: SampleSource, plan: BlockPlan, explainer: SampleExplainer, store: _Store, probe: tuple[int, int] | None
+) -> Generator[list[tuple[int | None, Step]]]:
+    """What the workers of a pool report of the blocks that are not done."""
+    explains = _Explains(explainer, store)
+    if not isinstance(source, IndexedSource):
+        stream = _Samples(source, replace(plan, done=DoneBlocks(plan.done.counts, np.zeros)), store, probe)
+        return ray_cluster.results_of(pool, stream, "explain block", explains, cpus=1)
+    samples, pending = _Samples(source, replace(plan, done=DoneBlocks([], np.zeros)), store, probe), plan.pending(source.length)
+    pool = replace(pool, explainers=max(1, min(pool.explainers, len(pending))))
+    return ray_cluster.results_of(pool, pending, "explain block", explains, samples)

@@ -19,6 +19,7 @@ from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_red
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.samples.plan import NO_LABEL
 from lrpfx.samples.preparation import Sample, SampleGroup
 from lrpfx.support.tensors import is_floating, on_device_of
 from lrpfx.support.torch_internals import pytree
@@ -102,7 +103,7 @@ class SampleExplainer:
 
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """The outputs and relevance of a batch."""
-        known = [None if label == layout.NO_LABEL else label for label in labels]
+        known = [None if label == NO_LABEL else label for label in labels]
         given = self.question.targets if self.has_several else [self.question.target]
         targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}

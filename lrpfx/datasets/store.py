@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lrpfx.datasets.layout import (
     DIGEST,
     DONE,
     FAILED,
+    LABEL,
     MISSING,
     SAMPLE,
     SCALE,
@@ -24,7 +26,7 @@ from lrpfx.datasets.layout import (
 )
 from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
-from lrpfx.samples.plan import DoneBlocks, samples_in
+from lrpfx.samples.plan import NO_LABEL, DoneBlocks, samples_in
 from lrpfx.samples.sources import changed
 
 FORMAT = 2
@@ -159,7 +161,7 @@ class BlockWriter:
             self._open()  # another process may have made room
             self.make_room(block)
         first = block * self.manifest.block
-        self._check_samples(first, rows[DIGEST])
+        self._check_samples(first, rows)
         with self.location.errors("written"):
             written = []
             for one in self.manifest.layouts:
@@ -187,13 +189,15 @@ class BlockWriter:
                 topic="damaged-stores",
             )
 
-    def _check_samples(self, first: int, digests: Array) -> None:
+    def _check_samples(self, first: int, rows: Mapping[str, Array]) -> None:
         """Raise `InputError` if other samples have these places, which a former run explained."""
+        places = slice(first, first + len(rows[DIGEST]))
         with suppress(ArtefactError):  # a damaged block is written anew
-            before = read(self.location, self.arrays[DIGEST], slice(first, first + len(digests)))
-            differing = np.flatnonzero((before != 0) & (before != digests))
-            if len(differing):
-                raise changed(first + int(differing[0]))
+            before = {name: read(self.location, self.arrays[name], places) for name in (DIGEST, LABEL)}
+            relabelled = (before[LABEL] != rows[LABEL]) & (before[LABEL] != NO_LABEL)  # a chunk of labels may be lost
+            differing = (before[DIGEST] != rows[DIGEST]) | relabelled
+            if (wrong := np.flatnonzero(differing & (before[DIGEST] != 0))).size:
+                raise changed(first + int(wrong[0]))
 
     def make_room(self, block: int) -> None:
         """Lengthen the arrays of a store of unknown length for a block, that of the blocks that are done last of all."""
@@ -262,7 +266,7 @@ def _create_array(group: Any, layout: ArrayLayout, manifest: Manifest) -> None:
 
 def opened_for_writing(location: Location, manifest: Manifest) -> BlockWriter:
     """The store at a location, after a former run: what a killed one left half written is removed, or written again."""
-    location.remove_leftovers()
+    location.remove(location.leftovers())
     writer = BlockWriter(location, manifest)
     if manifest.samples is None:  # it may have been killed while it lengthened the arrays
         blocks = writer.arrays[DONE].shape[0]
@@ -293,14 +297,13 @@ def done_of(location: Location, manifest: Manifest, arrays: Mapping[str, Any], *
     counts = [manifest.block if block in blocks else 0 for block in range(last + 1)]
     if blocks:
         if manifest.samples is None:  # the last block of a stream may be shorter
-            first = last * manifest.block
-            status = _of_chunk(location, arrays, STATUS, last, slice(first, first + manifest.block))
+            status = _of_chunk(location, arrays, STATUS, last, manifest.block)
             counts[last] = int((status != MISSING).sum())
         else:
             counts[last] = samples_in(last, manifest.block, manifest.samples)
     return DoneBlocks(
         counts,
-        lambda block: _of_chunk(location, arrays, DIGEST, block, slice(block * manifest.block, (block + 1) * manifest.block)),
+        *(partial(_of_chunk, location, arrays, name, size=manifest.block) for name in (DIGEST, LABEL)),
     )
 
 
@@ -308,7 +311,7 @@ def without_failed(done: DoneBlocks, location: Location, writer: BlockWriter) ->
     """The same without the blocks that have samples which failed."""
     size, counts = writer.manifest.block, list(done.counts)
     for block in done.blocks:
-        status = _of_chunk(location, writer.arrays, STATUS, block, slice(block * size, (block + 1) * size))
+        status = _of_chunk(location, writer.arrays, STATUS, block, size)
         counts[block] = 0 if FAILED in status else counts[block]
     return replace(done, counts=counts)
 
@@ -323,10 +326,10 @@ def _with_all_chunks(location: Location, manifest: Manifest, blocks: Iterable[in
     return whole
 
 
-def _of_chunk(location: Location, arrays: Mapping[str, Any], name: str, block: int, key: Any) -> Array:
-    """Values of an array of numbers that are in the chunk of a block. `ArtefactError` if it is damaged."""
+def _of_chunk(location: Location, arrays: Mapping[str, Any], name: str, block: int, size: int) -> Array:
+    """The values of an array of numbers for a block of so many samples. `ArtefactError` if they are damaged."""
     try:
-        return read(location, arrays[name], key)
+        return read(location, arrays[name], slice(block * size, (block + 1) * size))
     except ArtefactError as error:
         raise damaged(location, f"{name}/c/{block}", error) from error
 
@@ -362,6 +365,16 @@ def read(location: Location, array: Any, key: Any) -> Array:
         raise ArtefactError(
             f"the array {array.name.strip('/')!r} of {location} cannot be read: {first_lines(error)}", topic="damaged-stores"
         ) from error
+
+
+def open_arrays(location: Location, manifest: Manifest, wrapped: Callable[[Any], Any] = lambda store: store) -> dict[str, Any]:
+    """The arrays of Zarr of a store, to be read. `wrapped`: from the store of Zarr to another. Errors: `ArtefactError`."""
+    try:
+        store = wrapped(location.zarr_store(read_only=True))
+        group = zarr_package().open_group(store, mode="r", zarr_format=3, use_consolidated=False)
+        return {one.name: group[one.name] for one in manifest.layouts}
+    except Exception as error:  # of a damaged description, in many kinds
+        raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
 
 
 def check_is_there(location: Location) -> None:

@@ -30,6 +30,7 @@ from lrpfx.datasets.store import (
     chunk_of,
     damaged,
     done_of,
+    open_arrays,
     read,
     read_manifest,
     with_missed_chunks,
@@ -171,26 +172,19 @@ class Attributions:
     "relevance.NAME" of each input), "layers.NAME" of recorded layers, "output" or "top_scores" and "top_classes", "prediction",
     "label" (-1: none), "key", "seed" (the relevance that the output was given), "reached" (what of it reached the inputs; the
     rest is that of biases, stabilizers and other constants, or was stopped by conditions), "status" (0: not there yet, 1:
-    explained, 2: failed) and "error". After the dimension of samples come those of conditions and targets, if there are.
-    Samples that are not there or failed have NaN in them. The attribute `path` is that of the store, a str if it has a scheme
-    such as "s3://".
+    explained, 2: failed), "error" and "digest" (of the inputs, 0 where they could not be loaded). After the dimension of
+    samples come those of conditions and targets, if there are. Samples that are not there or failed have NaN in them. The
+    attribute `path` is that of the store, a str if it has a scheme such as "s3://".
 
     `location`: of the store. Errors: `ArtefactError`: there is no store, or it is damaged.
     """
 
     def __init__(self, location: Location) -> None:
-        zarr = zarr_package()
         self.path = location.path
         self._location = location
         self._manifest: Manifest = read_manifest(location)
         self._layouts = {one.name: one for one in self._manifest.layouts}
-        try:
-            group = zarr.open_group(
-                with_missed_chunks(location.zarr_store(read_only=True)), mode="r", zarr_format=3, use_consolidated=False
-            )
-            self._arrays = {name: group[name] for name in self._layouts}
-        except Exception as error:  # of a damaged description, in many kinds
-            raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
+        self._arrays = open_arrays(location, self._manifest, with_missed_chunks)
         self._length = self._manifest.samples
         if self._length is None:  # of a stream whose end is not reached
             self._length = self._end()

@@ -119,9 +119,9 @@ def _label_of(value: Any) -> int:
     return plain
 
 
-def digest_of_sample(inputs: Any, label: int | None, key: str | None) -> int:
-    """A number of 64 bits, never 0, that is another for another sample: the inputs for the model, its label and its name."""
-    total = hashlib.blake2b(f"{label}\0{key}\0".encode("utf-8", "backslashreplace"), digest_size=8)
+def digest_of_inputs(inputs: Any) -> int:
+    """A number of 64 bits, never 0, that is another one for other inputs of the model."""
+    total = hashlib.blake2b(digest_size=8)
     for leaf in [inputs] if isinstance(inputs, torch.Tensor) else pytree.tree_leaves(inputs):
         if isinstance(leaf, (torch.Tensor, np.ndarray)):
             for part in content_of(torch.as_tensor(leaf)):

@@ -2,9 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+#: The label of a sample without one.
+NO_LABEL = -1
+
+
+class KnownSample(NamedTuple):
+    """What is known of a sample that is done, see `DoneBlocks`."""
+
+    digest: int
+    label: int | None
 
 
 @dataclass(frozen=True)
@@ -12,11 +23,18 @@ class DoneBlocks:
     """What is done of a store.
 
     `counts`: the samples of each block that is done, or 0, up to the last that is. `digests`: of the samples of such a block, 0
-    where one could not be loaded.
+    where one could not be loaded. `labels`: theirs, -1 without one; None if labels are not compared.
     """
 
     counts: list[int]
     digests: Callable[[int], NDArray[np.uint64]]
+    labels: Callable[[int], NDArray[np.int64]] | None = None
+
+    def known(self, block: int) -> list[KnownSample]:
+        """What is known of the samples of a block that is done."""
+        digests = self.digests(block).tolist()
+        labels = [None] * len(digests) if self.labels is None else self.labels(block).tolist()
+        return list(map(KnownSample, digests, labels))
 
     @property
     def blocks(self) -> list[int]:
@@ -29,12 +47,14 @@ class BlockPlan:
     """What remains to be done of a store.
 
     `block`: how many samples each of its blocks has. `samples`: those of a stream that was read to its end before.
+    `compares_all`: whether all samples that are done are compared with those of the data set, and not some.
     """
 
     block: int
     batch_size: int
     done: DoneBlocks
     samples: int | None = None
+    compares_all: bool = False
 
     def size_of(self, block: int) -> int:
         """The samples that a block has, at most as far as is known."""

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import photographs
 from lrpfx.images.preprocessing import Preprocessing
-from lrpfx.samples.items import digest_of_sample, identity_of, parts_of
+from lrpfx.samples.items import digest_of_inputs, identity_of, parts_of
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 
@@ -24,7 +24,7 @@ _ENCODED = {"bytes", "path"}
 class Sample(NamedTuple):  # made for each sample twice, which dataclasses take long for
     """A sample: the inputs for the model without a dimension for batches, or why there are none.
 
-    `digest`: see `digest_of_sample`; 0 if it could not be loaded.
+    `digest`: of the inputs, see `digest_of_inputs`; 0 if it could not be loaded.
     """
 
     number: int
@@ -84,7 +84,7 @@ class Preparation:
                 item = pytree.tree_map(_single, self.collate([item])) if self.is_of_batches else self.collate(item)
             inputs, label = parts_of(item)
             inputs = self.prepared(inputs)
-            return Sample(number, inputs, label, key, digest=digest_of_sample(inputs, label, key))
+            return Sample(number, inputs, label, key, digest=digest_of_inputs(inputs))
         except LrpfxError as error:
             return Sample(number, label=label, key=key, problem=str(error))
         except MemoryError:

@@ -12,6 +12,7 @@ import torch
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Workers
+from lrpfx.samples.plan import KnownSample
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
 from lrpfx.samples.sources import IndexedSource, changed, check_unchanged
 from lrpfx.support.numbers import is_whole
@@ -67,7 +68,8 @@ class SampleSelection:
         for number in probes if is_indexed(self.dataset) else ():
             if number >= len(self.dataset):
                 raise changed(number)
-            check_unchanged(self.preparation.sample(number, partial(self.dataset.__getitem__, number)), probes[number])
+            sample = self.preparation.sample(number, partial(self.dataset.__getitem__, number))
+            check_unchanged(sample, KnownSample(probes[number], None))
 
     def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, int]) -> Iterator[Sample]:
         """The samples with these numbers, which rise. `is_all`: or as many as there are."""
@@ -76,7 +78,7 @@ class SampleSelection:
             if wanted is None:
                 return
             if number in probes:
-                check_unchanged(self._sample(number, item), probes[number])
+                check_unchanged(self._sample(number, item), KnownSample(probes[number], None))
             if number == wanted:
                 yield self._sample(number, item)
                 wanted = next(numbers, None)

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files
 from lrpfx.samples.items import as_text, is_indexed, labels_of_folders
 from lrpfx.samples.loaders import Ordered, Workers, check_loader, samples_of, workers_of
-from lrpfx.samples.plan import BlockPlan, DoneBlocks, samples_in
+from lrpfx.samples.plan import NO_LABEL, BlockPlan, DoneBlocks, KnownSample
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
 
 #: How many samples that are done are compared with a data set whose samples have numbers, whatever its size: of changes in one
@@ -49,26 +50,28 @@ class SampleSource(ABC):
         """
 
 
-def changed(number: int, key: str | None = None) -> InputError:
+def changed(number: int) -> InputError:
     """The error for a sample that is not what it was."""
-    named = f" ({key})" if key else ""
     return InputError(
-        f"the data set has changed: sample {number}{named} is not what it was when this was begun (its values, its label or "
-        "its name), or its preprocessing is random; give another output, or the same data in the same order",
+        f"the data set has changed: sample {number} is not what it was when this was begun, or its preprocessing is random; "
+        "give another output, or the same data in the same order",
         topic="changed-data",
     )
 
 
-def check_unchanged(sample: Sample, digest: int) -> None:
-    """Raise `InputError` unless a sample has the digest that it had before, 0 if it could not be loaded then."""
-    if digest and sample.digest != digest:
-        if sample.digest:
-            raise changed(sample.number, sample.key)
-        raise InputError(
-            f"the data set has changed: sample {sample.number} could be loaded when this was begun, and cannot now: "
-            f"{sample.problem}",
-            topic="changed-data",
-        )
+def check_unchanged(sample: Sample, known: KnownSample) -> None:
+    """Raise `InputError` unless a sample is what it was before. One that could not be loaded then may be anything."""
+    if not known.digest:
+        return
+    if not sample.digest:
+        reason = f"could be loaded when this was begun, and cannot now: {sample.problem}"
+    elif sample.digest != known.digest:
+        raise changed(sample.number)
+    elif known.label is not None and known.label != (label := NO_LABEL if sample.label is None else sample.label):
+        reason = f"had the label {known.label} when this was begun, and has {label} now ({NO_LABEL}: none)"
+    else:
+        return
+    raise InputError(f"the data set has changed: sample {sample.number} {reason}", topic="changed-data")
 
 
 # --- sequences ---------------------------------------------------------------------------------------------------------------
@@ -87,11 +90,20 @@ class IndexedSource(SampleSource):
             raise InputError("the data set is empty", topic="samples")
 
     def identity(self) -> dict[str, Any]:
-        """The number of samples, the fingerprint that a folder or a dataset of Hugging Face has, and the order of a sampler."""
+        """The number of samples, the fingerprint of a dataset of Hugging Face, and the order of a sampler.
+
+        The fingerprint of a folder is that of the names of its files, whose sizes and times come as well.
+        """
         found = getattr(self.dataset, "_fingerprint", None)
         order = {"order": self.dataset.order} if isinstance(self.dataset, Ordered) else {}
         fingerprint = found if isinstance(found, str) else None
-        return {"kind": self.kind, "samples": self.length, "fingerprint": fingerprint, **order}
+        return {
+            "kind": self.kind,
+            "samples": self.length,
+            "fingerprint": fingerprint,
+            **order,
+            **getattr(self.dataset, "versions", {}),
+        }
 
     @property
     def workers(self) -> int:
@@ -119,34 +131,40 @@ class IndexedSource(SampleSource):
 
     def batches(self, plan: BlockPlan) -> Generator[SampleBatch]:
         self.check_done(plan)
-        parts = _Parts(self, plan, plan.pending(self.length))
-        if not self.workers or not len(parts):
-            return (parts[place] for place in range(len(parts)))
-        return self._loaded(parts, len(parts))
+        return self.batches_of(plan.pending(self.length), plan)
 
-    def _loaded(self, parts: Dataset[Any], most: int) -> Generator[Any]:
+    def batches_of(self, blocks: Iterable[int], plan: BlockPlan) -> Generator[SampleBatch]:
+        """The batches of some blocks. Blocks of an iterator are taken from it as they are loaded."""
+        parts = _Parts(self, plan)
+        most = parts.of_block * length_hint(blocks, self.workers)
+        if not self.workers or not most:
+            return (parts[place] for place in parts.places(blocks))
+        return self._loaded(parts, most, sampler=parts.places(blocks))
+
+    def _loaded(self, parts: Dataset[Any], most: int, **arguments: Any) -> Generator[Any]:
         lent = self.dataset.dataset if isinstance(self.dataset, Ordered) else self.dataset
-        return _without_dead_workers(self.loaded_by.loading(parts, lent, most, batch_size=None, collate_fn=_as_it_is))
-
-    def block(self, plan: BlockPlan, block: int) -> list[SampleBatch]:
-        """The batches of a block."""
-        parts = _Parts(self, plan, [block])
-        return [parts[place] for place in range(len(parts))]
+        loaded = self.loaded_by.loading(parts, lent, most, batch_size=None, collate_fn=_as_it_is, **arguments)
+        return _without_dead_workers(loaded)
 
     def check_done(self, plan: BlockPlan) -> None:
-        """Raise `InputError` if a sample that is done has changed: of many, some are compared, others in each call."""
+        """Raise `InputError` if a sample that is done has changed.
+
+        Of many, some are compared, others in each call, unless the plan asks for all.
+        """
         counts, blocks = plan.done.counts, plan.done.blocks
         ends = np.cumsum([counts[block] for block in blocks]) if blocks else np.zeros(1, dtype=int)
-        places = sorted(random.SystemRandom().sample(range(int(ends[-1])), min(int(ends[-1]), COMPARED)))
-        numbers, digests = [], []
+        count = int(ends[-1])
+        places = range(count) if plan.compares_all else sorted(random.SystemRandom().sample(range(count), min(count, COMPARED)))
+        numbers: list[int] = []
+        before: list[KnownSample] = []
         for place, some in groupby(places, lambda one: int(np.searchsorted(ends, one, side="right"))):
-            block, known = blocks[place], plan.done.digests(blocks[place])
+            block, known = blocks[place], plan.done.known(blocks[place])
             within = [one - int(ends[place]) + counts[block] for one in some]
             numbers += [block * plan.block + one for one in within]
-            digests += [int(known[one]) for one in within]
+            before += [known[one] for one in within]
         with closing(self.chosen(numbers)) as samples:
-            for sample, digest in zip(samples, digests, strict=True):
-                check_unchanged(sample, digest)
+            for sample, one in zip(samples, before, strict=True):
+                check_unchanged(sample, one)
 
 
 class _Some(Dataset[Sample]):
@@ -164,26 +182,25 @@ class _Some(Dataset[Sample]):
 
 
 class _Parts(Dataset[SampleBatch]):
-    """The batches of an indexed dataset, each found by its number, so that workers share them."""
+    """The batches of an indexed dataset, each found by its block and first sample, so that workers share them."""
 
-    def __init__(self, source: IndexedSource, plan: BlockPlan, blocks: Sequence[int]) -> None:
+    def __init__(self, source: IndexedSource, plan: BlockPlan) -> None:
         self.source = source
         self.plan = replace(plan, done=DoneBlocks([], np.zeros))  # processes that load samples need not know
-        self.blocks = blocks
         self.of_block = -(-plan.block // plan.batch_size)
 
-    def __len__(self) -> int:
-        if not self.blocks:
-            return 0
-        last = samples_in(self.blocks[-1], self.plan.block, self.source.length)
-        return (len(self.blocks) - 1) * self.of_block + -(-last // self.plan.batch_size)
+    def _end(self, block: int) -> int:
+        return min((block + 1) * self.plan.block, self.source.length)
 
-    def __getitem__(self, place: int) -> SampleBatch:
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        block = self.blocks[place // self.of_block]
-        first = block * self.plan.block + place % self.of_block * self.plan.batch_size
-        last = min(first + self.plan.batch_size, (block + 1) * self.plan.block, self.source.length)
+    def places(self, blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """The block and the first sample of each batch of these blocks."""
+        for block in blocks:
+            for first in range(block * self.plan.block, self._end(block), self.plan.batch_size):
+                yield block, first
+
+    def __getitem__(self, place: tuple[int, int]) -> SampleBatch:
+        block, first = place
+        last = min(first + self.plan.batch_size, self._end(block))
         return batched(block, [self.source.sample(number) for number in range(first, last)])
 
 
@@ -224,12 +241,12 @@ class ImageFolder(Sequence[dict[str, Any]]):
         self.files = image_files(folder)
         if not self.files:
             raise InputError(f"there is no image in the folder {folder}", topic="image-files")
-        total = hashlib.sha256()
-        for file in self.files:
-            found = file.stat() if file.exists() else None
-            version = (found.st_size, found.st_mtime_ns) if found else ()
-            total.update(os.fsencode(file.relative_to(folder).as_posix()) + f"\0{version}\0".encode())
-        self._fingerprint = total.hexdigest()
+        found = [file.stat() if file.exists() else None for file in self.files]
+        self._fingerprint = _hash_of(os.fsencode(file.relative_to(folder).as_posix()) for file in self.files)
+        self.versions = {
+            "sizes": _hash_of(str(one and one.st_size).encode() for one in found),
+            "times": _hash_of(str(one and one.st_mtime_ns).encode() for one in found),
+        }
         classes = [file.relative_to(folder).parts[0] for file in self.files]
         is_in_classes = all(file.parent != folder for file in self.files)
         labels = labels_of_folders(classes, categories) if is_in_classes and categories else {}
@@ -242,6 +259,10 @@ class ImageFolder(Sequence[dict[str, Any]]):
         file = self.files[place]
         label = {} if self.labels[place] is None else {"label": self.labels[place]}
         return {"__key__": str(file.relative_to(self.folder)), "image": file, **label}
+
+
+def _hash_of(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 # --- streams -----------------------------------------------------------------------------------------------------------------
@@ -333,10 +354,10 @@ class StreamSource(SampleSource):
 
     def _skip(self, samples: Iterator[Callable[[], Sample]], plan: BlockPlan, block: int) -> int:
         """Pass the samples of a block that is done, if they are those that were explained, and return their number."""
-        known, expected = plan.done.digests(block), plan.done.counts[block]
+        known, expected = plan.done.known(block), plan.done.counts[block]
         found = 0
-        for digest, load in zip(map(int, known), samples, strict=False):
-            check_unchanged(load(), digest)
+        for before, load in zip(known, samples, strict=False):
+            check_unchanged(load(), before)
             found += 1
         if found != expected:
             first = block * plan.block

@@ -39,3 +39,8 @@ def whole_number(value: Any, meaning: str, least: int, topic: str | None = None,
         limits = f", {least} or more" if most == math.inf else f" from {least} to {most}"
         raise InputError(f"{meaning}{limits}, not {value!r}", topic=topic)
     return int(value)
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things, in the singular for one."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -279,7 +279,12 @@ def _replacement(program: Program, node: fx.Node, places: dict[fx.Node, int]) ->
 
 
 def _activation(node: fx.Node, places: dict[fx.Node, int]) -> tuple[str, fx.Node, float, tuple[float, ...]] | None:
-    """The activation that a call computes with those before it: its row, its input, a factor of the input, its number."""
+    """The activation that a call computes with those before it: its row, its input, a factor of the input, its number.
+
+    A copy computes nothing, and stays behind it: a view of the copy may need the order of its entries in memory.
+    """
+    if is_call_of(node, "clone"):
+        return None
     found = None
     for source, inner in _sources(node, places):
         rows = [row_of(one) for one in (*inner, node)]

@@ -71,6 +71,9 @@ def _without_shift(program: Program, node: fx.Node, row: Operator) -> fx.Node:
     """A softmax, or its logarithm, of its scores without a shift that cancels. The node itself is changed."""
     dims = _dims(bound_arguments(node, row).get("dim"))
     scores = _arguments(node)[0]
+    shape = node_info(node).shape
+    if dims is None and shape is not None:  # torch derives a dimension that is left out from the number of them
+        dims = (0 if len(shape) in (0, 1, 3) else 1,)
     if dims is not None and is_data(scores):
         node.args = (_unshifted(program, scores, dims), *_arguments(node)[1:])
     return node

@@ -15,6 +15,8 @@ import lrpfx.datasets
 from lrpfx.adapters.virelay import export
 from lrpfx.errors import InputError, InputTypeError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*could not be explained:lrpfx.errors.LrpfxWarning")
+
 COUNT, BROKEN = 40, (3, 11)
 MEAN, STD = [0.5, 0.4, 0.3], [0.25, 0.2, 0.5]
 COLORS = torch.rand(12, 3, 8, 9, generator=torch.Generator().manual_seed(0)).double()

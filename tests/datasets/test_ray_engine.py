@@ -5,6 +5,7 @@ One local cluster is for all tests.
 
 import itertools
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from data_sets import (
-    LAYERS,
     Crashing,
     Cut,
     Noise,
@@ -30,15 +30,13 @@ from data_sets import (
     tree,
 )
 from helpers import ROOT
+from ray_processes import SETTINGS, actors, kill, killing, send, there
 
 import lrpfx
 import lrpfx.datasets
-from lrpfx.datasets.engines import Step
-from lrpfx.datasets.ray_cluster import ActorNumbers, count_attempt, new_coordinator, packed, packed_problem, pool_of
-from lrpfx.datasets.ray_engine import _steps_in
+from lrpfx.datasets.ray_cluster import _VERSIONS, ActorNumbers, Coordinator, Share, packed, packed_problem, pool_of
 
 COUNT = 300
-SETTINGS = {"record": LAYERS, "batch_size": 8, "block_size": 16, "dtype": "float16"}
 TWO = lrpfx.datasets.RayEngine(explainers=2)
 ray = pytest.importorskip("ray")
 
@@ -107,70 +105,43 @@ def test_streams_and_object_stores(cluster, explain_model, tmp_path):
     assert tree(tmp_path / "ray") == tree(embedded(explain_model, data, tmp_path / "one", **target).path)
 
 
-def actors(kind="MapWorker"):
-    """The process numbers of Ray's actors."""
-    return subprocess.run(["pgrep", "-f", f"ray::{kind}"], capture_output=True, text=True).stdout.split()
-
-
-def kill_in_the_midst_of_writing(folder, stopped):
-    """Kill the processes that explain at a moment when one of them has a file half written. Returns whether there was one."""
-    while not stopped.wait(0.002):
-        numbers = [int(one) for one in actors("MapWorker\\(MapBatches\\(_Explainer")]
-        for number in numbers:
-            os.kill(number, signal.SIGSTOP)
-        is_writing = any(folder.rglob("*.partial"))
-        for number in numbers:
-            os.kill(number, signal.SIGKILL if is_writing else signal.SIGCONT)
-        if is_writing and numbers:
-            return True
-    return False
-
-
 @pytest.mark.ray
 def test_processes_that_are_killed_are_replaced(cluster, explain_model, tmp_path):
-    """Of those that explain, and of those that load. What they left half written does not stay."""
+    """What they left half written does not stay."""
     data, path = Noise(3 * COUNT), tmp_path / "ray"
     expected = embedded(explain_model, data, tmp_path / "one")
-    stopped, killed = threading.Event(), []
 
-    def kill():
-        while not stopped.wait(0.05) and not there(path):
-            pass
-        os.kill(int(random.Random(0).choice(actors())), signal.SIGKILL)
-        killed.append(kill_in_the_midst_of_writing(path, stopped))
+    def in_the_midst_of_writing():
+        numbers = actors()
+        send(signal.SIGSTOP, numbers)
+        is_writing = any(path.rglob("*.partial"))
+        send(signal.SIGKILL if is_writing else signal.SIGCONT, numbers)
+        return is_writing
 
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+    with killing(in_the_midst_of_writing, interval=0.002) as killed:
         found = lrpfx.datasets.attribute(explain_model, data, path, engine=TWO, **SETTINGS)
-    finally:
-        stopped.set()
-        thread.join()
-    assert killed == [True] and found.done.all()
+    assert killed and found.done.all()
     assert tree(path) == tree(expected.path)
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_a_reader_that_is_killed_is_replaced(cluster, explain_model, tmp_path):
     """The process that takes its place reads the stream from its beginning; no block is lost by that."""
-    data, path, killed, stopped = Slow(Noise(COUNT)), tmp_path / "ray", [], threading.Event()
-
-    def kill():
-        while not stopped.wait(0.1) and not killed:
-            if (found := actors("ReadRows")) and there(path) > 30:
-                os.kill(int(found[0]), signal.SIGKILL)
-                killed.append(1)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        found = lrpfx.datasets.attribute(explain_model, data, path, engine="ray", **SETTINGS)
-    finally:
-        stopped.set()
-        thread.join()
+    data, path, seen = Slow(Noise(COUNT)), tmp_path / "ray", []
+    with killing(lambda: there(path) > 30 and kill(actors("Coordinator"))) as killed:
+        found = lrpfx.datasets.attribute(
+            explain_model, data, path, engine="ray", progress=lambda done, total: seen.append(done), **SETTINGS
+        )
     assert killed and len(found) == COUNT and found.done.all()
+    assert sorted(seen) == seen and seen[-1] == COUNT
     assert tree(path) == tree(embedded(explain_model, Stream(Noise(COUNT)), tmp_path / "one").path)
+
+
+@pytest.mark.ray
+def test_processes_load_for_each_worker(cluster, explain_model, tmp_path):
+    data = Noise(COUNT, broken=(5, 40))
+    found = lrpfx.datasets.attribute(explain_model, data, tmp_path / "ray", engine=TWO, workers=3, **SETTINGS)
+    assert found.done.all() and tree(found.path) == tree(embedded(explain_model, data, tmp_path / "one").path)
 
 
 @pytest.mark.ray
@@ -214,19 +185,9 @@ def test_samples_of_collections_that_fail(cluster, explain_model, tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_sample_that_ends_its_process(cluster, explain_model, tmp_path):
-    with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to load block 1 ended"):
+    with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to explain block 1 ended"):
         lrpfx.datasets.attribute(explain_model, Crashing(48), tmp_path / "ray", engine=TWO, **SETTINGS)
     assert lrpfx.datasets.open(tmp_path / "ray").done[:16].all()
-
-
-@pytest.mark.ray
-def test_attempts_are_counted(cluster):
-    coordinator = new_coordinator(None)
-    for number in (0, 1, 0, 0, 0):
-        count_attempt(coordinator, "explain block", number)
-    with pytest.raises(lrpfx.InputError, match="4 processes of Ray that were to explain block 0 ended"):
-        count_attempt(coordinator, "explain block", 0)
-    count_attempt(coordinator, "load block", 0)
 
 
 @pytest.mark.ray
@@ -270,16 +231,17 @@ SCRIPT = """
 import logging, os, signal, sys, threading
 import lrpfx, lrpfx.datasets, torch
 from data_sets import LAYERS, Noise, small_explain_model
+from ray_processes import Slowly
 
 hook, before = sys.excepthook, dict(os.environ)
 
-class Mine(Noise):  # of a script, which no other process can import
+class Mine(Slowly):  # of a script, which no other process can import
     pass
 
 path = sys.argv[1]
 engine = lrpfx.datasets.RayEngine(explainers=1)
 settings = dict(record=LAYERS, batch_size=8, block_size=16, dtype="float16")
-found = lrpfx.datasets.attribute(small_explain_model(), Mine(int(sys.argv[2])), path, engine=engine, **settings)
+found = lrpfx.datasets.attribute(small_explain_model(), Mine(Noise(int(sys.argv[2]))), path, engine=engine, **settings)
 assert found.done.all()
 import ray
 assert not ray.is_initialized()
@@ -300,10 +262,23 @@ def started(path, count):
     )
 
 
+def raylets_of(process):
+    """The process number of Ray's own process, which a script has started."""
+    found = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "raylet/raylet"], capture_output=True, text=True)
+    return [int(number) for number in found.stdout.split()]
+
+
 @pytest.mark.ray
-@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
-def test_a_script_that_is_killed_goes_on(kills, explain_model, tmp_path):
-    """Ray is started for the call, ends with it, and leaves the process as it was; the script may be killed at any time."""
+@pytest.mark.parametrize(
+    ("victim", "kills"),
+    [
+        ("script", 1),
+        ("raylet", 1),
+        *(pytest.param(victim, 30, marks=pytest.mark.slow) for victim in ("script", "raylet")),
+    ],
+)
+def test_a_script_that_is_killed_goes_on(victim, kills, explain_model, tmp_path):
+    """Ray is started for the call, ends with it, and leaves the process as it was; either may be killed at any time."""
     data, path, chance = Noise(320 if kills == 1 else 1000), tmp_path / "ray", random.Random(kills)
     expected = embedded(explain_model, data, tmp_path / "one")
     counts = [0]
@@ -312,28 +287,21 @@ def test_a_script_that_is_killed_goes_on(kills, explain_model, tmp_path):
         while process.poll() is None and (not path.exists() or there(path) <= after):
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.3))
-        process.kill()
+        kill([process.pid] if victim == "script" else raylets_of(process))
         output = process.communicate()[0]
-        assert process.returncode in (0, -signal.SIGKILL), output
+        assert process.returncode in (0, -signal.SIGKILL if victim == "script" else 1), output
         counts.append(there(path))
         assert counts[-1] >= counts[-2], "samples were lost"
         if counts[-1] > 0.7 * len(data):  # begin anew, to be killed again
-            while actors():  # which write what they have before they notice that the script is gone
+            while actors("(Worker|Coordinator)"):  # which write what they have before they notice that the script is gone
                 time.sleep(0.1)
             shutil.rmtree(path)
             counts.append(0)
-    assert 0 < counts[1] < len(data), counts
+    assert 0 < counts[1] < len(data) + (victim == "raylet"), counts  # explainers do not end with the raylet at once
     process = started(path, len(data))
     output = process.communicate()[0]
     assert process.returncode == 0, output
     assert tree(path) == tree(expected.path)
-
-
-def there(path):
-    try:
-        return int(lrpfx.datasets.open(path).done.sum())
-    except lrpfx.ArtefactError:
-        return 0
 
 
 # --- without Ray -------------------------------------------------------------------------------------------------------------
@@ -428,18 +396,62 @@ def test_without_ray(explain_model, tmp_path, monkeypatch):
         lrpfx.datasets.attribute(explain_model, Noise(8), tmp_path / "store", engine="ray")
 
 
-def test_problems_end_the_run_once_what_precedes_is_written():
-    def row(block, samples=0, problem=b""):
-        return {"block": block, "samples": samples, "objection": "", "problem": problem}
+def coordinator_of(parts, workers=2):
+    return Coordinator(packed((_VERSIONS, parts)), workers)
 
-    end = row(-1, problem=packed_problem(lrpfx.InputError("cut")))
-    steps = _steps_in([row(0, 4), end, row(1, 3)])
-    assert [next(steps), next(steps), next(steps)] == [Step(4), Step(0), Step(3)]
-    with pytest.raises(lrpfx.InputError, match="cut"):
-        next(steps)
-    steps = _steps_in([row(0, problem=packed_problem(lrpfx.ArtefactError("full"))), row(1, 3)])
-    with pytest.raises(lrpfx.ArtefactError, match="full"):
-        next(steps)
+
+def test_parts_are_handed_out_together_and_few_at_the_end():
+    coordinator, lengths, number = coordinator_of(list(range(200))), [], 0
+    while found := coordinator.take(len(lengths) % 2)[0]:
+        assert found == list(range(number, number + len(found)))
+        number += len(found)
+        lengths.append(len(found))
+    assert number == 200 and lengths[0] == 16 and lengths[-4:] == [1] * 4 and sorted(lengths, reverse=True) == lengths
+
+
+def test_parts_that_are_lost_are_handed_out_again_one_by_one():
+    coordinator = coordinator_of([(number, "content") for number in range(64)])
+    (first, _), (second, _) = coordinator.take(0), coordinator.take(1)
+    coordinator.report(0, [(0, "a"), (1, "b"), (None, "remark")])
+    assert coordinator.lose(0) is None
+    assert coordinator.progress() == ([(0, "a"), (1, "b"), (None, "remark")], False, b"")
+    coordinator.report(0, [(2, "too late")])  # of a process that was believed to have ended
+    assert coordinator.progress() == ([], False, b"")
+    assert len(first) > 3 and [coordinator.take(2) for _ in first[2:]] == [([part], True) for part in first[2:]]
+    assert coordinator.take(2)[0][0][0] == second[-1][0] + 1
+
+
+def test_a_part_that_ends_its_workers_is_given_up():
+    coordinator = coordinator_of([5])
+    assert coordinator.take(0) == ([5], False)
+    for worker in range(3):
+        assert coordinator.lose(worker) is None
+        assert coordinator.take(worker + 1) == ([5], True)
+    assert coordinator.lose(3) == 5
+
+
+def cut():
+    yield 7, "content"
+    raise lrpfx.InputError("cut")
+
+
+class Cuts:
+    def __iter__(self):
+        return cut()
+
+
+def test_problems_end_the_run_once_what_precedes_is_written():
+    coordinator = coordinator_of(Cuts())
+    assert coordinator.take(0)[0] == [(7, "content")] and coordinator.take(1)[0] == []
+    _, is_finished, problem = coordinator.progress()
+    assert problem and not is_finished
+    coordinator.report(0, [(7, "done")])
+    results, is_finished, problem = coordinator.progress()
+    assert results == [(7, "done")] and is_finished and "cut" in str(pickle.loads(problem))
+
+
+def test_the_loading_processes_are_split():
+    assert [Share(None, worker, 3).of(8) for worker in range(6)] == [3, 3, 2, 3, 3, 2]
 
 
 class UnfriendlyError(Exception):
@@ -450,8 +462,6 @@ class UnfriendlyError(Exception):
 
 
 def test_exceptions_travel():
-    import pickle
-
     found = pickle.loads(packed_problem(UnfriendlyError("here", 2)))
     assert isinstance(found, RuntimeError) and "here" in str(found)
     assert isinstance(pickle.loads(packed_problem(MemoryError("much"))), MemoryError)

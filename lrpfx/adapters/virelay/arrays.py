@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from lrpfx.datasets.layout import NO_LABEL
 from lrpfx.datasets.reduced_maps import without_channels
 from lrpfx.datasets.rows import Block, Column, Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.opening import photographs
 from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis, checked_number
+from lrpfx.samples.plan import NO_LABEL
 from lrpfx.support.optional_packages import progress_bar
 
 #: Errors about what ViRelAy can show.

@@ -79,3 +79,23 @@ def test_other_functions_stay(function):
 def test_a_value_that_is_a_signal_and_has_a_gate_of_its_own_stays_whole():
     """v * v * sigmoid(v) has three factors."""
     assert found(lambda x: torch.tanh(x + 1) * (x * x * (0.5 * (1 + torch.tanh(x)))))
+
+
+def test_a_copy_that_orders_entries_in_memory_stays():
+    """`flatten` of a moved value is a view of its copy, once torch has replaced what writes in place."""
+
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(40, 3)
+
+        def forward(self, x):
+            written, moved = torch.empty_like(x), x.transpose(1, 2)
+            written[:, :1], written[:, 1:] = 2 * x[:, :1], 3 * x[:, 1:]
+            return self.last(torch.cat([written.flatten(1), (moved / (1 + moved.abs())).flatten(1)], 1))
+
+    model, x = Written().double().eval(), torch.randn(3, 5, 4, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    assert torch.allclose(explain_model(x), model(x), rtol=1e-12)
+    stages = {stage.name: stage for stage in lrpfx.history(explain_model)}
+    assert [detail.rpartition(".")[2] for _, detail in stages["find_activations"].details] == ["softsign"]

@@ -90,3 +90,14 @@ def test_a_softmax_in_single_precision_between_double_precision():
         explain_model = lrpfx.transform(Unary(function), AttnLRP(), example_inputs=x)
         maps.append(lrpfx.attribute(explain_model, x, torch.cos).relevance)
     assert torch.allclose(*maps, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (2, 3, 4, 5)])
+def test_a_dimension_that_is_left_out_is_derived(shape):
+    """A shift along it cancels, as for one that is given."""
+
+    x = torch.randn(shape, dtype=torch.float64)
+    model = Unary(lambda x: functional.softmax(x + 0.5))
+    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=x, capture="symbolic")
+    assert [entry.name for entry in lrpfx.assignment(explain_model)] == ["x", "softmax"]
