@@ -85,9 +85,9 @@ def attribute(
 
     Called again after it was stopped, even killed, it goes on where it was: no sample is missing then, and none is there twice.
     The samples that are there already are compared with those of the data set: all that are read anyway, which are all of a
-    stream, and 256 others at random, or all of a folder if its files have other sizes or times. A sample that cannot be loaded, does
-    not fit or has values that are not finite is in the store with the reason, and the run goes on. What was written before an
-    error is kept, and on a local disk also after a power failure. Needs zarr.
+    stream, and 256 others at random, or all of a folder if its files have other sizes or times. A sample that cannot be loaded,
+    does not fit or has values that are not finite is in the store with the reason, and the run goes on. What was written before
+    an error is kept, and on a local disk also after a power failure. Needs zarr.
 
     Other arguments: as for `lrpfx.attribute`.
 

@@ -96,14 +96,9 @@ class IndexedSource(SampleSource):
         """
         found = getattr(self.dataset, "_fingerprint", None)
         order = {"order": self.dataset.order} if isinstance(self.dataset, Ordered) else {}
+        versions = self.dataset.versions if isinstance(self.dataset, ImageFolder) else {}
         fingerprint = found if isinstance(found, str) else None
-        return {
-            "kind": self.kind,
-            "samples": self.length,
-            "fingerprint": fingerprint,
-            **order,
-            **getattr(self.dataset, "versions", {}),
-        }
+        return {"kind": self.kind, "samples": self.length, "fingerprint": fingerprint, **order, **versions}
 
     @property
     def workers(self) -> int:
