@@ -2,8 +2,10 @@
 
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Self
 
 import numpy as np
@@ -73,14 +75,15 @@ class Collection:
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
 
     `facts`: the model, the layers and the settings. `rankings`: by the layer and the kind of the score, and by the class, or
-    `ALL`. `samples`: intervals [first, behind the last) of the samples that were seen. `probes`: digests of some samples, by
-    which a changed dataset is noticed.
+    `ALL`. `samples`: intervals [first, behind the last) of the samples that were explained. `probes`: digests of some samples,
+    by which a changed dataset is noticed. `errors`: the samples that could not be explained, with the reason of each.
     """
 
     facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
     samples: tuple[tuple[int, int], ...] = ()
     probes: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[str]:
@@ -89,7 +92,7 @@ class Collection:
 
     @property
     def count(self) -> int:
-        """How many samples were seen."""
+        """How many samples were explained."""
         return sum(last - first for first, last in self.samples)
 
     def classes(self, grouping: str) -> list[int]:
@@ -172,11 +175,12 @@ class Collection:
         return f"no sample has the {grouping} class {group!r}; the classes are {classes}"
 
     def has(self, sample: int) -> bool:
-        """Whether a sample was seen.
+        """Whether a sample was explained.
 
         `sample`: its number in the dataset.
         """
-        return any(first <= sample < last for first, last in self.samples)
+        place = bisect_right(self.samples, sample, key=itemgetter(0)) - 1
+        return place >= 0 and sample < self.samples[place][1]
 
     def with_samples(
         self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, int]
@@ -198,7 +202,7 @@ class Collection:
         _, target = checked_path(path, (SUFFIX,))
         facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
         manifest: dict[str, Any] = {"format": FORMAT, "facts": facts, "samples": self.samples, "rankings": []}
-        manifest["probes"] = [[sample, digest] for sample, digest in self.probes.items()]
+        manifest |= {"probes": list(self.probes.items()), "errors": list(self.errors.items())}
         arrays: dict[str, np.ndarray] = {}
         for number, (key, groups) in enumerate(self.rankings.items()):
             manifest["rankings"].append({"key": key, "groups": list(groups)})
@@ -226,7 +230,8 @@ class Collection:
 
     def __repr__(self) -> str:
         layers = ", ".join(f"{name} ({layer.channels})" for name, layer in self.facts.layers.items())
-        return f"<collection of {self.count} samples: {layers}>"
+        failed = f", and {len(self.errors)} failed" if self.errors else ""
+        return f"<collection of {self.count} samples{failed}: {layers}>"
 
 
 _ARRAYS = ("scores", "samples", "positions")  # of a ranking
@@ -236,7 +241,8 @@ def merge(parts: Iterable[Collection]) -> Collection:
     """The collection of the samples of all parts.
 
     `parts`: the collections. Their order does not matter. Errors: `InputError`: parts have different models, layers or
-    settings, or two have the same sample; `InputTypeError`: a part is not a collection.
+    settings, or two have the same sample; `InputTypeError`: a part is not a collection. A sample that failed in one part and is
+    explained in another has not failed.
     """
     if not isinstance(parts, Iterable):
         raise InputTypeError(f"merge takes several collections, not {type(parts).__name__}", topic="collections")
@@ -261,7 +267,10 @@ def _merged(one: Collection, other: Collection) -> Collection:
         for group, ranking in other.rankings.get(key, {}).items():
             groups[group] = groups[group].merged(ranking) if group in groups else ranking
         rankings[key] = dict(sorted(groups.items()))
-    return Collection(one.facts, rankings, _united([*one.samples, *other.samples]), _thinned({**one.probes, **other.probes}))
+    samples, probes = _united([*one.samples, *other.samples]), _thinned({**one.probes, **other.probes})
+    failed = {sample: reason for sample, reason in one.errors.items() if not other.has(sample)}
+    failed |= {sample: reason for sample, reason in other.errors.items() if not one.has(sample)}
+    return Collection(one.facts, rankings, samples, probes, dict(sorted(failed.items())))
 
 
 def _thinned(probes: Mapping[int, int]) -> dict[int, int]:
@@ -299,4 +308,4 @@ def _read(content: bytes) -> Collection:
         groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
         rankings[layer, quantity, reduction, grouping] = groups
     samples = tuple((first, last) for first, last in manifest["samples"])
-    return Collection(facts, rankings, samples, {sample: digest for sample, digest in manifest["probes"]})
+    return Collection(facts, rankings, samples, dict(manifest["probes"]), dict(manifest["errors"]))

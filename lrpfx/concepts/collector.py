@@ -1,9 +1,13 @@
 """One pass over a dataset, which ranks its samples for each channel of some layers."""
 
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,13 @@ from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
+from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
+from lrpfx.samples.failures import PATIENCE, none_loaded, warning_of_failures
 from lrpfx.samples.items import is_indexed
-from lrpfx.samples.preparation import Preparation
-from lrpfx.samples.selection import SampleSelection, SelectedBatch, numbers_of
+from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, SampleGroup
+from lrpfx.samples.selection import SampleSelection, numbers_of
 from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.numbers import whole_number
@@ -57,13 +63,16 @@ def collect(
     save_every: float = 60.0,
     output: OutputSelector = None,
     engine: str | Engine = "embedded",
+    retry_failed: bool = False,
     progress: bool = False,
 ) -> Collection:
     """The samples of a dataset with the largest activation and the largest relevance for each channel of some layers.
 
     Each sample is scored by the maximum and by the sum over the positions of a channel, of its activation and of its relevance
     (ActMax and RelMax [1]_), among all samples, among those of its predicted and among those of its true class.
-    `lrpfx.concepts.gallery` shows what they have in common. What was collected until an error is in the file.
+    `lrpfx.concepts.gallery` shows what they have in common. A sample that cannot be loaded, does not fit or has values that are
+    not finite is in the `errors` of the collection, with the reason, and the run goes on. What was collected until an error is
+    in the file.
 
     Other arguments: as for `lrpfx.attribute`.
 
@@ -72,7 +81,7 @@ def collect(
     dataset
         A dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples in the
         same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the model's
-        arguments, with or without "label"; its number in the dataset names it.
+        arguments, with or without "label"; its number in the dataset names it. All samples have labels, or none has.
     layers
         Names as for `record=`; a dict says what has the channels, such as `{"encoder.add": Feature}`.
     path
@@ -101,14 +110,21 @@ def collect(
     engine
         "embedded" for this process, "ray" or an `lrpfx.datasets.RayEngine` for those of Ray, each of which collects from other
         samples of a dataset with indices.
+    retry_failed
+        Whether to try samples again that failed in a former run.
     progress
         Whether to show a bar (needs tqdm).
 
     Raises
     ------
     InputError
-        The file is of another model, other settings or another dataset, a sample cannot be loaded, or a value is not finite.
-        The errors of `lrpfx.attribute` are raised too.
+        The file is of another model, other settings or another dataset. No sample can be loaded, or only some have labels.
+        The errors of `lrpfx.attribute` are raised if none of the first 32 that are loaded can be explained.
+
+    Warns
+    -----
+    LrpfxWarning
+        Samples have failed: their number, and the first reason.
 
     References
     ----------
@@ -125,11 +141,12 @@ def collect(
     if isinstance(chosen, RayEngine):
         collector.check_numbered('engine="ray" needs')
         _ = chosen.wanted  # its errors come at once
-    if path is None:
-        return collector.collected(None, samples, chosen, progress)
-    path, target_file = checked_path(path, (SUFFIX,))
-    with sole_writer(target_file):
-        return collector.collected(target_file, samples, chosen, progress)
+    file = None if path is None else checked_path(path, (SUFFIX,))[1]
+    with nullcontext() if file is None else sole_writer(file):
+        found = collector.collected(file, samples, chosen, retry_failed, progress)
+    if found.errors:
+        warnings.warn(warning_of_failures(found.errors, found.count + len(found.errors), "collection"), stacklevel=2)
+    return found
 
 
 @dataclass(frozen=True)
@@ -148,16 +165,18 @@ class _Collector:
     workers: int
     save_every: float
 
-    def collected(self, path: Path | None, samples: Iterable[int] | None, engine: Engine, progress: bool) -> Collection:
+    def collected(
+        self, path: Path | None, samples: Iterable[int] | None, engine: Engine, retry_failed: bool, progress: bool
+    ) -> Collection:
         """The collection in a file, with the samples that it does not have yet; it is saved now and then, and at the end."""
         found = before = Collection.load(path) if path is not None and path.exists() else None
         if before is not None:
             self._check_continued(before, path)
-        parts: Iterable[Collection]
+        known = replace(before, errors={}) if before is not None and retry_failed else before
         if isinstance(engine, RayEngine):
-            parts = self._shards(samples, before, engine, progress)
+            parts = self._shards(samples, known, engine, progress)
         else:
-            parts = self.parts(samples, before, progress)
+            parts = self.parts(samples, known, progress)
         saved = time.monotonic()
         try:
             for part in parts:
@@ -168,44 +187,52 @@ class _Collector:
         finally:
             if path is not None and found is not None and found is not before:
                 found.save(path)
-        if found is None or not found.count:
+        if found is None:
             raise InputError("there are no samples", topic="samples")
         return found
 
-    def parts(self, samples: Iterable[int] | None, before: Collection | None, progress: bool) -> Iterator[Collection]:
+    def parts(self, samples: Iterable[int] | None, before: Collection | None, progress: bool = False) -> Generator[Collection]:
         """Collections of some samples each, of those that are not in `before`. After an error, what precedes it comes first."""
-        facts, probes = (None, {}) if before is None else (before.facts, before.probes)
-        pending: list[_Scored] = []
-        begun = time.monotonic()
-        loaded = self._selection().batches(samples, lambda one: before is not None and before.has(one), self.batch_size, probes)
+        pending = _Pending(self, None if before is None else before.facts)
+        probes = {} if before is None else before.probes
+        begun = -math.inf  # the first comes as soon as there is one: it has the facts, which shards need
+        loaded = self._selection().batches(samples, partial(_is_done, before), self.batch_size, probes)
         try:
             for batch in progress_bar(loaded, progress, unit="batch"):
-                computed = self._computed(batch)
-                facts = facts or self._begun(computed, batch)
-                pending.append(self._scored(facts, computed, batch))
-                if sum(len(one.numbers) for one in pending) >= _TOGETHER or time.monotonic() - begun > self.save_every:
-                    done, pending, begun = pending, [], time.monotonic()
-                    yield _collection_of(facts, done)
+                pending.add(batch)
+                is_time = pending.count >= _TOGETHER or time.monotonic() - begun > self.save_every
+                if is_time and pending.facts is not None:
+                    yield from pending.taken()
+                    begun = time.monotonic()
         except (Exception, KeyboardInterrupt):
-            if facts is not None and pending:
-                yield _collection_of(facts, pending)
+            yield from pending.taken()
             raise
-        if facts is not None and pending:
-            yield _collection_of(facts, pending)
+        yield from pending.taken()
+        pending.check()
 
     def _shards(
         self, samples: Iterable[int] | None, before: Collection | None, engine: RayEngine, progress: bool
-    ) -> Iterable[Collection]:
-        """The same by the processes of Ray, each of which collects from some of the samples, in whole batches."""
-        numbers = [one for one in numbers_of(self.dataset, samples) if before is None or not before.has(one)]
+    ) -> Iterator[Collection]:
+        """The same by the processes of Ray, each of which collects from some of the samples, in whole batches.
+
+        The first samples are those of this process, so that errors of settings are raised here.
+        """
+        here, wanted = replace(self, workers=0), list(numbers_of(self.dataset, samples))
+        if before is None:
+            with closing(here.parts(wanted, None)) as parts:
+                before = next(parts, None)
+            if before is None:
+                return
+            yield before
+        numbers = [one for one in wanted if not _is_done(before, one)]
         size = -(-_TOGETHER // self.batch_size) * self.batch_size
         shards = [numbers[first : first + size] for first in range(0, len(numbers), size)]
-        done = engine.mapped(replace(self, workers=0).shard, shards)
-        return progress_bar(done, progress, unit="shard", total=len(shards))
+        done = engine.mapped(partial(here.shard, before.facts), shards)
+        yield from progress_bar(done, progress, unit="shard", total=len(shards))
 
-    def shard(self, numbers: Sequence[int]) -> Collection:
+    def shard(self, facts: CollectionFacts, numbers: Sequence[int]) -> Collection:
         """The collection of the samples with some numbers, made in another process."""
-        return merge(self.parts(numbers, None, False))
+        return merge(self.parts(numbers, Collection(facts, {})))
 
     def check(self) -> None:
         """Raise `InputError` for settings that are wrong."""
@@ -261,44 +288,130 @@ class _Collector:
 
     # --- scores --------------------------------------------------------------------------------------------------------------
 
-    def _computed(self, batch: SelectedBatch) -> Computation:
+    def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """Values and relevance of the layers for a batch."""
-        target = self.question.target.of_labels([None] if batch.labels is None else batch.labels)
-        inputs = on_device_of(self.module, batch.inputs)
-        return Computation(self.explain_model, inputs, replace(self.question, target=target))
+        target = ReportedTarget(self.question.target.of_labels(labels))
+        question = replace(self.question, target=target, output=reported(self.question.output, "output"))
+        return Computation(self.explain_model, on_device_of(self.module, inputs), question)
 
-    def _begun(self, computed: Computation, batch: SelectedBatch) -> CollectionFacts:
-        """The facts of a collection of layers whose values are like those of the batch."""
+    def facts_of(self, computed: Computation, labels: bool) -> CollectionFacts:
+        """The facts of a collection of layers whose values are like these. `labels`: whether the samples have some."""
         layers = {}
         for name, kind in self.layers.items():
             value = computed.values[name]
-            if len(value) != len(batch.numbers):
-                raise InputError(
-                    f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the "
-                    f"{len(batch.numbers)} samples of the batch in front",
-                    topic="collections",
-                )
             found = kind_of(self.module, name, tuple(value.shape), kind)
             layers[name] = Layer(found.__name__, value.shape[found.dimension], value.ndim - 2)
+        return self._facts(layers, labels)
 
-        return self._facts(layers, batch.labels is not None)
+    def scored(
+        self, facts: CollectionFacts, computed: Computation, samples: Sequence[Sample]
+    ) -> tuple["_Scored | None", dict[int, str]]:
+        """The scores of the samples of a batch whose values are finite, if any, and the reasons of the others, by number.
 
-    def _scored(self, facts: CollectionFacts, computed: Computation, batch: SelectedBatch) -> "_Scored":
-        """The scores of a batch."""
-        if facts.labels != (batch.labels is not None):
-            raise InputError(f"sample {batch.numbers[0]}: some samples have labels and others have none", topic="samples")
-        classes = {"all": np.full(len(batch.numbers), ALL)}
-        if self.top_by_class and computed.output.ndim == 2:
-            classes["predicted"] = computed.output.argmax(1).cpu().numpy()
-        if self.top_by_class and batch.labels is not None:
-            classes["true"] = np.array(batch.labels)
-        scores, positions = {}, {}
+        Errors: `InputError` if the values have another form than those before.
+        """
+        values: dict[tuple[str, str], torch.Tensor] = {}
+        reasons: dict[int, str] = {}
         for name, layer in facts.layers.items():
-            for quantity, values in (("activation", computed.values[name]), ("relevance", computed.layers[name])):
-                _check_values(name, layer, quantity, values, batch)
-                reduced, positions[name, quantity] = scores_of(layer, values, quantity in self.normalized)
-                scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
-        return _Scored(np.array(batch.numbers, dtype=np.int64), batch.digest, classes, scores, positions)
+            _check_form(name, layer, computed.values[name], len(samples))
+            for quantity, value in (("activation", computed.values[name]), ("relevance", computed.layers[name])):
+                values[name, quantity] = value
+                for place in (~torch.isfinite(value.flatten(1)).all(1)).nonzero()[:, 0].tolist():
+                    reasons.setdefault(samples[place].number, f"the {quantity} of {name} is not finite")
+        kept = [place for place, sample in enumerate(samples) if sample.number not in reasons]
+        if not kept:
+            return None, reasons
+        numbers, labels = ([getattr(samples[place], name) for place in kept] for name in ("number", "label"))
+        classes = {"all": np.full(len(kept), ALL)}
+        if self.top_by_class and computed.output.ndim == 2:
+            classes["predicted"] = computed.output.argmax(1).cpu().numpy()[kept]
+        if self.top_by_class and facts.labels:
+            classes["true"] = np.array(labels)
+        scores, positions = {}, {}
+        for (name, quantity), value in values.items():
+            finite = value[kept] if reasons else value
+            reduced, positions[name, quantity] = scores_of(facts.layers[name], finite, quantity in self.normalized)
+            scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
+        digests = {samples[place].number: samples[place].digest for place in kept[:1]}
+        return _Scored(np.array(numbers, dtype=np.int64), digests, classes, scores, positions), reasons
+
+
+@dataclass
+class _Pending:
+    """Samples that have scores, or have failed, and are in no collection yet.
+
+    `facts`: None until a sample can be explained. `refused`: how many samples were loaded until then, and could not be.
+    `refusal`: the error of the first of them.
+    """
+
+    collector: _Collector
+    facts: CollectionFacts | None
+    scored: list["_Scored"] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    refused: int = 0
+    refusal: InputError | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return len(self.errors) + sum(len(one.numbers) for one in self.scored)
+
+    def taken(self) -> Iterator[Collection]:
+        """A collection of the samples, which are no longer pending; none without samples or before one can be explained."""
+        if self.facts is None or not self.count:
+            return
+        found = _collection_of(self.facts, self.scored, dict(sorted(self.errors.items())))
+        self.scored, self.errors = [], {}
+        yield found
+
+    def add(self, batch: SampleBatch) -> None:
+        """Compute the scores of a batch's samples.
+
+        Errors: `InputError` if it is one of the settings: none of the first samples can be explained.
+        """
+        self.errors |= {one.number: one.problem for one in batch.samples if one.problem is not None}
+        for group in batch.groups:
+            self._add(group, batch)
+
+    def check(self) -> None:
+        """Raise the first `InputError` if there were samples, and none could be explained."""
+        if self.facts is None and self.errors:
+            raise self.refusal or none_loaded(*next(iter(self.errors.items())))
+
+    def _add(self, group: SampleGroup, batch: SampleBatch) -> None:
+        """Compute the scores of a group of a batch's samples. What fails for several is tried again with half of them."""
+        samples = [batch.samples[place] for place in group.places]
+        labels = [sample.label for sample in samples]
+        are_labelled = labels[0] is not None if self.facts is None else self.facts.labels
+        for sample in samples:
+            if (sample.label is not None) != are_labelled:
+                raise InputError(f"sample {sample.number}: some samples have labels and others have none", topic="samples")
+        try:
+            computed = self.collector.computed(group.inputs, labels)
+        except InputError as error:
+            if len(samples) == 1:
+                self._fail({samples[0].number: error})
+            for half in group.halves() if len(samples) > 1 else ():
+                self._add(half, batch)
+            return
+        try:
+            facts = self.facts or self.collector.facts_of(computed, are_labelled)
+            scored, reasons = self.collector.scored(facts, computed, samples)
+        except InputError as error:
+            self._fail({sample.number: error for sample in samples})
+            return
+        if scored is not None:
+            self.facts = facts
+            self.scored.append(scored)
+        self._fail({number: InputError(reason, topic="values-not-finite") for number, reason in reasons.items()})
+
+    def _fail(self, errors: Mapping[int, InputError]) -> None:
+        self.errors |= {number: str(error) for number, error in errors.items()}
+        if self.facts is None:
+            self.refused += len(errors)
+            self.refusal = self.refusal or next(iter(errors.values()), None)
+            if self.refusal is not None and self.refused >= PATIENCE:
+                raise self.refusal
 
 
 @dataclass(frozen=True)
@@ -306,14 +419,21 @@ class _Scored:
     """The scores of some samples."""
 
     numbers: NDArray[np.int64]
-    digest: int  # of the first sample
+    digests: dict[int, int]  # of the first sample, by its number
     classes: dict[str, NDArray[np.int64]]  # of each sample, by grouping
     scores: dict[tuple[str, str, str], NDArray[np.float64]]  # by layer, quantity and reduction: (samples, channels)
     positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
 
 
-def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored]) -> Collection:
-    """A collection of the samples of all parts."""
+def _is_done(before: Collection | None, number: int) -> bool:
+    """Whether a sample was explained before, or has failed."""
+    return before is not None and (before.has(number) or number in before.errors)
+
+
+def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored], errors: dict[int, str]) -> Collection:
+    """A collection of the samples of all parts, and of those that have failed."""
+    if not parts:
+        return Collection(facts, {}, errors=errors)
     numbers = np.concatenate([one.numbers for one in parts])
     classes = {grouping: np.concatenate([one.classes[grouping] for one in parts]) for grouping in parts[0].classes}
     positions = {key: np.concatenate([one.positions[key] for one in parts]) for key in parts[0].positions}
@@ -328,23 +448,23 @@ def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored]) -> Collecti
             for group in np.unique(of_samples).tolist():
                 chosen = of_samples == group
                 groups[group] = empty.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
-    return Collection(facts, rankings).with_samples(
-        numbers.tolist(), rankings, {int(one.numbers[0]): one.digest for one in parts}
-    )
+    digests = {number: digest for one in parts for number, digest in one.digests.items()}
+    return Collection(facts, {}, errors=errors).with_samples(numbers.tolist(), rankings, digests)
 
 
-def _check_values(name: str, layer: Layer, quantity: str, values: torch.Tensor, batch: SelectedBatch) -> None:
-    """Raise `InputError` for values of another form than those before, and for values that are not finite."""
-    if values.ndim != layer.dimensions + 2 or values.shape[KINDS[layer.kind].dimension] != layer.channels:
+def _check_form(name: str, layer: Layer, value: torch.Tensor, count: int) -> None:
+    """Raise `InputError` for values without a dimension for samples in front, or of another form than those before."""
+    if value.shape[:1] != (count,):
         raise InputError(
-            f"the values of {name} have the shape {tuple(values.shape)} for sample {batch.numbers[0]}, but {layer.channels} "
-            "channels for the samples before",
+            f"the values of {name} have the shape {tuple(value.shape)}, without a dimension for the {count} samples of the "
+            "batch in front",
             topic="collections",
         )
-    finite = torch.isfinite(values.flatten(1)).all(1)
-    if not finite.all():
-        number = batch.numbers[int((~finite).nonzero()[0])]
-        raise InputError(f"the {quantity} of {name} is not finite for sample {number}", topic="values-not-finite")
+    if value.ndim != layer.dimensions + 2 or value.shape[KINDS[layer.kind].dimension] != layer.channels:
+        raise InputError(
+            f"the values of {name} have the shape {tuple(value.shape)}, but {layer.channels} channels for the samples before",
+            topic="collections",
+        )
 
 
 def scores_of(layer: Layer, values: torch.Tensor, normalized: bool) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int32]]:

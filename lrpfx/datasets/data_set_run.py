@@ -43,6 +43,7 @@ from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
+from lrpfx.samples.failures import PATIENCE, none_loaded, warning_of_failures
 from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, batched
 from lrpfx.samples.sources import changed, source_of
@@ -52,8 +53,6 @@ from lrpfx.support.optional_packages import progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
 
-#: How many samples may be loaded and not explained at the beginning before their errors count as one of the settings.
-_PATIENCE = 32
 #: What is known of a data set that may differ if its samples do not: a folder was copied, or a broken file was mended.
 _COMPARED_BY_SAMPLE = ("sizes", "times")
 _DTYPES = {"float32": torch.float32, "float16": torch.float32, "float64": torch.float64}
@@ -175,13 +174,8 @@ def attribute(
         run.all_blocks(progress, retry_failed)
     found = Attributions(location)
     if errors := found.errors:
-        number, reason = next(iter(errors.items()))
-        key = found[KEY][number]
-        text = (
-            f"{len(errors)} of {len(found)} samples could not be explained; the first is sample {number}"
-            f"{f' ({key})' if key else ''}: {reason.rstrip('.')}. view.errors has all, and retry_failed=True tries them again"
-        )
-        warnings.warn(LrpfxWarning(text, topic="samples"), stacklevel=2)
+        key = found[KEY][next(iter(errors))]
+        warnings.warn(warning_of_failures(errors, len(found), "view", key), stacklevel=2)
     return found
 
 
@@ -298,7 +292,7 @@ class _Run:
         compiled = self.explainer.explain_model is not self.explainer.module
         errors: list[InputError] = []
         for sample in self.source.in_order():
-            if len(errors) == _PATIENCE:
+            if len(errors) == PATIENCE:
                 break
             for group in batched(0, [sample]).groups:
                 copies = self.batch_size if compiled else 1  # not to compile for a batch of one
@@ -319,8 +313,7 @@ class _Run:
         first = next(self.source.in_order(), None)
         if first is None:
             return InputError("the data set is empty", topic="samples")
-        problem = batched(0, [first]).samples[0].problem
-        return InputError(f"no sample of the data set can be loaded; sample {first.number}: {problem}", topic="samples")
+        return none_loaded(first.number, batched(0, [first]).samples[0].problem)
 
     def all_blocks(self, progress: Progress, retry_failed: bool) -> None:
         """Explain and write all blocks that are not done, and with `retry_failed` those with samples that failed."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ from torch import nn
 from lrpfx.attribution.computation import Computation
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
-from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines, is_out_of_memory
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_reduction, reduced
-from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import as_target_of_samples
+from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.samples.plan import NO_LABEL
 from lrpfx.samples.preparation import Sample, SampleGroup
@@ -36,7 +35,6 @@ _NAMES: dict[tuple[type[Index] | None, int], tuple[str, ...]] = {
     (Head, 3): ("head", "query", "key"),
 }
 _COUNTED = ("channel", "feature", "head")  # which reductions add up
-_DEVICE_ERROR: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # newer releases have it
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,8 @@ class SampleExplainer:
             if len(numbers) == 1:
                 yield ExplainedRows([], {}, {group.places[0]: str(error)})
                 return
-            middle = len(numbers) // 2
-            for part in (slice(None, middle), slice(middle, None)):
-                inputs = pytree.tree_map(
-                    lambda leaf, part=part: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, group.inputs
-                )
-                yield from self.explained(SampleGroup(group.places[part], inputs), samples, observe)
+            for half in group.halves():
+                yield from self.explained(half, samples, observe)
             return
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise MemoryError(
@@ -123,9 +117,9 @@ class SampleExplainer:
         """The outputs and relevance of a batch."""
         known = [None if label == NO_LABEL else label for label in labels]
         given = self.question.targets if self.has_several else [self.question.target]
-        targets = [_Reported(one.of_labels(known)) for one in given]
+        targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
-        question = replace(self.question, **asked, output=_reported(self.question.output, "output"))
+        question = replace(self.question, **asked, output=reported(self.question.output, "output"))
         return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
@@ -234,55 +228,6 @@ class SampleExplainer:
 
     def _numbered(self, name: str, count: int) -> tuple[str, ...]:
         return tuple(f"{name}.{axis + 1}" for axis in range(count))
-
-
-@dataclass(frozen=True, eq=False)
-class _Reported(Target):
-    """A target whose exceptions are an `InputError`, see `_reported`."""
-
-    target: Target
-
-    @property
-    def is_of_classes(self) -> bool:
-        return self.target.is_of_classes
-
-    def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
-        return self._of(partial(self.target.seed, chosen=chosen), output)
-
-    def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        return self._of(self.target.relevance, output)
-
-    def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-        return self._of(partial(self.target.multiplier, seed=seed), output)
-
-    def _of(self, method: Callable[[torch.Tensor], torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _reported(method, "target", self.target.plain)(output)
-        return found
-
-
-def _reported(function: Any, what: str, named: Any = None) -> Any:
-    """A function of the user whose exceptions are an `InputError`, which is that of single samples; others as they are.
-
-    Errors that memory ran out, or that a device failed, are not those of samples. `named`: what has the name for messages, if
-    it is not the function.
-    """
-    if not callable(function) or isinstance(function, (torch.Tensor, type)):
-        return function
-
-    @wraps(function, updated=())
-    def reported(output: Any) -> Any:
-        try:
-            return function(output)
-        except (LrpfxError, MemoryError, torch.OutOfMemoryError, _DEVICE_ERROR):
-            raise
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            given = function if named is None else named
-            name = getattr(given, "__qualname__", type(given).__qualname__)
-            raise InputError(f"the {what} function {name} failed: {first_lines(error, 1)}") from error
-
-    return reported
 
 
 def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:

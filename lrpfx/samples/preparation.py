@@ -42,6 +42,15 @@ class SampleGroup:
     places: list[int]
     inputs: Any
 
+    def halves(self) -> Iterator["SampleGroup"]:
+        """The first and the second half of the samples, to find out which of them make a computation fail."""
+        middle = len(self.places) // 2
+        for part in (slice(None, middle), slice(middle, None)):
+            inputs = pytree.tree_map(
+                lambda leaf, part=part: leaf[part] if isinstance(leaf, torch.Tensor) else leaf, self.inputs
+            )
+            yield SampleGroup(self.places[part], inputs)
+
 
 @dataclass(frozen=True)
 class SampleBatch:

@@ -1,8 +1,9 @@
-"""Samples that are chosen by their numbers, in batches; the first that cannot be loaded ends them."""
+"""Samples that are chosen by their numbers, in batches."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,9 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Workers
 from lrpfx.samples.plan import KnownSample
-from lrpfx.samples.preparation import Preparation, Sample, SampleGroup, batched, chunks_of
+from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
 from lrpfx.samples.sources import IndexedSource, changed, check_unchanged
 from lrpfx.support.numbers import is_whole
-
-
-@dataclass(frozen=True)
-class SelectedBatch:
-    """Samples of one form with their numbers, and their labels if they have any."""
-
-    numbers: list[int]
-    inputs: Any
-    labels: list[int] | None
-    digest: int  # of the first sample
 
 
 def numbers_of(dataset: Any, samples: Iterable[int] | None) -> Iterable[int]:
@@ -61,7 +52,7 @@ class SampleSelection:
 
     def batches(
         self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, int]
-    ) -> Iterator[SelectedBatch]:
+    ) -> Iterator[SampleBatch]:
         """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
         numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
         if is_indexed(self.dataset):
@@ -70,19 +61,15 @@ class SampleSelection:
             )
         else:
             loaded = self._iterated(numbers, samples is None, probes)
-        for some in chunks_of(loaded, size):
-            whole = list(itertools.takewhile(lambda one: one.problem is None, some))
-            batch = batched(0, whole)
-            yield from (_chosen(whole, group) for group in batch.groups)
-            failed = next((one for one in (*batch.samples, *some) if one.problem is not None), None)
-            if failed is not None:
-                raise InputError(f"sample {failed.number}: {failed.problem}", topic="samples")
+        return (batched(0, some) for some in chunks_of(loaded, size))
 
     def check(self, probes: Mapping[int, int]) -> None:
         """Raise `InputError` unless samples that are found by their numbers have the digests that they had before."""
         for number in probes if is_indexed(self.dataset) else ():
-            item = self.dataset[number] if number < len(self.dataset) else None
-            self._check(number, item, probes)
+            if number >= len(self.dataset):
+                raise changed(number)
+            sample = self.preparation.sample(number, partial(self.dataset.__getitem__, number))
+            check_unchanged(sample, KnownSample(probes[number], None))
 
     def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, int]) -> Iterator[Sample]:
         """The samples with these numbers, which rise. `is_all`: or as many as there are."""
@@ -91,7 +78,7 @@ class SampleSelection:
             if wanted is None:
                 return
             if number in probes:
-                self._check(number, item, probes)
+                check_unchanged(self._sample(number, item), KnownSample(probes[number], None))
             if number == wanted:
                 yield self._sample(number, item)
                 wanted = next(numbers, None)
@@ -100,18 +87,3 @@ class SampleSelection:
 
     def _sample(self, number: int, item: Any) -> Sample:
         return self.preparation.sample(number, lambda: item)
-
-    def _check(self, number: int, item: Any, probes: Mapping[int, int]) -> None:
-        found = None if item is None else self._sample(number, item)
-        if found is None:
-            raise changed(number)
-        check_unchanged(found, KnownSample(probes[number], None))
-
-
-def _chosen(samples: list[Sample], group: SampleGroup) -> SelectedBatch:
-    """A group of these samples."""
-    numbers, labels = zip(*((samples[place].number, samples[place].label) for place in group.places), strict=True)
-    known = [label for label in labels if label is not None]
-    if known and len(known) < len(labels):
-        raise InputError(f"sample {numbers[0]}: some samples have labels and others have none", topic="samples")
-    return SelectedBatch(list(numbers), group.inputs, known or None, samples[group.places[0]].digest)

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from data_sets import CLASSES, Small
+from data_sets import CLASSES, Noise, Small
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -163,13 +163,12 @@ class Failing:
         return self.dataset[number]
 
 
-@pytest.mark.parametrize("error", [OSError("damaged"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [MemoryError("full"), KeyboardInterrupt()])
 def test_what_was_interrupted_continues(explain_model, dataset, tmp_path, error):
     path = tmp_path / "concepts.npz"
     whole = collect(explain_model, dataset, LAYERS, batch_size=8)
     for at in (13, 14, 59):
-        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else lrpfx.InputError
-        with pytest.raises(kind):
+        with pytest.raises(type(error)):
             collect(explain_model, Failing(dataset, at, error), LAYERS, path, batch_size=8)
         seen = Collection.load(path).count
         assert 8 <= seen <= at
@@ -178,9 +177,101 @@ def test_what_was_interrupted_continues(explain_model, dataset, tmp_path, error)
     same(collect(explain_model, Failing(dataset, 1, AssertionError("read again")), LAYERS, path), whole)
 
 
-def test_a_sample_that_cannot_be_loaded_is_named(explain_model, dataset):
-    with pytest.raises(lrpfx.InputError, match="sample 9: it cannot be loaded: OSError: damaged"):
-        collect(explain_model, Failing(dataset, 9, OSError("damaged")), LAYERS, batch_size=4)
+@pytest.fixture(scope="module")
+def damaged(dataset):
+    """The samples, of which some cannot be loaded, have an input that is not finite, or values that are not."""
+    pairs = [dataset[number] for number in range(60)]
+    pairs[0], pairs[13] = "photograph", (pairs[13][0], "cat")
+    pairs[20] = torch.full((1, 6, 6), torch.nan, dtype=torch.float64), 0
+    pairs[33] = torch.full((1, 6, 6), 1e308, dtype=torch.float64), 1
+    return pairs
+
+
+FAILED = [0, 13, 20, 33]
+
+
+@pytest.mark.parametrize("form", [list, iter])
+def test_samples_that_fail_are_left_out_and_may_be_tried_again(explain_model, dataset, damaged, tmp_path, form):
+    path, settings = tmp_path / "concepts.npz", {"layers": LAYERS, "batch_size": 8, "save_every": 0}
+    with pytest.warns(lrpfx.LrpfxWarning) as warned:
+        found = collect(explain_model, form(damaged), path=path, **settings)
+    (warning,) = [one.message for one in warned]
+    assert str(warning).startswith("4 of 60 samples could not be explained; the first is sample 0: the sample is a str")
+    assert "collection.errors has all, and retry_failed=True" in str(warning) and warning.topic == "samples"
+    assert list(found.errors) == FAILED and repr(found).startswith("<collection of 56 samples, and 4 failed: first (6)")
+    assert "labels are class indices" in found.errors[13] and found.errors[20] == "the input has values that are not finite"
+    assert found.errors[33] == "the relevance of first is not finite"
+    others = [number for number in range(60) if number not in FAILED]
+    same(found, collect(explain_model, dataset, samples=others, **settings))
+    same(Collection.load(path), found)
+    assert Collection.load(path).errors == found.errors
+
+    with pytest.warns(lrpfx.LrpfxWarning, match="4 of 60 samples"):  # not tried again
+        same(collect(explain_model, form([dataset[number] for number in range(60)]), path=path, **settings), found)
+    pairs = [dataset[number] if number != 13 else damaged[13] for number in range(60)]
+    with pytest.warns(lrpfx.LrpfxWarning, match="3 of 60 samples could not be explained; the first is sample 13"):
+        again = collect(explain_model, form(pairs), path=path, samples=[0, 13], retry_failed=True, **settings)
+    assert list(again.errors) == [13, 20, 33]
+    again = collect(explain_model, form([dataset[number] for number in range(60)]), path=path, retry_failed=True, **settings)
+    same(again, collect(explain_model, dataset, **settings))
+    assert not again.errors and not Collection.load(path).errors
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be explained")
+def test_failures_of_parts_merge(explain_model, dataset, damaged):
+    parts = [collect(explain_model, damaged, LAYERS, samples=part) for part in (range(20), range(20, 60))]
+    repaired = collect(explain_model, dataset, LAYERS, samples=[13])
+    for order in itertools.permutations([*parts, repaired]):
+        assert list(merge(order).errors) == [0, 20, 33] and merge(order).count == 57
+
+
+@pytest.mark.parametrize("batch_size", [5, 40])
+def test_errors_of_settings_are_those_of_the_first_samples(explain_model, dataset, batch_size):
+    def infinite(count):
+        return torch.cat([torch.full((count, 1, 6, 6), 1e308, dtype=torch.float64), dataset.tensors[0]])
+
+    with pytest.warns(lrpfx.LrpfxWarning, match="31 of 91 samples"):
+        assert collect(explain_model, infinite(31), LAYERS, batch_size=batch_size).count == 60
+    with pytest.raises(lrpfx.InputError, match="the relevance of first is not finite") as refused:
+        collect(explain_model, infinite(40), LAYERS, batch_size=batch_size)
+    assert refused.value.topic == "values-not-finite"
+    with pytest.raises(lrpfx.InputError, match="the sample has no label"):
+        collect(explain_model, ["photograph", *dataset.tensors[0]], LAYERS, target="true", batch_size=batch_size)
+    with pytest.raises(
+        lrpfx.InputError, match="no sample of the data set can be loaded; sample 0: it cannot be loaded: OSError"
+    ):
+        collect(explain_model, Noise(50, broken=range(50)), LAYERS, batch_size=batch_size)
+
+
+def test_samples_for_which_a_function_of_the_user_fails(explain_model, dataset):
+    unusual = explain_model(dataset.tensors[0][17:18]).detach()
+
+    def refused(output):
+        if output.isclose(unusual).all(1).any():
+            raise KeyError("unusual")
+        return output
+
+    for settings in ({"target": refused}, {"output": refused}):
+        with pytest.warns(lrpfx.LrpfxWarning, match=r"1 of 60 .* sample 17: the \w+ function .*refused failed: KeyError"):
+            found = collect(explain_model, dataset, LAYERS, **settings)
+        assert found.samples == ((0, 17), (18, 60))
+    with pytest.raises(lrpfx.InputError, match=r"function .* failed: ZeroDivisionError"):
+        collect(explain_model, dataset, LAYERS, target=lambda output: 1 / 0)
+
+
+def test_samples_with_and_without_labels_end_the_run(explain_model, dataset, tmp_path):
+    pairs = [dataset[number] for number in range(60)]
+    pairs[40] = pairs[40][0]
+    with pytest.raises(lrpfx.InputError, match="sample 40: some samples have labels"):
+        collect(explain_model, pairs, LAYERS, tmp_path / "concepts.npz", batch_size=8)
+    assert Collection.load(tmp_path / "concepts.npz").samples == ((0, 40),)
+
+
+def test_a_sample_that_could_be_loaded_before(explain_model, dataset, tmp_path):
+    path = tmp_path / "concepts.npz"
+    collect(explain_model, dataset, LAYERS, path)
+    with pytest.raises(lrpfx.InputError, match=r"sample 0 could be loaded .*, and cannot now: .*damaged"):
+        collect(explain_model, Failing(dataset, 0, OSError("damaged")), LAYERS, path)
 
 
 def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_path):
@@ -276,6 +367,21 @@ def test_features_and_heads_of_texts_of_any_length():
         collect(explain_model, samples, {"mix": Token}, batch_size=1)
 
 
+def test_texts_that_do_not_fit():
+    """Those with an unknown token make the batches fail in which they are; others may have another number of channels."""
+    torch.manual_seed(0)
+    sentences = [torch.randint(20, (4,)) for _ in range(6)]
+    sentences[2] = torch.tensor([1, 2, 3, 20])
+    samples = [{"ids": sentence} for sentence in (*sentences, torch.tensor([1, 2, 3]))]
+    explain_model = lrpfx.transform(Attending().double().eval(), AttnLRP(), example_inputs={"ids": torch.zeros(2, 5).long()})
+    with pytest.warns(lrpfx.LrpfxWarning, match="1 of 7 samples"):
+        found = collect(explain_model, samples, {"mix": Feature}, target=0)
+    same(found, collect(explain_model, samples, {"mix": Feature}, target=0, samples=[0, 1, 3, 4, 5, 6]))
+    with pytest.warns(lrpfx.LrpfxWarning, match="2 of 7 samples"):
+        found = collect(explain_model, samples, {"mix": Channel}, target=0)
+    assert list(found.errors) == [2, 6] and "but 4 channels for the samples before" in found.errors[6]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -322,13 +428,6 @@ def test_queries_that_are_wrong(explain_model, dataset):
         with pytest.raises(lrpfx.InputError, match=message):
             found.top(*arguments, **settings)
     assert found.top("first", -1) == found.top("first", 5)
-
-
-def test_values_that_are_not_finite_are_refused(explain_model, dataset):
-    images = dataset.tensors[0].clone()
-    images[33] = 1e308
-    with pytest.raises(lrpfx.InputError, match="is not finite for sample 33"):
-        collect(explain_model, images, LAYERS)
 
 
 # --- files -------------------------------------------------------------------------------------------------------------------

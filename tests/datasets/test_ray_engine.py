@@ -169,9 +169,17 @@ def test_a_store_that_cannot_be_written(cluster, tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_errors_of_collections(cluster, explain_model):
-    with pytest.raises(lrpfx.InputError, match="sample 5: it cannot be loaded"):
-        lrpfx.concepts.collect(explain_model, Noise(30, broken=(5,)), ["first"], engine="ray")
+def test_samples_of_collections_that_fail(cluster, explain_model, tmp_path):
+    """One in the first batch, and all of another process's part."""
+    path, failed = tmp_path / "collection.npz", [5, *range(280, 560)]
+    found = lrpfx.concepts.collect(explain_model, Noise(600, broken=failed), ["first"], path, engine=TWO)
+    expected = lrpfx.concepts.collect(explain_model, Noise(600, broken=failed), ["first"])
+    assert found.errors == expected.errors and list(found.errors) == failed and found.count == 600 - len(failed)
+    assert [one.sample for one in found.top("first", 0)] == [one.sample for one in expected.top("first", 0)]
+    again = lrpfx.concepts.collect(explain_model, Noise(600), ["first"], path, engine=TWO, retry_failed=True)
+    assert again.count == 600 and not again.errors
+    with pytest.raises(lrpfx.InputError, match="no sample of the data set can be loaded; sample 0"):
+        lrpfx.concepts.collect(explain_model, Noise(30, broken=range(30)), ["first"], engine="ray")
 
 
 @pytest.mark.ray

@@ -8,7 +8,7 @@ import torch
 
 import lrpfx
 from lrpfx.samples.items import identity_of, parts_of
-from lrpfx.samples.preparation import Preparation
+from lrpfx.samples.preparation import Preparation, SampleGroup
 from lrpfx.samples.selection import SampleSelection
 
 IMAGE = torch.arange(4.0).reshape(1, 2, 2)
@@ -54,7 +54,8 @@ def test_labels_that_are_no_class_indices(form, label):
 
 def numbers_in_batches(dataset, samples=None, done=()):
     choosing = SampleSelection(dataset, Preparation(("x",)))
-    return [batch.numbers for batch in choosing.batches(samples, set(done).__contains__, 2, {})]
+    batches = list(choosing.batches(samples, set(done).__contains__, 2, {}))
+    return [[batch.samples[place].number for place in group.places] for batch in batches for group in batch.groups]
 
 
 @pytest.mark.parametrize("form", [list, iter])
@@ -71,9 +72,16 @@ def test_samples_of_several_shapes_are_batches_of_their_own():
     assert numbers_in_batches([IMAGE, IMAGE, IMAGE, IMAGE[:, :1]], done=[0, 2]) == [[1], [3]]
 
 
-def test_a_sample_that_cannot_be_loaded_ends_the_batches():
+@pytest.mark.parametrize("form", [list, iter])
+def test_samples_that_cannot_be_loaded_are_in_the_batches_with_the_reason(form):
     broken = [IMAGE, (IMAGE, "cat"), IMAGE, torch.full_like(IMAGE, torch.nan), IMAGE]
-    with pytest.raises(lrpfx.InputError, match="sample 1: labels are class indices"):
-        numbers_in_batches(broken)
-    with pytest.raises(lrpfx.InputError, match="sample 3: the input has values that are not finite"):
-        numbers_in_batches(broken, done=[1])
+    assert numbers_in_batches(form(broken)) == [[0], [2], [4]]
+    batches = SampleSelection(form(broken), Preparation(("x",))).batches(None, {1}.__contains__, 3, {})
+    problems = {sample.number: sample.problem for batch in batches for sample in batch.samples}
+    assert problems == {**dict.fromkeys((0, 2, 4)), 3: "the input has values that are not finite"}
+
+
+def test_the_halves_of_a_group():
+    halves = list(SampleGroup([1, 4, 6], {"x": torch.arange(3), "scale": 2}).halves())
+    assert [half.places for half in halves] == [[1], [4, 6]]
+    assert [(half.inputs["x"].tolist(), half.inputs["scale"]) for half in halves] == [([0], 2), ([1, 2], 2)]
