@@ -272,10 +272,10 @@ class Attributions:
     def to_xarray(self) -> "Dataset":
         """The arrays as a Dataset of xarray, which reads values when they are asked for.
 
-        `to_xarray().chunk(sample=1000)` reads by dask. Coordinates are "sample", "label" and "key", and the names of targets and
-        conditions; attributes the composite, the model's hash and the versions of packages. Errors: `InputError`: xarray is not
-        installed. What is indexed later raises `ArtefactError` for a chunk that is lost, and the error of Zarr for one that is
-        damaged.
+        `to_xarray().chunk(sample=1000)` reads by dask. Coordinates are "sample", "label" and "key", and the names of targets
+        and conditions; attributes the composite, the model's hash and the versions of packages. Errors: `InputError`: xarray is
+        not installed. What is indexed later raises `ArtefactError` for a chunk that is lost, and the error of Zarr for one that
+        is damaged.
         """
         xarray = optional_package("xarray", "a Dataset of xarray", "datasets")
         with self._location.errors("opened"):
