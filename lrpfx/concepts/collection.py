@@ -13,6 +13,7 @@ import numpy as np
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.samples.plan import KnownSample
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.numbers import is_whole, whole_number
 from lrpfx.support.runs import check_same_run
@@ -75,14 +76,14 @@ class Collection:
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
 
     `facts`: the model, the layers and the settings. `rankings`: by the layer and the kind of the score, and by the class, or
-    `ALL`. `samples`: intervals [first, behind the last) of the samples that were explained. `probes`: digests of some samples,
-    by which a changed dataset is noticed. `errors`: the samples that could not be explained, with the reason of each.
+    `ALL`. `samples`: intervals [first, behind the last) of the samples that were explained. `probes`: what is known of some, by
+    which a changed dataset is noticed. `errors`: the samples that could not be explained, with the reason of each.
     """
 
     facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
     samples: tuple[tuple[int, int], ...] = ()
-    probes: dict[int, int] = field(default_factory=dict)
+    probes: dict[int, KnownSample] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -183,11 +184,11 @@ class Collection:
         return place >= 0 and sample < self.samples[place][1]
 
     def with_samples(
-        self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, int]
+        self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, KnownSample]
     ) -> Self:
         """The collection with further samples.
 
-        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: digests of some of them.
+        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: some of them.
         """
         seen = [(sample, sample + 1) for sample in samples]
         return replace(
@@ -273,7 +274,11 @@ def _merged(one: Collection, other: Collection) -> Collection:
     return Collection(one.facts, rankings, samples, probes, dict(sorted(failed.items())))
 
 
-def _thinned(probes: Mapping[int, int]) -> dict[int, int]:
+def _probes_in(data: Any) -> dict[int, KnownSample]:
+    return {number: KnownSample(*known) for number, known in data}
+
+
+def _thinned(probes: Mapping[int, KnownSample]) -> dict[int, KnownSample]:
     """At most `_PROBES` of the probes, the first among them."""
     found = dict(sorted(probes.items()))
     while len(found) > _PROBES:
@@ -308,4 +313,4 @@ def _read(content: bytes) -> Collection:
         groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
         rankings[layer, quantity, reduction, grouping] = groups
     samples = tuple((first, last) for first, last in manifest["samples"])
-    return Collection(facts, rankings, samples, dict(manifest["probes"]), dict(manifest["errors"]))
+    return Collection(facts, rankings, samples, _probes_in(manifest["probes"]), dict(manifest["errors"]))

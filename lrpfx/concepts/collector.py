@@ -34,6 +34,7 @@ from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.failures import PATIENCE, none_loaded, warning_of_failures
 from lrpfx.samples.items import is_indexed
+from lrpfx.samples.plan import KnownSample
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, SampleGroup
 from lrpfx.samples.selection import SampleSelection, numbers_of
 from lrpfx.support.files import checked_path
@@ -332,8 +333,8 @@ class _Collector:
             finite = value[kept] if reasons else value
             reduced, positions[name, quantity] = scores_of(facts.layers[name], finite, quantity in self.normalized)
             scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
-        digests = {samples[place].number: samples[place].digest for place in kept[:1]}
-        return _Scored(np.array(numbers, dtype=np.int64), digests, classes, scores, positions), reasons
+        probes = {samples[place].number: samples[place].known for place in kept[:1]}
+        return _Scored(np.array(numbers, dtype=np.int64), probes, classes, scores, positions), reasons
 
 
 @dataclass
@@ -419,7 +420,7 @@ class _Scored:
     """The scores of some samples."""
 
     numbers: NDArray[np.int64]
-    digests: dict[int, int]  # of the first sample, by its number
+    probes: dict[int, KnownSample]  # the first sample, by its number
     classes: dict[str, NDArray[np.int64]]  # of each sample, by grouping
     scores: dict[tuple[str, str, str], NDArray[np.float64]]  # by layer, quantity and reduction: (samples, channels)
     positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
@@ -448,8 +449,8 @@ def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored], errors: dic
             for group in np.unique(of_samples).tolist():
                 chosen = of_samples == group
                 groups[group] = empty.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
-    digests = {number: digest for one in parts for number, digest in one.digests.items()}
-    return Collection(facts, {}, errors=errors).with_samples(numbers.tolist(), rankings, digests)
+    probes = {number: known for one in parts for number, known in one.probes.items()}
+    return Collection(facts, {}, errors=errors).with_samples(numbers.tolist(), rankings, probes)
 
 
 def _check_form(name: str, layer: Layer, value: torch.Tensor, count: int) -> None:

@@ -14,6 +14,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import photographs
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.samples.items import digest_of_inputs, identity_of, parts_of
+from lrpfx.samples.plan import NO_LABEL, KnownSample
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 
@@ -33,6 +34,11 @@ class Sample(NamedTuple):  # made for each sample twice, which dataclasses take 
     key: str | None = None
     problem: str | None = None
     digest: int = 0
+
+    @property
+    def known(self) -> KnownSample:
+        """What tells it from another sample."""
+        return KnownSample(self.digest, NO_LABEL if self.label is None else self.label)
 
 
 @dataclass(frozen=True)

@@ -44,14 +44,14 @@ def checked_numbers(samples: Any, count: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class SampleSelection:
-    """Chooses samples of a dataset. `probes`: digests by number, with which samples that are iterated over are compared."""
+    """Chooses samples of a dataset. `probes`: what is known of some that are iterated over, by number."""
 
     dataset: Any
     preparation: Preparation
     workers: int = 0
 
     def batches(
-        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, int]
+        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, KnownSample]
     ) -> Iterator[SampleBatch]:
         """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
         numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
@@ -63,22 +63,22 @@ class SampleSelection:
             loaded = self._iterated(numbers, samples is None, probes)
         return (batched(0, some) for some in chunks_of(loaded, size))
 
-    def check(self, probes: Mapping[int, int]) -> None:
-        """Raise `InputError` unless samples that are found by their numbers have the digests that they had before."""
+    def check(self, probes: Mapping[int, KnownSample]) -> None:
+        """Raise `InputError` unless samples that are found by their numbers are what they were before."""
         for number in probes if is_indexed(self.dataset) else ():
             if number >= len(self.dataset):
                 raise changed(number)
             sample = self.preparation.sample(number, partial(self.dataset.__getitem__, number))
-            check_unchanged(sample, KnownSample(probes[number], None))
+            check_unchanged(sample, probes[number])
 
-    def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, int]) -> Iterator[Sample]:
+    def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, KnownSample]) -> Iterator[Sample]:
         """The samples with these numbers, which rise. `is_all`: or as many as there are."""
         wanted, number = next(numbers, None), -1
         for number, item in enumerate(self.dataset):
             if wanted is None:
                 return
             if number in probes:
-                check_unchanged(self._sample(number, item), KnownSample(probes[number], None))
+                check_unchanged(self._sample(number, item), probes[number])
             if number == wanted:
                 yield self._sample(number, item)
                 wanted = next(numbers, None)

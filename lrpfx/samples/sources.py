@@ -63,11 +63,12 @@ def check_unchanged(sample: Sample, known: KnownSample) -> None:
     """Raise `InputError` unless a sample is what it was before. One that could not be loaded then may be anything."""
     if not known.digest:
         return
+    label = sample.known.label
     if not sample.digest:
         reason = f"could be loaded when this was begun, and cannot now: {sample.problem}"
     elif sample.digest != known.digest:
         raise changed(sample.number)
-    elif known.label is not None and known.label != (label := NO_LABEL if sample.label is None else sample.label):
+    elif known.label is not None and known.label != label:
         reason = f"had the label {known.label} when this was begun, and has {label} now ({NO_LABEL}: none)"
     else:
         return

@@ -287,6 +287,7 @@ def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_p
         ({"dataset": TensorDataset(images + 1, labels)}, "sample 0 is not what it was"),
         ({"dataset": iter(list(images + 1))}, "sample 0 is not what it was"),
         ({"dataset": TensorDataset(torch.cat([images[:1], images[1:].flip(0)]), labels)}, "sample 32 is not"),
+        ({"dataset": TensorDataset(images, (labels + 1) % 2)}, "sample 0 had the label"),
         ({"layers": ["first"]}, "other layers"),
         ({"output": 0}, "other output"),
         ({"layers": {"first": Channel, "add": Channel, "mean": Channel}}, "other layers"),
