@@ -1,7 +1,8 @@
 """Data sets on the processes and machines of Ray: actors that take blocks of samples, explain and write them."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from lrpfx.datasets import ray_cluster
 from lrpfx.datasets.engines import EmbeddedEngine, Engine, Step, Work, written
 from lrpfx.datasets.locations import Location
-from lrpfx.datasets.ray_cluster import Pool, Share
+from lrpfx.datasets.ray_cluster import Part, Worker, numbered, packed, results_of, unpacked
 from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.datasets.store import BlockWriter, Manifest, done_of, read_manifest
 from lrpfx.errors import ArtefactError, InputError
@@ -19,6 +20,8 @@ from lrpfx.samples.plan import BlockPlan, DoneBlocks
 from lrpfx.samples.preparation import SampleBatch
 from lrpfx.samples.sources import IndexedSource, SampleSource, StreamSource
 from lrpfx.support.numbers import whole_number
+
+_PROBES = 32  # samples among which one that can be loaded is looked for
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class RayEngine(Engine):
     gpus: float | None = None
 
     @property
-    def wanted(self) -> ray_cluster.ActorNumbers:
-        """The actors to have.
+    def wanted(self) -> tuple[int | None, int, float | None]:
+        """`explainers`, `cpus` and `gpus`.
 
         Errors: `InputError`: `explainers` or `cpus` is not a positive number, or `gpus` is negative.
         """
@@ -53,7 +56,7 @@ class RayEngine(Engine):
         if gpus is not None and (isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not 0 <= gpus < np.inf):
             raise InputError(f"gpus of a RayEngine is a number from 0, not {gpus!r}", topic="ray")
         _ = ray_cluster.package()
-        return ray_cluster.ActorNumbers(self.explainers, self.cpus, gpus)
+        return self.explainers, self.cpus, gpus
 
     def check(self, source: SampleSource) -> None:
         """Check the numbers of actors, and the source of samples.
@@ -81,36 +84,29 @@ class RayEngine(Engine):
         `work`: what to explain, and where to. Errors: `InputError`: Ray gave a block up, or cannot have what is asked.
         """
         source, plan, store = work.source, work.plan, _Store(work.writer.location, work.writer.manifest)
+        samples = _Samples(source, replace(plan, done=DoneBlocks([], np.zeros)), store, _probe_of(source))
+        parts: Callable[[set[int]], Iterable[Part]]
         if isinstance(source, IndexedSource):
             source.check_done(plan)
             if not plan.pending(source.length):
                 return
-        probe, counts, losses = _probe_of(source), list(plan.done.counts), 0
-        with ray_cluster.running(self.wanted) as pool:
-            while True:
-                now = replace(plan, done=replace(plan.done, counts=counts))
-                try:
-                    for found in _results(pool, source, now, work.explainer, store, probe):
-                        for block, step in found:
-                            if block is not None:
-                                counts += [0] * (block + 1 - len(counts))
-                                counts[block] = step.samples
-                        objections = (step.objection for _, step in found if step.objection is not None)
-                        yield Step(sum(step.samples for _, step in found), next(objections, None))
-                        losses = 0
-                    return
-                except ray_cluster.CoordinatorLostError as error:
-                    losses += 1
-                    if losses > ray_cluster.RETRIES:
-                        raise ray_cluster.ended(losses, "hand out blocks", error) from error
+            parts, loaded_there, cpus = numbered(range(-(-source.length // plan.block))), packed(samples), 0
+        else:
+            parts, loaded_there, cpus = lambda done: replace(samples, done=done), None, 1
+        function = partial(_explain, work.explainer, store, loaded_there)
+        for results in results_of(self.wanted, parts, "explain block", function, done=plan.done.blocks, cpus=cpus):
+            steps = [step for _, step in results]
+            objections = (step.objection for step in steps if step.objection is not None)
+            yield Step(sum(step.samples for step in steps), next(objections, None))
 
     def mapped(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """The results of a function, in any order. An error of the function is raised here, and those of `steps`.
 
-        `function`: what each actor computes. `items`: what it takes.
+        `function`: what each actor computes; it is sent to each, once. `items`: what it takes.
         """
         if items:
-            yield from ray_cluster.mapped(self.wanted, function, items)
+            for results in results_of(self.wanted, numbered(items), "work on part", partial(_call, function)):
+                yield from (unpacked(result) for _, result in results)
 
 
 def engine_named(engine: Any) -> Engine:
@@ -123,60 +119,9 @@ def engine_named(engine: Any) -> Engine:
     return named[engine]()
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """The samples of a data set, in the process that loads them. `probe`: the number of a sample, and its digest."""
-
-    source: SampleSource
-    plan: BlockPlan
-    store: "_Store"
-    probe: tuple[int, int] | None
-
-    def check(self) -> None:
-        """Raise `InputError` unless the probe is here what it is where the run was started: files may be missing here."""
-        if self.probe is None:
-            return
-        number, digest = self.probe
-        sample = next(islice(self.source.in_order(), number, None), None)
-        if sample is None or sample.problem is not None:
-            problem = "there is no such sample" if sample is None else sample.problem
-            raise InputError(
-                f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}", topic="ray"
-            )
-        if sample.digest != digest:
-            raise InputError(
-                f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random",
-                topic="ray",
-            )
-
-    def of(self, share: Share) -> Generator[SampleBatch]:
-        """The batches of the blocks of a worker."""
-        self.check()
-        source = self.source
-        assert isinstance(source, IndexedSource)
-        source.loaded_by = replace(source.loaded_by, count=share.of(source.workers))
-        return source.batches_of(iter(share), self.plan)
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """The blocks of a stream that are not done, with their batches."""
-        self.check()
-        writer = self.store.writer()
-        there = done_of(self.store.location, self.store.manifest, writer.arrays)  # with the digests of what is done
-        plan = replace(self.plan, done=replace(there, counts=self.plan.done.counts))
-        for block, batches in groupby(self.source.batches(plan), attrgetter("block")):
-            content = list(batches)  # an error comes before a block that is not whole is out
-            writer.make_room(block)
-            yield block, ray_cluster.package().put(ray_cluster.packed(content))
-
-
-def _probe_of(source: SampleSource) -> tuple[int, int] | None:
-    """The first sample that can be loaded, if it is among some."""
-    found = next((sample for sample in islice(source.in_order(), _PROBES) if sample.problem is None), None)
-    return None if found is None else (found.number, found.digest)
-
-
-#: Samples among which one that can be loaded is looked for.
-_PROBES = 32
+def _call(function: Callable[[Any], Any], worker: Worker) -> None:
+    for number, item in worker.parts():
+        worker.report(number, packed(function(item)))
 
 
 @dataclass(frozen=True)
@@ -204,34 +149,70 @@ class _Store:
 
 
 @dataclass(frozen=True)
-class _Explains:
-    """What a worker does with its share of the blocks."""
+class _Samples:
+    """The samples of a data set, in the process that loads them.
 
-    explainer: SampleExplainer
+    `probe`: the number of a sample, and its digest. `done`: the blocks of a stream that are.
+    """
+
+    source: SampleSource
+    plan: BlockPlan
     store: _Store
+    probe: tuple[int, int] | None
+    done: Collection[int] = ()
 
-    def __call__(self, share: Share, samples: _Samples | None = None) -> None:
-        """`samples`: where the worker loads them; None if it is given them."""
-        batches = _given(share) if samples is None else samples.of(share)
-        for step in written(batches, self.explainer, self.store.writer(), lambda block, count: share.add(block, Step(count))):
-            if step.objection is not None:
-                share.add(None, Step(0, step.objection))
-            share.send()
+    def check(self) -> None:
+        """Raise `InputError` unless the probe is here what it is where the run was started: files may be missing here."""
+        if self.probe is None:
+            return
+        number, digest = self.probe
+        sample = next(islice(self.source.in_order(), number, None), None)
+        if sample is None or sample.problem is not None:
+            problem = "there is no such sample" if sample is None else sample.problem
+            raise InputError(
+                f"a process of Ray cannot load sample {number}, which the process that calls it can: {problem}", topic="ray"
+            )
+        if sample.digest != digest:
+            raise InputError(
+                f"sample {number} is another one in a process of Ray: its file differs, or its preprocessing is random",
+                topic="ray",
+            )
+
+    def of(self, worker: Worker) -> Generator[SampleBatch]:
+        """The batches of the blocks of a worker."""
+        self.check()
+        source = self.source
+        assert isinstance(source, IndexedSource)
+        source.loaded_by = replace(source.loaded_by, count=worker.share_of(source.workers))
+        return source.batches_of((block for block, _ in worker.parts()), self.plan)
+
+    def __iter__(self) -> Iterator[Part]:
+        """The blocks of a stream that are not done, with their batches."""
+        self.check()
+        writer = self.store.writer()
+        there = done_of(self.store.location, self.store.manifest, writer.arrays)  # with the digests of what is done
+        counts = [count if block in self.done else 0 for block, count in enumerate(there.counts)]
+        plan = replace(self.plan, done=replace(there, counts=counts))
+        for block, batches in groupby(self.source.batches(plan), attrgetter("block")):
+            content = list(batches)  # an error comes before a block that is not whole is out
+            writer.make_room(block)
+            yield block, ray_cluster.package().put(packed(content))
 
 
-def _given(share: Share) -> Generator[SampleBatch]:
-    for _, content in share:
-        yield from ray_cluster.unpacked(ray_cluster.package().get(content))
+def _probe_of(source: SampleSource) -> tuple[int, int] | None:
+    """The number and the digest of the first sample that can be loaded, if it is among some."""
+    found = next((sample for sample in islice(source.in_order(), _PROBES) if sample.problem is None), None)
+    return None if found is None else (found.number, found.digest)
 
 
-def _results(
-    pool: Pool, source: SampleSource, plan: BlockPlan, explainer: SampleExplainer, store: _Store, probe: tuple[int, int] | None
-) -> Generator[list[tuple[int | None, Step]]]:
-    """What the workers of a pool report of the blocks that are not done."""
-    explains = _Explains(explainer, store)
-    if not isinstance(source, IndexedSource):
-        stream = _Samples(source, replace(plan, done=DoneBlocks(plan.done.counts, np.zeros)), store, probe)
-        return ray_cluster.results_of(pool, stream, "explain block", explains, cpus=1)
-    samples, pending = _Samples(source, replace(plan, done=DoneBlocks([], np.zeros)), store, probe), plan.pending(source.length)
-    pool = replace(pool, explainers=max(1, min(pool.explainers, len(pending))))
-    return ray_cluster.results_of(pool, pending, "explain block", explains, samples)
+def _explain(explainer: SampleExplainer, store: _Store, samples: bytes | None, worker: Worker) -> None:
+    """Explain the blocks of a worker. `samples`: that it loads, packed to stay on the CPU; None if it is given them."""
+    batches = _given(worker) if samples is None else unpacked(samples).of(worker)
+    for step in written(batches, explainer, store.writer(), lambda block, count: worker.report(block, Step(count))):
+        if step.objection is not None:
+            worker.report(None, Step(0, step.objection))
+
+
+def _given(worker: Worker) -> Generator[SampleBatch]:
+    for _, content in worker.parts():
+        yield from unpacked(ray_cluster.package().get(content))

@@ -34,7 +34,7 @@ from ray_processes import SETTINGS, actors, kill, killing, send, there
 
 import lrpfx
 import lrpfx.datasets
-from lrpfx.datasets.ray_cluster import _VERSIONS, ActorNumbers, Coordinator, Share, packed, packed_problem, pool_of
+from lrpfx.datasets.ray_cluster import _VERSIONS, Coordinator, Worker, numbered, packed, pool_of, portable, unpacked
 
 COUNT = 300
 TWO = lrpfx.datasets.RayEngine(explainers=2)
@@ -344,44 +344,44 @@ class Resources:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "resources", "explainers", "loaders"),
+    ("wanted", "resources", "workers"),
     [
-        (ActorNumbers(None, 1, None), Resources([8], [8]), 7, 1),
-        (ActorNumbers(None, 1, None), Resources([8], [3]), 2, 1),
-        (ActorNumbers(None, 2, None), Resources([8], [6]), 2, 2),
-        (ActorNumbers(3, 1, None), Resources([8], [5]), 3, 2),
-        (ActorNumbers(7, 1, None), Resources([8], [2], [8]), 7, 1),
-        (ActorNumbers(None, 1, None), Resources([8], [2], [8]), 7, 1),
-        (ActorNumbers(None, 1, None), Resources([8, 4], [8, 2]), 2, 6),
-        (ActorNumbers(None, 1, 0.5), Resources([8, 4], [8, 1]), 2, 6),
-        (ActorNumbers(2, 1, 1), Resources([8, 4], [8, 1], [8, 2]), 2, 6),
-        (ActorNumbers(None, 1, 0), Resources([8, 4], [4, 0]), 3, 1),
+        ((None, 1, None), Resources([8], [8]), 7),
+        ((None, 1, None), Resources([8], [3]), 2),
+        ((None, 2, None), Resources([8], [6]), 2),
+        ((3, 1, None), Resources([8], [5]), 3),
+        ((7, 1, None), Resources([8], [2], [8]), 7),
+        ((None, 1, None), Resources([8], [2], [8]), 7),
+        ((None, 1, None), Resources([8, 4], [8, 2]), 2),
+        ((None, 1, 0.5), Resources([8, 4], [8, 1]), 2),
+        ((2, 1, 1), Resources([8, 4], [8, 1], [8, 2]), 2),
+        ((10, 1, 0.1), Resources([16, 1], [16, 1]), 10),
+        ((None, 1, 0), Resources([8, 4], [4, 0]), 3),
     ],
 )
-def test_actors_take_what_is_free(wanted, resources, explainers, loaders):
-    found = pool_of(resources, wanted, patience=0.4)
-    assert (found.explainers, found.loaders) == (explainers, loaders)
+def test_actors_take_what_is_free(wanted, resources, workers):
+    assert pool_of(resources, *wanted, patience=0.4).workers == workers
 
 
 @pytest.mark.parametrize(
     ("wanted", "resources", "free"),
     [
-        (ActorNumbers(None, 1, None), Resources([2], [1]), "2 CPUs and 0 GPUs, of which 1 and 0 are free"),
-        (ActorNumbers(None, 1, None), Resources([2], []), "2 CPUs and 0 GPUs, of which 0 and 0 are free"),
-        (ActorNumbers(4, 1, None), Resources([8], [4]), "8 CPUs and 0 GPUs, of which 4 and 0 are free: 4 explainers"),
-        (ActorNumbers(None, 4, None), Resources([8], [4]), "of which 4 and 0 are free: 1 explainers of 4 CPUs"),
+        ((None, 1, None), Resources([2], [1]), "2 CPUs and 0 GPUs, of which 1 and 0 are free"),
+        ((None, 1, None), Resources([2], []), "2 CPUs and 0 GPUs, of which 0 and 0 are free"),
+        ((4, 1, None), Resources([8], [4]), "8 CPUs and 0 GPUs, of which 4 and 0 are free: 4 explainers"),
+        ((None, 4, None), Resources([8], [4]), "of which 4 and 0 are free: 1 explainers of 4 CPUs"),
         (
-            ActorNumbers(None, 1, None),
+            (None, 1, None),
             Resources([8, 1], [8, 0]),
             "8 and 0 are free: 1 explainers of 1 CPUs and 1 GPUs",
         ),
-        (ActorNumbers(2, 1, 1), Resources([8, 2], [8, 1]), "8 CPUs and 2 GPUs, of which 8 and 1 are free"),
-        (ActorNumbers(9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
+        ((2, 1, 1), Resources([8, 2], [8, 1]), "8 CPUs and 2 GPUs, of which 8 and 1 are free"),
+        ((9, 1, None), Resources([8], [8]), "8 CPUs and 0 GPUs, of which 8 and 0 are free: 9 explainers"),
     ],
 )
 def test_what_is_not_free_is_refused(wanted, resources, free):
     with pytest.raises(lrpfx.InputError, match=f"{free}.* would wait for ever"):
-        pool_of(resources, wanted, patience=0.2)
+        pool_of(resources, *wanted, patience=0.2)
 
 
 def test_prepared_workers_are_refused(explain_model, tmp_path):
@@ -396,37 +396,33 @@ def test_without_ray(explain_model, tmp_path, monkeypatch):
         lrpfx.datasets.attribute(explain_model, Noise(8), tmp_path / "store", engine="ray")
 
 
-def coordinator_of(parts, workers=2):
-    return Coordinator(packed((_VERSIONS, parts)), workers)
+def test_parts_are_handed_out_in_turn():
+    coordinator = Coordinator(packed(numbered("abcd")({1})))
+    assert [coordinator.take(worker)[0] for worker in (0, 1, 1, 0)] == [(0, "a"), (2, "c"), (3, "d"), None]
+    assert coordinator.progress() == ([], False, None)
+    for worker, number in ((1, 2), (1, 3), (0, 0)):
+        coordinator.report(worker, number, number + 1)
+    assert coordinator.progress() == ([(2, 3), (3, 4), (0, 1)], True, None)
 
 
-def test_parts_are_handed_out_together_and_few_at_the_end():
-    coordinator, lengths, number = coordinator_of(list(range(200))), [], 0
-    while found := coordinator.take(len(lengths) % 2)[0]:
-        assert found == list(range(number, number + len(found)))
-        number += len(found)
-        lengths.append(len(found))
-    assert number == 200 and lengths[0] == 16 and lengths[-4:] == [1] * 4 and sorted(lengths, reverse=True) == lengths
-
-
-def test_parts_that_are_lost_are_handed_out_again_one_by_one():
-    coordinator = coordinator_of([(number, "content") for number in range(64)])
-    (first, _), (second, _) = coordinator.take(0), coordinator.take(1)
-    coordinator.report(0, [(0, "a"), (1, "b"), (None, "remark")])
+def test_parts_that_are_lost_are_handed_out_again():
+    coordinator = Coordinator(packed(numbered(range(6))(set())))
+    assert [coordinator.take(worker)[0] for worker in (0, 0, 0, 0, 1)] == [(number, number) for number in range(5)]
+    for number, result in ((0, "a"), (1, "b"), (None, "remark")):
+        coordinator.report(0, number, result)
     assert coordinator.lose(0) is None
-    assert coordinator.progress() == ([(0, "a"), (1, "b"), (None, "remark")], False, b"")
-    coordinator.report(0, [(2, "too late")])  # of a process that was believed to have ended
-    assert coordinator.progress() == ([], False, b"")
-    assert len(first) > 3 and [coordinator.take(2) for _ in first[2:]] == [([part], True) for part in first[2:]]
-    assert coordinator.take(2)[0][0][0] == second[-1][0] + 1
+    assert coordinator.progress() == ([(0, "a"), (1, "b"), (None, "remark")], False, None)
+    coordinator.report(0, 2, "too late")  # of a process that was believed to have ended
+    assert coordinator.progress() == ([], False, None)
+    assert [coordinator.take(2) for _ in range(4)] == [((2, 2), True), ((3, 3), True), ((5, 5), False), (None, False)]
 
 
 def test_a_part_that_ends_its_workers_is_given_up():
-    coordinator = coordinator_of([5])
-    assert coordinator.take(0) == ([5], False)
+    coordinator = Coordinator(packed([(5, None)]))
+    assert coordinator.take(0) == ((5, None), False)
     for worker in range(3):
         assert coordinator.lose(worker) is None
-        assert coordinator.take(worker + 1) == ([5], True)
+        assert coordinator.take(worker + 1) == ((5, None), True)
     assert coordinator.lose(3) == 5
 
 
@@ -441,17 +437,17 @@ class Cuts:
 
 
 def test_problems_end_the_run_once_what_precedes_is_written():
-    coordinator = coordinator_of(Cuts())
-    assert coordinator.take(0)[0] == [(7, "content")] and coordinator.take(1)[0] == []
+    coordinator = Coordinator(packed(Cuts()))
+    assert coordinator.take(0)[0] == (7, "content") and coordinator.take(1)[0] is None
     _, is_finished, problem = coordinator.progress()
-    assert problem and not is_finished
-    coordinator.report(0, [(7, "done")])
+    assert problem is not None and not is_finished
+    coordinator.report(0, 7, "done")
     results, is_finished, problem = coordinator.progress()
-    assert results == [(7, "done")] and is_finished and "cut" in str(pickle.loads(problem))
+    assert results == [(7, "done")] and is_finished and "cut" in str(problem)
 
 
 def test_the_loading_processes_are_split():
-    assert [Share(None, worker, 3).of(8) for worker in range(6)] == [3, 3, 2, 3, 3, 2]
+    assert [Worker(None, number, 3).share_of(8) for number in range(6)] == [3, 3, 2, 3, 3, 2]
 
 
 class UnfriendlyError(Exception):
@@ -461,10 +457,22 @@ class UnfriendlyError(Exception):
         super().__init__(one)
 
 
+def test_what_is_sent_lies_on_the_device_of_its_process():
+    found = unpacked(packed({"model": torch.ones(2)}), "meta")["model"]
+    assert found.device.type == "meta" and found.shape == (2,)
+
+
+def test_other_releases_are_refused(monkeypatch):
+    content = packed("a model")
+    monkeypatch.setitem(_VERSIONS, "torch", "1.0")
+    with pytest.raises(lrpfx.InputError, match="a machine of Ray has torch"):
+        unpacked(content)
+
+
 def test_exceptions_travel():
-    found = pickle.loads(packed_problem(UnfriendlyError("here", 2)))
+    found = pickle.loads(pickle.dumps(portable(UnfriendlyError("here", 2))))
     assert isinstance(found, RuntimeError) and "here" in str(found)
-    assert isinstance(pickle.loads(packed_problem(MemoryError("much"))), MemoryError)
+    assert isinstance(portable(MemoryError("much")), MemoryError)
 
 
 def test_models_that_cannot_be_sent(tmp_path):
