@@ -155,16 +155,15 @@ def on_ray(make: Callable[[], tuple[Any, Any]], explainers: int, block_size: int
 def handing_out(parts: int = 20_000) -> float:
     """Parts that the coordinator hands out in a second of its own processor time, if each is reported by itself."""
     seen: list[tuple[int, float]] = []
-    with ray_cluster.running(ray_cluster.ActorNumbers(2, 1, None)) as pool:
-        for results in ray_cluster.results_of(pool, list(range(parts)), "hand out part", _reports_each):
-            seen.append((len(results), _processor_time("ray::Coordinator")))
+    numbers = ray_cluster.numbered(range(parts))
+    for results in ray_cluster.results_of((2, 1, None), numbers, "hand out part", _reports_each):
+        seen.append((len(results), _processor_time("ray::Coordinator")))
     return sum(count for count, _ in seen[1:]) / (seen[-1][1] - seen[0][1])
 
 
-def _reports_each(share: ray_cluster.Share) -> None:
-    for number in share:
-        share.add(number, None)
-        share.send(at_once=True)
+def _reports_each(worker: ray_cluster.Worker) -> None:
+    for number, _ in worker.parts():
+        worker.report(number, None)
 
 
 def _processor_time(name: str) -> float:

@@ -18,10 +18,10 @@ from lrpfx.support.numbers import counted
 class Verification:
     """What `verify` found in a store.
 
-    `path`: that of the store. `done`: how many blocks count as done, whatever is wrong with them. `damaged`: what is wrong with a
-    chunk of such a block, by the name of its file. `unfinished`: blocks that a run had begun when it was stopped; the next one writes them anew.
-    `leftovers`: files that were being written then. `is_repaired`: damaged chunks and leftovers were removed, and the blocks of
-    the former no longer count as done.
+    `path`: that of the store. `done`: how many blocks count as done, whatever is wrong with them. `damaged`: what is wrong
+    with a chunk of such a block, by the name of its file. `unfinished`: blocks that a run had begun when it was stopped; the
+    next one writes them anew. `leftovers`: files that were being written then. `is_repaired`: damaged chunks and leftovers
+    were removed, and the blocks of the former no longer count as done.
     """
 
     path: str
