@@ -1,6 +1,5 @@
 """Inserts the calls that a decomposed or normalized call consists of."""
 
-import math
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,8 +35,12 @@ def queries_per_key(query: torch.Tensor, key: torch.Tensor) -> int:
 
 def number_of_products(first: torch.Tensor, second: torch.Tensor, dims: tuple[int, ...]) -> int:
     """The number of entries of an element-wise product along some dimensions."""
-    shape = torch.broadcast_shapes(first.shape, second.shape)
-    return math.prod(shape[dim] for dim in dims)
+    rank, count = max(first.ndim, second.ndim), 1
+    for dim in dims:  # by hand: torch.compile cannot follow torch.broadcast_shapes
+        place = dim - rank if dim >= 0 else dim
+        sizes = [one.shape[place] for one in (first, second) if one.ndim >= -place]
+        count = count * (sizes[0] if isinstance(sizes[-1], int) and sizes[-1] == 1 else sizes[-1])
+    return count
 
 
 class CallBuilder(Builder):

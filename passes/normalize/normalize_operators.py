@@ -41,6 +41,8 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_nu
 from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
 
+_SIZES: dict[Any, str] = {torch.ops.aten.sym_numel.default: "numel", torch.ops.aten.sym_stride.int: "stride"}
+
 
 class NormalizeOperators(GraphPass):
     """Turn methods into functions, and give the arguments of listed operators their canonical order and names.
@@ -71,6 +73,7 @@ class NormalizeOperators(GraphPass):
             if spelling_of(node) is None and draws_random_numbers(node):
                 refuse_random(node, node_info(node).name, node_info(node).source)
             _attribute_to_function(node)
+            _size_to_method(node)
             _fill_memory(node)
             _read_metadata_apart(program.graph, node)
             update_info(node, role=_role(node))
@@ -346,6 +349,13 @@ def _moved_from(value: fx.Node) -> fx.Node:
         if row.entries.converts and not _makes_discrete(value, spelling):
             return value
         value = first
+
+
+def _size_to_method(node: fx.Node) -> None:
+    """Write operators of torch.export that torch.compile does not follow as the methods that they stand for."""
+    method = _SIZES.get(node.target)
+    if method is not None:
+        node.op, node.target = "call_method", method
 
 
 def _reads_metadata(node: fx.Node) -> bool:

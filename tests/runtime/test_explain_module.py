@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from helpers import NETWORKS, assert_close, needs_compiler, randomize_batch_norm, small_net
+from helpers import NETWORKS, Unary, assert_close, needs_compiler, randomize_batch_norm, small_net
 from torch import nn
 
 import lrpfx
@@ -528,3 +528,21 @@ def test_its_layers_cannot_be_randomized():
             lrpfx.InputError, match=r"the layers of Sequential cannot be randomized .* randomize the source model"
         ):
             found[0].reset_parameters()
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.flatten(1).view([x.shape[0], x.shape[2], x.numel() // (x.shape[0] * x.shape[2])]), (3, 3, 3)),
+        (lambda x: x.transpose(0, 2) * x.stride(0), (3, 4, 4)),
+        (lambda x: (torch.softmax(x @ x.mT, -1)[..., None] * x[:, None]).mean(2), (3, 4, 5)),
+        (lambda x: (torch.softmax(x @ x.mT, -1)[..., None] * x[:, None]).mean(-2), (3, 1, 5)),
+    ],
+    ids=["number of entries", "strides", "mean of products", "mean of one product"],
+)
+def test_torch_compiles_what_reads_sizes(function, shape):
+    model, x = Unary(function).double().eval(), torch.randn(shape, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x, capture="export")
+    expected = lrpfx.attribute(explain_model, x, target=torch.ones_like(model(x))).relevance
+    compiled = torch.compile(explain_model, fullgraph=True, backend="aot_eager")
+    assert_close(lrpfx.attribute(compiled, x, target=torch.ones_like(model(x))).relevance, expected, 1e-12)
