@@ -55,7 +55,7 @@ def dataset(
     reduce: Annotated[
         Reduce, typer.Option(help="Store the sum of the input's relevance over channels, or one number for each channel.")
     ] = Reduce.NONE,
-    dtype: Annotated[Precision, typer.Option(help="float16 has a scale for each photograph.")] = Precision.FLOAT32,
+    dtype: Annotated[Precision, typer.Option(help="float16 is rounded to eleven bits, and smaller.")] = Precision.FLOAT32,
     scores: Annotated[int | None, typer.Option(min=1, help="Store the largest outputs only, so many of them.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 32,
     block_size: Annotated[

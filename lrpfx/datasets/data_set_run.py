@@ -358,6 +358,8 @@ class _Run:
             )
         if writer.manifest.samples is None:
             writer.finish(done)
+        if differ:  # all samples were compared, and need not be again
+            writer.state(replace(writer.manifest, facts={**writer.manifest.facts, "data": found}))
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,6 +370,8 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     parts = {name: value for group in ("versions", "settings", "data") for name, value in facts[group].items()}
     for name in ("zarr", *_COMPARED_BY_SAMPLE):
         parts.pop(name, None)
+    if facts["data"].get("kind") == "folder":
+        parts["names of files"] = parts.pop("fingerprint")
     own = {**{name: facts.get(name) for name in ("categories", "preprocessing")}, "composite": facts["composite"]}
     return {"model, weights or rules": facts["model"], **own, **parts}
 

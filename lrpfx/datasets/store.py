@@ -14,6 +14,8 @@ from lrpfx.datasets.layout import (
     CONDITION,
     DIGEST,
     DONE,
+    ERROR,
+    EXPLAINED,
     FAILED,
     LABEL,
     MISSING,
@@ -26,8 +28,9 @@ from lrpfx.datasets.layout import (
 )
 from lrpfx.datasets.locations import Location, zarr_package
 from lrpfx.errors import ArtefactError, InputError, LrpfxError, first_lines
-from lrpfx.samples.plan import NO_LABEL, DoneBlocks, samples_in
-from lrpfx.samples.sources import changed
+from lrpfx.samples.plan import NO_LABEL, DoneBlocks, KnownSample, samples_in
+from lrpfx.samples.preparation import Sample
+from lrpfx.samples.sources import check_unchanged
 from lrpfx.support.identity.descriptions import text_of
 from lrpfx.support.numbered_names import numbered
 
@@ -168,6 +171,9 @@ class BlockWriter:
         self._check_samples(first, rows)
         with self.location.errors("written"):
             of_samples = [one for one in self.manifest.layouts if one.dimensions[0] == SAMPLE]
+            mark = f"{DONE}/c/{block}"
+            self.location.remove([mark])  # of a block that is tried again: half of it must not count
+            self.location.make_lasting([mark])
             for one in of_samples:
                 values = rounded(rows[one.name]) if one.is_rounded else rows[one.name]
                 self.arrays[one.name][first : first + len(values)] = values
@@ -187,11 +193,14 @@ class BlockWriter:
         """Raise `InputError` if other samples have these places, which a former run explained."""
         places = slice(first, first + len(rows[DIGEST]))
         with suppress(ArtefactError):  # a damaged block is written anew
-            before = {name: read(self.location, self.arrays[name], places) for name in (DIGEST, LABEL)}
+            before = {name: read(self.location, self.arrays[name], places) for name in (STATUS, DIGEST, LABEL)}
             relabelled = (before[LABEL] != rows[LABEL]) & (before[LABEL] != NO_LABEL)  # a chunk of labels may be lost
             differing = (before[DIGEST] != rows[DIGEST]) | relabelled
-            if (wrong := np.flatnonzero(differing & (before[DIGEST] != 0))).size:
-                raise changed(first + int(wrong[0]))
+            for place in np.flatnonzero(differing & (before[STATUS] == EXPLAINED)).tolist():
+                label, problem = int(rows[LABEL][place]), str(rows[ERROR][place])
+                sample = Sample(first + place, None, label, problem=problem, digest=int(rows[DIGEST][place]))
+                known = int(before[LABEL][place]) if relabelled[place] else None
+                check_unchanged(sample, KnownSample(int(before[DIGEST][place]), known))
 
     def make_room(self, block: int) -> None:
         """Lengthen the arrays of a store of unknown length for a block, that of the blocks that are done last of all."""
@@ -207,16 +216,21 @@ class BlockWriter:
             rows = samples if one.dimensions[0] == SAMPLE else blocks
             if self.arrays[one.name].shape[0] != rows:
                 self.arrays[one.name].resize((rows, *one.shape))
+                self.location.make_lasting([f"{one.name}/{_GROUP}"])
 
     def finish(self, samples: int) -> None:
         """State the number of samples, once it is known."""
         self._open()  # others may have made room
         with self.location.errors("written"):
-            manifest = Manifest(self.manifest.facts, self.manifest.layouts, self.manifest.block, samples)
             self.resize(samples, -(-samples // self.manifest.block))
+        self.state(replace(self.manifest, samples=samples))
+
+    def state(self, manifest: Manifest) -> None:
+        """Replace the manifest."""
+        with self.location.errors("written"):
             self.group.attrs[MANIFEST] = manifest.to_json()
             self.location.make_lasting([_GROUP])
-            self.manifest = manifest
+        self.manifest = manifest
 
 
 def create(location: Location, manifest: Manifest) -> BlockWriter:
@@ -293,17 +307,19 @@ def done_of(location: Location, manifest: Manifest, arrays: Mapping[str, Any], *
             raise damaged(location, f"{DONE}/c/{block}", "it is too short")
     if looks_for_chunks:
         blocks = {block: blocks[block] for block in _with_all_chunks(location, manifest, blocks)}
+    values = partial(_of_chunk, location, arrays, size=manifest.block)
     last = max(blocks, default=-1)
     counts = [manifest.block if block in blocks else 0 for block in range(last + 1)]
     if blocks:
         if manifest.samples is None:  # the last block of a stream may be shorter
-            status = _of_chunk(location, arrays, STATUS, last, manifest.block)
+            status = _of_chunk(location, arrays, STATUS, last, size=manifest.block)
             counts[last] = int((status != MISSING).sum())
         else:
             counts[last] = samples_in(last, manifest.block, manifest.samples)
     return DoneBlocks(
         counts,
-        *(partial(_of_chunk, location, arrays, name, size=manifest.block) for name in (DIGEST, LABEL)),
+        lambda block: np.where(values(STATUS, block) == EXPLAINED, values(DIGEST, block), np.uint64(0)),
+        partial(values, LABEL),
     )
 
 
@@ -311,7 +327,7 @@ def without_failed(done: DoneBlocks, location: Location, writer: BlockWriter) ->
     """The same without the blocks that have samples which failed."""
     size, counts = writer.manifest.block, list(done.counts)
     for block in done.blocks:
-        status = _of_chunk(location, writer.arrays, STATUS, block, size)
+        status = _of_chunk(location, writer.arrays, STATUS, block, size=size)
         counts[block] = 0 if FAILED in status else counts[block]
     return replace(done, counts=counts)
 
@@ -326,7 +342,7 @@ def _with_all_chunks(location: Location, manifest: Manifest, blocks: Iterable[in
     return whole
 
 
-def _of_chunk(location: Location, arrays: Mapping[str, Any], name: str, block: int, size: int) -> Array:
+def _of_chunk(location: Location, arrays: Mapping[str, Any], name: str, block: int, *, size: int) -> Array:
     """The values of an array of numbers for a block of so many samples. `ArtefactError` if they are damaged."""
     try:
         return read(location, arrays[name], slice(block * size, (block + 1) * size))
@@ -372,9 +388,27 @@ def open_arrays(location: Location, manifest: Manifest, wrapped: Callable[[Any],
     try:
         store = wrapped(location.zarr_store(read_only=True))
         group = zarr_package().open_group(store, mode="r", zarr_format=3, use_consolidated=False)
-        return {one.name: group[one.name] for one in manifest.layouts}
+        found = {one.name: group[one.name] for one in manifest.layouts}
+        for one in manifest.layouts:
+            _check_description(one, found[one.name], manifest)
+        return found
+    except ArtefactError:
+        raise
     except Exception as error:  # of a damaged description, in many kinds
         raise ArtefactError(f"{location} is damaged: {first_lines(error)}", topic="damaged-stores") from error
+
+
+def _check_description(layout: ArrayLayout, array: Any, manifest: Manifest) -> None:
+    """Raise `ArtefactError` unless the description of an array is that of the manifest."""
+    samples, blocks = manifest.samples, None if manifest.samples is None else -(-manifest.samples // manifest.block)
+    rows = samples if layout.dimensions[0] == SAMPLE else blocks
+    is_known = rows is None or array.shape[0] == rows  # room for a stream is made array by array
+    if not is_known or tuple(array.shape[1:]) != layout.shape or (not layout.is_text and array.dtype != np.dtype(layout.dtype)):
+        raise ArtefactError(
+            f"the description of the array {layout.name!r} is damaged: it says {tuple(array.shape)} and {array.dtype}, and the "
+            f"manifest {(rows, *layout.shape)} and {layout.dtype}",
+            topic="damaged-stores",
+        )
 
 
 def check_is_there(location: Location) -> None:

@@ -54,7 +54,7 @@ def verify(
     """Read everything in a store that `lrpfx.datasets.attribute` wrote, compare checksums, and say what is damaged or lost.
 
     Every block reaches the disk before it counts as done, so a power failure loses at most blocks that are not. What a disk, a
-    copy or another program damages later is found here.
+    copy or another program damages later is found here, unless it is a whole file of another place, whose checksum is right.
 
     Parameters
     ----------
@@ -100,11 +100,12 @@ def _verified(location: Location, manifest: Manifest, repair: bool) -> Verificat
                 found[f"{STATUS}/c/{block}"] = "it is of another state: samples are missing in it"
         damaged |= found
         broken |= {block} if found else set()
-    begun = {int(name.split("/")[2]) for names in there.values() for name in names if "/c/" in name}
+    begun = {int(block) for one in layouts for block in location.sizes(f"{one.name}/c") if block.isascii() and block.isdigit()}
     leftovers = location.leftovers()
     if repair:
         location.remove([*(f"{DONE}/c/{block}" for block in sorted(broken)), *damaged, *leftovers])
-    return Verification(str(location), len(done), damaged, sorted(begun - set(done)), leftovers, repair)
+    is_repaired = repair and bool(damaged or leftovers)
+    return Verification(str(location), len(done), damaged, sorted(begun - set(done)), leftovers, is_repaired)
 
 
 def _problem(location: Location, array: Any, first: int, last: int) -> str | None:

@@ -1,6 +1,7 @@
 """Items of datasets: the inputs in them, their labels and names."""
 
 import hashlib
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -67,25 +68,24 @@ def _path_of_image(value: Any) -> str | None:
 
 def as_text(name: Any) -> str:
     """The name of a sample, with escapes for bytes that are not UTF-8."""
-    return os.fsencode(str(name)).decode("utf-8", "backslashreplace")
+    try:
+        content = os.fsencode(str(name))
+    except UnicodeEncodeError:  # of half a character that no file has in its name
+        content = str(name).encode("utf-8", "surrogatepass")
+    return content.decode("utf-8", "backslashreplace")
 
 
 def labels_of_folders(folders: Iterable[str], categories: Sequence[str]) -> dict[str, int]:
     """The class index of each folder; empty where it would be a guess.
 
-    Either all folders have names of categories, of which there may be more, but for case, "_" and "-"; or none has, and there
-    are as many folders as categories, which are in the order of the folders' names, as training with torchvision's ImageFolder
-    makes them. Numbers that are sorted otherwise as text tell neither.
+    All folders must have names of categories, of which there may be more, but for case, "_" and "-".
     """
     names = sorted(set(folders))
     plain = [_plain(one) for one in categories]
     places = [[place for place, one in enumerate(plain) if one == _plain(name)] for name in names]
-    if all(len(found) == 1 for found in places) and len({found[0] for found in places}) == len(names):
-        return {name: found[0] for name, found in zip(names, places, strict=True)}
-    is_in_order = not all(one.isdecimal() for one in names) or names == sorted(names, key=int)
-    if any(places) or len(names) != len(categories) or not is_in_order:
+    if any(len(found) != 1 for found in places) or len({found[0] for found in places}) < len(names):
         return {}
-    return {name: place for place, name in enumerate(names)}
+    return {name: found[0] for name, found in zip(names, places, strict=True)}
 
 
 def _plain(name: str) -> str:
@@ -120,12 +120,19 @@ def _label_of(value: Any) -> int:
 
 
 def digest_of_inputs(inputs: Any) -> int:
-    """A number of 64 bits, never 0, that is another one for other inputs of the model."""
+    """A number of 64 bits, never 0, that is another one for other inputs of the model, in whatever order a dict has them."""
     total = hashlib.blake2b(digest_size=8)
-    for leaf in [inputs] if isinstance(inputs, torch.Tensor) else pytree.tree_leaves(inputs):
+    leaves = [("", inputs)] if isinstance(inputs, torch.Tensor) else _named_leaves(inputs)
+    for name, leaf in leaves:
+        total.update(name.encode("utf-8", "backslashreplace"))
         if isinstance(leaf, (torch.Tensor, np.ndarray)):
             for part in content_of(torch.as_tensor(leaf)):
                 total.update(part)
         else:  # what other objects show of themselves may be their place in memory
             total.update((repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__).encode())
     return int.from_bytes(total.digest(), "little") or 1
+
+
+def _named_leaves(inputs: Any) -> list[tuple[str, Any]]:
+    found, _ = pytree.tree_flatten_with_path(inputs)
+    return sorted(((pytree.keystr(path), leaf) for path, leaf in found), key=operator.itemgetter(0))

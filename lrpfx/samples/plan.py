@@ -23,7 +23,7 @@ class DoneBlocks:
     """What is done of a store.
 
     `counts`: the samples of each block that is done, or 0, up to the last that is. `digests`: of the samples of such a block, 0
-    where one could not be loaded. `labels`: theirs, -1 without one; None if labels are not compared.
+    where one was not explained, which may have changed. `labels`: theirs, -1 without one; None if labels are not compared.
     """
 
     counts: list[int]

@@ -228,8 +228,8 @@ def _path_in_folder(dataset: Any, number: Any) -> str | None:
 class ImageFolder(Sequence[dict[str, Any]]):
     """The images in a folder, and in folders in it.
 
-    They have labels if all lie in folders of classes, as torchvision's ImageFolder has it, whose names or number are those of
-    the categories; `labels_of_folders` says which. `categories`: the names of the model's classes, if they are known.
+    They have labels if all lie in folders of classes, as torchvision's ImageFolder has it, whose names are those of categories,
+    as `labels_of_folders` says. `categories`: the names of the model's classes, if they are known.
     """
 
     def __init__(self, folder: Path, categories: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import zarr
 from data_sets import CLASSES, LAYERS, Noise, Small, Stream, contrast, small_explain_model, small_model, tree
 from helpers import ROOT
 from PIL import Image
@@ -332,7 +333,7 @@ def test_a_changed_folder_is_refused(folder, explainer, tmp_path, monkeypatch):
     with pytest.raises(lrpfx.InputError, match=r"sample \d is not what it was"):
         lrpfx.datasets.attribute(explainer, folder, tmp_path / "other")
     first.rename(folder / "9.bmp")
-    with pytest.raises(lrpfx.InputError, match="begun with other fingerprint"):
+    with pytest.raises(lrpfx.InputError, match="begun with other names of files"):
         lrpfx.datasets.attribute(explainer, folder, tmp_path / "other")
 
 
@@ -344,6 +345,8 @@ def test_a_folder_is_the_same_as_its_copy_and_with_a_mended_file(folder, explain
     Image.new("RGB", (9, 9)).save(copy / "broken.png")
     assert not lrpfx.datasets.attribute(explainer, copy, path).is_complete
     assert lrpfx.datasets.attribute(explainer, copy, path, retry_failed=True).is_complete
+    lrpfx.datasets.attribute(explainer, copy, tmp_path / "whole")
+    assert lrpfx.datasets.open(path).manifest["data"] == lrpfx.datasets.open(tmp_path / "whole").manifest["data"]
 
 
 # --- samples that fail -------------------------------------------------------------------------------------------------------
@@ -559,9 +562,53 @@ def test_a_stream_tries_failures_again(explain_model, tmp_path):
     path = tmp_path / "store"
     lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT, infinite=[5, 22])), path, block_size=4)
     found = lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT, infinite=[5, 22])), path, retry_failed=True)
-    assert list(found.errors) == [5, 22]  # they are the same samples
-    with pytest.raises(lrpfx.InputError, match="sample 5 is not what it was"):
-        lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT)), path, retry_failed=True)
+    assert list(found.errors) == [5, 22]
+    assert list(lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT)), path).errors) == [5, 22]
+    assert lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT)), path, retry_failed=True).is_complete  # mended
+    lrpfx.datasets.attribute(explain_model, Stream(Noise(COUNT)), tmp_path / "whole", block_size=4)
+    assert tree(path) == tree(tmp_path / "whole")
+
+
+def test_half_of_a_block_that_is_tried_again_does_not_count(explain_model, tmp_path, monkeypatch):
+    """A run that is killed between the files of such a block, at each of them."""
+    settings = {"block_size": 8, "batch_size": 8}
+    lrpfx.datasets.attribute(explain_model, Noise(COUNT), tmp_path / "whole", **settings)
+    expected = tree(tmp_path / "whole")
+    write = zarr.Array.__setitem__
+    for kept in range(9):
+        path, written = tmp_path / str(kept), []
+
+        def stopped(array, key, value, written=written, kept=kept):
+            if len(written) == kept:
+                raise KeyboardInterrupt
+            written.append(array.name)
+            write(array, key, value)
+
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT, broken=[3]), path, **settings)
+        with monkeypatch.context() as patched:
+            patched.setattr(zarr.Array, "__setitem__", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, retry_failed=True, **settings)
+        assert not lrpfx.datasets.open(path).done[:8].any()
+        assert lrpfx.datasets.attribute(explain_model, Noise(COUNT), path, **settings).is_complete
+        assert tree(path) == expected
+
+
+def test_inputs_that_are_exchanged_are_another_data_set(tmp_path):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 2)
+
+        def forward(self, a, b):
+            return self.layer(a - b)
+
+    pairs = torch.randn(6, 2, 3, generator=torch.Generator().manual_seed(0))
+    explain_model = lrpfx.transform(Two().eval(), lrpfx.composites.EpsilonPlus())
+    lrpfx.datasets.attribute(explain_model, [{"a": a, "b": b} for a, b in pairs], tmp_path / "store")
+    lrpfx.datasets.attribute(explain_model, [{"b": b, "a": a} for a, b in pairs], tmp_path / "store")  # the same
+    with pytest.raises(lrpfx.InputError, match="sample 0 is not what it was"):
+        lrpfx.datasets.attribute(explain_model, [{"a": b, "b": a} for a, b in pairs], tmp_path / "store")
 
 
 def test_tried_again_they_are_compared(explain_model, tmp_path):

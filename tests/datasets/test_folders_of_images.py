@@ -54,10 +54,7 @@ KEYS = [f"{name}/{number}.png" for name in sorted(NAMES) for number in range(6)]
     [
         (["b", "a"], ["b", "a"], {"b": 0, "a": 1}),
         (["tiger_cat", "Tabby"], ["tabby", "fox", "tiger cat"], {"tiger_cat": 2, "Tabby": 0}),
-        (["n02", "n01", "n02"], ["tench", "goldfish"], {"n01": 0, "n02": 1}),
-        (["0", "1", "2"], ["a", "b", "c"], {"0": 0, "1": 1, "2": 2}),
-        ([str(one) for one in range(11)], [f"c{one}" for one in range(11)], {}),
-        ([f"{one:02}" for one in range(11)], [f"c{one}" for one in range(11)], {f"{one:02}": one for one in range(11)}),
+        (["train", "test"], ["cat", "dog"], {}),  # as many as categories
         (["10", "2"], ["2", "10"], {"2": 0, "10": 1}),
         (["cat", "dogs"], ["dog", "cat"], {}),
         (["a", "b"], ["x", "y", "z"], {}),
@@ -74,11 +71,9 @@ def test_folders_of_classes_give_labels(photographs, tmp_path):
     assert view.keys == KEYS and view.labels.tolist() == [1] * 6 + [2] * 6 + [0] * 6 and not view.errors
     np.testing.assert_allclose(view["seed"][:], view["output"][:][range(18), view.labels], rtol=1e-6)
     assert set(lrpfx.datasets.spray(view, **QUICK).analyses) == {0, 1, 2}
-    by_place = lrpfx.datasets.attribute(explainer(categories=["x", "y", "z"]), photographs, tmp_path / "place")
-    assert by_place.labels.tolist() == [0] * 6 + [1] * 6 + [2] * 6
 
 
-@pytest.mark.parametrize("categories", [None, ["ant", "bees", "zebra"], NAMES])
+@pytest.mark.parametrize("categories", [None, ["ant", "bees", "zebra"], ["x", "y", "z"], NAMES])
 def test_folders_that_are_no_classes(categories, photographs, tmp_path):
     if categories == NAMES:
         (photographs / "ant" / "0.png").rename(photographs / "0.png")

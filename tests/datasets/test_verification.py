@@ -70,6 +70,23 @@ def test_what_a_stopped_run_left(explain_model, path):
     assert tree(path) == before
 
 
+def test_files_of_others(path):
+    """Such as a file manager leaves."""
+    (path / "seed/c/.DS_Store").write_bytes(b"1")
+    found = lrpfx.datasets.verify(path, repair=True)
+    assert found.is_sound and not found.is_repaired and "removed" not in str(found)
+
+
+@pytest.mark.parametrize(("array", "old", "new"), [("output", "30,\n", "20,\n"), ("label", '"int64"', '"int32"')])
+def test_a_description_that_is_not_that_of_the_manifest(array, old, new, path):
+    description = path / array / "zarr.json"
+    assert old in description.read_text()
+    description.write_text(description.read_text().replace(old, new, 1))
+    for function in (lrpfx.datasets.open, lrpfx.datasets.verify):
+        with pytest.raises(lrpfx.errors.ArtefactError, match=f"description of the array '{array}' is damaged"):
+            function(path)
+
+
 def test_what_cannot_be_repaired(path, tmp_path):
     with pytest.raises(lrpfx.errors.ArtefactError, match="not a store"):
         lrpfx.datasets.verify(tmp_path)
