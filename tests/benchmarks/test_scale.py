@@ -13,7 +13,7 @@ CLUSTER = scale.Cluster(start=20.0, lost=0.0, spread=0.0)
 
 def test_one_worker_takes_the_time_of_its_blocks():
     found = scale.simulate(10_000, 1, SETTING, CLUSTER)
-    handed_out = 100 / CLUSTER.driver
+    handed_out = 100 / CLUSTER.coordinator
     writing = 8 * CLUSTER.latency / CLUSTER.parallel
     assert found.seconds == pytest.approx(20 + 100 * 0.001 + 10_000 * 0.01 + handed_out + writing, rel=1e-9)
     assert found.requests == 8 * 102 and found.bytes == 10_000 * 1000 and not found.lost and found.limit == "explaining"
@@ -22,7 +22,7 @@ def test_one_worker_takes_the_time_of_its_blocks():
 @pytest.mark.parametrize(
     ("change", "of_cluster", "limit", "rate"),
     [
-        ({}, {"driver": 2.0}, "the driver", 2.0),
+        ({}, {"coordinator": 2.0}, "the coordinator", 2.0),
         ({}, {"requests": 16.0}, "requests to the store", 2.0),
         ({}, {"shared": 400_000.0}, "the network", 2.0),
         ({"load": 0.1}, {}, "loading", 100 / 10),
@@ -55,6 +55,6 @@ def test_the_document_has_what_the_figures_give(monkeypatch):
     text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     for line in (*scale._measured(measured), *scale._rows(list(scale.settings_of(measured).values()))):
         assert line in text
-    cluster = scale.Cluster(start=measured["two"]["start"], driver=measured["driver"]["driver"])
+    cluster = scale.Cluster(start=measured["two"]["start"], coordinator=measured["handing out"])
     for line in scale.table(1_281_167, [10, 100], scale.settings_of(measured)["photographs"], cluster):
         assert line in text
