@@ -130,7 +130,7 @@ def results_in(
             rows = {name: row for name, row in _rows(table, folder).items() if not row[-1]}
             with whole_file(path, ".json") as temporary:
                 temporary.write_text(text)
-            _write_rows(table, [folder.all_columns, *rows.values()])
+            write_rows(table, [folder.all_columns, *rows.values()])
             output = opened.enter_context(open(table, "a", newline="", encoding="utf-8"))
         results = Results(folder, _with_names(images, rows), rows, output)
         yield results
@@ -138,7 +138,7 @@ def results_in(
             rows = _rows(table, folder)
             names = [image.shown for image in results.images if image.shown in rows]
             ordered = dict.fromkeys([*names, *rows])  # those of removed images last
-            _write_rows(table, [folder.all_columns, *(rows[name] for name in ordered)])
+            write_rows(table, [folder.all_columns, *(rows[name] for name in ordered)])
 
 
 def _settings_in(path: Path) -> dict[str, Any]:
@@ -216,7 +216,8 @@ def _holds_numbers(cell: str) -> bool:
         return False
 
 
-def _write_rows(table: Path, rows: Iterable[Sequence[Any]]) -> None:
+def write_rows(table: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table, whole or not at all, without cells that a spreadsheet takes for formulas."""
     text = io.StringIO()
     csv.writer(text).writerows(map(_as_text, row) for row in rows)
     with whole_file(table, ".csv") as temporary:

@@ -1,7 +1,5 @@
 """`lrpfx spray`: clusters of the relevance in a store, as tables and pictures, and as a project for ViRelAy."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import typer
 
 from lrpfx.adapters import virelay
 from lrpfx.command_line.options import invalid, numbers
+from lrpfx.command_line.results import write_rows
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.datasets.clusters import Spray
 from lrpfx.datasets.images_of_samples import ImagesOfSamples
@@ -19,7 +18,6 @@ from lrpfx.datasets.spray_analysis import spray as spray_of
 from lrpfx.datasets.view import Attributions, open_store
 from lrpfx.errors import InputError, os_errors
 from lrpfx.explanation.explanation import save_picture
-from lrpfx.support.files import written
 
 #: The tables.
 _CLUSTERS, _SAMPLES = "clusters.csv", "samples.csv"
@@ -102,13 +100,13 @@ def _write(
             label, typical = row.pop("class"), row.pop("typical").split()
             named = {"class": label, "name": "" if names is None else names[label]}
             rows.append({**named, **row, "typical": "; ".join(keys[int(number)] or number for number in typical)})
-        _write_table(output / _CLUSTERS, rows)
+        write_rows(output / _CLUSTERS, _with_header(rows))
         samples = [
             {"sample": number, "key": keys[number], "class": analysis.label, "cluster": cluster}
             for analysis in found
             for number, cluster in zip(analysis.samples.tolist(), analysis.clustering().assignment.tolist(), strict=True)
         ]
-        _write_table(output / _SAMPLES, samples)
+        write_rows(output / _SAMPLES, _with_header(samples))
         if view.relevance.ndim > 2:
             images = None if photographs is None else ImagesOfSamples(view, photographs, preprocess)
             for label in found.analyses:
@@ -116,9 +114,5 @@ def _write(
                 save_picture(picture, output / f"class-{label}.png")
 
 
-def _write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]))
-    table.writeheader()
-    table.writerows(rows)
-    written(path, text.getvalue().encode())
+def _with_header(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[Any]]:
+    return [list(rows[0]), *(list(row.values()) for row in rows)]

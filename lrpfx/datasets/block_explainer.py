@@ -105,5 +105,5 @@ class BlockRows:
         self.arrays[STATUS][[part.start + place for place in problems]] = FAILED
         self.arrays[LABEL][part] = [NO_LABEL if sample.label is None else sample.label for sample in samples]
         self.arrays[DIGEST][part] = [sample.digest for sample in samples]
-        self.arrays[KEY][part] = [as_text(sample.key or "") for sample in samples]
+        self.arrays[KEY][part] = [sample.key or "" for sample in samples]
         self.arrays[ERROR][part] = [as_text(problems.get(place, "")) for place in range(len(samples))]

@@ -268,9 +268,8 @@ class _Run:
             "data": self.source.identity(),
         }
 
-    def _opened(self) -> BlockWriter:
-        """The store, as a former run left it or new."""
-        facts = self._facts()
+    def _opened(self, facts: Mapping[str, Any]) -> BlockWriter:
+        """The store, as a former run left it or new. `facts`: of this run."""
         if not is_begun(self.location):
             return create(self.location, self._begun(facts))
         manifest = read_manifest(self.location)
@@ -317,7 +316,8 @@ class _Run:
 
     def all_blocks(self, progress: Progress, retry_failed: bool) -> None:
         """Explain and write all blocks that are not done, and with `retry_failed` those with samples that failed."""
-        writer = self._opened()
+        facts = self._facts()
+        writer = self._opened(facts)
         before = done_of(self.location, writer.manifest, writer.arrays, looks_for_chunks=True)
         if retry_failed:
             before = without_failed(before, self.location, writer)
@@ -328,8 +328,8 @@ class _Run:
                 f"there: {done} of {'?' if total is None else total} are done",
                 topic="files-and-folders",
             )
-        known, found = writer.manifest.facts["data"], self.source.identity()
-        differ = any(known.get(name) != found.get(name) for name in _COMPARED_BY_SAMPLE)
+        known = writer.manifest.facts["data"]
+        differ = any(known.get(name) != facts["data"].get(name) for name in _COMPARED_BY_SAMPLE)
         length = total if self.source.length is None else None
         plan = BlockPlan(writer.manifest.block, self.batch_size, before, length, compares_all=differ)
         if total is not None and done == total and self.source.length is None:
@@ -359,7 +359,7 @@ class _Run:
         if writer.manifest.samples is None:
             writer.finish(done)
         if differ:  # all samples were compared, and need not be again
-            writer.state(replace(writer.manifest, facts={**writer.manifest.facts, "data": found}))
+            writer.state(replace(writer.manifest, facts={**writer.manifest.facts, "data": facts["data"]}))
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:

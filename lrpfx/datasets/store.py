@@ -292,13 +292,19 @@ def opened_for_writing(location: Location, manifest: Manifest) -> BlockWriter:
 # --- what is there -----------------------------------------------------------------------------------------------------------
 
 
+def blocks_among(names: Iterable[str]) -> set[int]:
+    """The blocks whose numbers are among names of files: others may have files there, too."""
+    return {int(name) for name in names if name.isascii() and name.isdigit() and name == str(int(name))}
+
+
 def done_of(location: Location, manifest: Manifest, arrays: Mapping[str, Any], *, looks_for_chunks: bool = False) -> DoneBlocks:
     """What is done. Errors: `ArtefactError`.
 
     A chunk of the array of digests is there once its block is done: a list of their names is read instead of each.
     `looks_for_chunks`: count a block only if all its chunks are still there too.
     """
-    found = {int(name): size for name, size in location.sizes(f"{DONE}/c").items() if name.isascii() and name.isdigit()}
+    sizes = location.sizes(f"{DONE}/c")
+    found = {block: sizes[str(block)] for block in sorted(blocks_among(sizes))}
     if not found:
         check_is_there(location)
     blocks = {block: size for block, size in found.items() if block < arrays[DONE].shape[0]}
@@ -357,14 +363,18 @@ def chunk_of(layout: ArrayLayout, block: int) -> str:
 
 def damaged(location: Location, chunk: str, reason: BaseException | str) -> ArtefactError:
     """The error for a chunk that cannot be read."""
-    if isinstance(reason, BaseException):
-        cause = reason.__cause__ or reason
-        reason = str(cause) if isinstance(cause, LrpfxError) else first_lines(cause)
+    text = reason if isinstance(reason, str) else reason_of(reason)
     return ArtefactError(
-        f"{location}/{chunk} cannot be read: {reason.rstrip('.')}. Remove what is left of this file, and call "
+        f"{location}/{chunk} cannot be read: {text.rstrip('.')}. Remove what is left of this file, and call "
         "lrpfx.datasets.attribute with the same arguments: it explains the samples of this block anew",
         topic="damaged-stores",
     )
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a chunk cannot be read, of the error of `read`."""
+    cause = error.__cause__ or error
+    return str(cause) if isinstance(cause, LrpfxError) else first_lines(cause)
 
 
 def read(location: Location, array: Any, key: Any) -> Array:

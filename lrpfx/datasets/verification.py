@@ -8,8 +8,8 @@ from typing import Any
 
 from lrpfx.datasets.layout import DONE, MISSING, SAMPLE, STATUS
 from lrpfx.datasets.locations import Location, location_of
-from lrpfx.datasets.store import Manifest, chunk_of, open_arrays, read, read_manifest
-from lrpfx.errors import ArtefactError, LrpfxError
+from lrpfx.datasets.store import Manifest, blocks_among, chunk_of, open_arrays, read, read_manifest, reason_of
+from lrpfx.errors import ArtefactError
 from lrpfx.samples.plan import samples_in
 from lrpfx.support.numbers import counted
 
@@ -83,7 +83,7 @@ def _verified(location: Location, manifest: Manifest, repair: bool) -> Verificat
     arrays = open_arrays(location, manifest)
     layouts = [one for one in manifest.layouts if one.dimensions[0] == SAMPLE and 0 not in one.shape]
     there = {one.name: location.sizes_of_all(one.name) for one in layouts}
-    done = sorted(int(name) for name in location.sizes(f"{DONE}/c") if name.isascii() and name.isdigit())
+    done = sorted(blocks_among(location.sizes(f"{DONE}/c")))
     damaged: dict[str, str] = {}
     broken = set()
     for block in done:
@@ -100,7 +100,7 @@ def _verified(location: Location, manifest: Manifest, repair: bool) -> Verificat
                 found[f"{STATUS}/c/{block}"] = "it is of another state: samples are missing in it"
         damaged |= found
         broken |= {block} if found else set()
-    begun = {int(block) for one in layouts for block in location.sizes(f"{one.name}/c") if block.isascii() and block.isdigit()}
+    begun = blocks_among(name.split("/")[2] for names in there.values() for name in names if "/c/" in name)
     leftovers = location.leftovers()
     if repair:
         location.remove([*(f"{DONE}/c/{block}" for block in sorted(broken)), *damaged, *leftovers])
@@ -113,6 +113,5 @@ def _problem(location: Location, array: Any, first: int, last: int) -> str | Non
     try:
         read(location, array, slice(first, last))
     except ArtefactError as error:
-        cause = error.__cause__ or error
-        return str(cause) if isinstance(cause, LrpfxError) else f"{type(cause).__name__}: {cause}"
+        return reason_of(error)
     return None

@@ -24,10 +24,12 @@ from lrpfx.support.torch_internals import aten as aten_operator
 
 def _total(values: torch.Tensor, bound: Bound) -> torch.Tensor:
     """The sum over the dimension of a softmax, which has torch's default."""
-    dimension = bound["dim"]
-    if dimension is None:
-        dimension = 0 if values.ndim in (0, 1, 3) else 1
-    return total_over(values, dimension)
+    return total_over(values, softmax_dimension(values.ndim) if bound["dim"] is None else bound["dim"])
+
+
+def softmax_dimension(rank: int) -> int:
+    """The dimension that torch derives from the number of them, if a softmax is given none."""
+    return 0 if rank in (0, 1, 3) else 1
 
 
 def _of_the_negative(build: Builder) -> fx.Node:

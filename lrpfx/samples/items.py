@@ -19,6 +19,8 @@ from lrpfx.support.torch_internals import pytree
 LABELS = ("label", "labels", "cls")
 _LABELS = 1 << 62  # class indices have fewer bits
 _PLAIN = (int, float, complex, str, bytes, type(None))
+#: The entries of an image of a dataset of Hugging Face that is not decoded.
+ENCODED = {"bytes", "path"}
 IDENTITIES = ("__key__", "key", "path", "id")
 
 
@@ -61,7 +63,7 @@ def identity_of(item: Any) -> str | None:
 def _path_of_image(value: Any) -> str | None:
     """The path of an image of a dataset of Hugging Face, decoded or not, or of one that Pillow has opened."""
     path = getattr(value, "filename", None) if isinstance(value, Image.Image) else None
-    if isinstance(value, Mapping) and set(value) == {"bytes", "path"}:
+    if isinstance(value, Mapping) and set(value) == ENCODED:
         path = value["path"]
     return os.fsdecode(path) if path and isinstance(path, (str, bytes, os.PathLike)) else None
 

@@ -13,13 +13,10 @@ from torch.utils.data import default_collate
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import photographs
 from lrpfx.images.preprocessing import Preprocessing
-from lrpfx.samples.items import digest_of_inputs, identity_of, parts_of
+from lrpfx.samples.items import ENCODED, digest_of_inputs, identity_of, parts_of
 from lrpfx.samples.plan import NO_LABEL, KnownSample
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
-
-#: The entries of an image of a dataset of Hugging Face that is not decoded.
-_ENCODED = {"bytes", "path"}
 
 
 class Sample(NamedTuple):  # made for each sample twice, which dataclasses take long for
@@ -114,12 +111,12 @@ def _single(value: Any) -> Any:
 
 
 def _may_be_image(value: Any) -> bool:
-    return isinstance(value, (Image.Image, torch.Tensor, np.ndarray)) or (isinstance(value, Mapping) and set(value) == _ENCODED)
+    return isinstance(value, (Image.Image, torch.Tensor, np.ndarray)) or (isinstance(value, Mapping) and set(value) == ENCODED)
 
 
 def _image(inputs: Any) -> Image.Image:
     """The image that a sample is."""
-    if isinstance(inputs, Mapping) and set(inputs) != _ENCODED:
+    if isinstance(inputs, Mapping) and set(inputs) != ENCODED:
         found = [value for value in inputs.values() if _may_be_image(value)]
         found = list(inputs.values()) if len(inputs) == 1 else found
         if len(found) != 1:

@@ -12,6 +12,7 @@ from torch import fx
 from lrpfx.ir.kinds import Detach, Softmax
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info, parameter_value, row_of
 from lrpfx.ir.operator import Fill, Operator, Probability, Repeats
+from lrpfx.operators.attention import softmax_dimension
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
@@ -72,8 +73,8 @@ def _without_shift(program: Program, node: fx.Node, row: Operator) -> fx.Node:
     dims = _dims(bound_arguments(node, row).get("dim"))
     scores = _arguments(node)[0]
     shape = node_info(node).shape
-    if dims is None and shape is not None:  # torch derives a dimension that is left out from the number of them
-        dims = (0 if len(shape) in (0, 1, 3) else 1,)
+    if dims is None and shape is not None:
+        dims = (softmax_dimension(len(shape)),)
     if dims is not None and is_data(scores):
         node.args = (_unshifted(program, scores, dims), *_arguments(node)[1:])
     return node

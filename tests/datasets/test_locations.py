@@ -291,7 +291,7 @@ def read_only(tmp_path):
             folder.chmod(0o555)
         for command in [["--bind", folder, folder], ["-o", "remount,ro,bind", folder]] if not os.geteuid() else []:
             if subprocess.run(["mount", *command], capture_output=True).returncode:
-                pytest.skip("nothing can be mounted here")
+                pytest.skip("permissions do not bind root, and this container may not mount")
 
     yield folder, protect
     subprocess.run(["umount", folder], capture_output=True)

@@ -55,7 +55,7 @@ PLAIN = ["cat", "-0.5", "+1e-3", "-1.5; 2", "0.25", "'quoted'", "", "a=b", "nan"
 @pytest.mark.parametrize("cell", [*CELLS, *PLAIN])
 def test_no_cell_is_a_formula(cell, tmp_path):
     table = tmp_path / "table.csv"
-    results._write_rows(table, [[cell, 0.5, -0.5]])
+    results.write_rows(table, [[cell, 0.5, -0.5]])
     with open(table, newline="", encoding="utf-8") as file:
         ((written, *numbers),) = csv.reader(file)
     assert (written == cell) == (cell in PLAIN) and numbers == ["0.5", "-0.5"]
