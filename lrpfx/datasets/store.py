@@ -183,7 +183,8 @@ class BlockWriter:
 
     def _check_is_ours(self) -> None:
         """Raise `ArtefactError` if the store of this run was removed, and another one begun at its place."""
-        if read_manifest(self.location).facts[RUN] != self.manifest.facts[RUN]:
+        stated = _attributes(self.location).get(MANIFEST)  # each block costs this twice, so no folder is listed
+        if not isinstance(stated, dict) or stated.get(RUN) != self.manifest.facts[RUN]:
             raise ArtefactError(
                 f"{self.location} was removed while this run wrote to it, and is another run's store now: this run has ended",
                 topic="damaged-stores",
