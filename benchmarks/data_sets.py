@@ -21,7 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 import lrpfx
 import lrpfx.datasets
 from lrpfx.datasets import ray_cluster
-from lrpfx.demo import digits
+from lrpfx.demo import (
+    digits,
+    torchvision_cpu,  # noqa: F401  # before torchvision
+)
 
 DIGITS, CROPS = 10_000, 500
 

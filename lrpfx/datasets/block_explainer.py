@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from lrpfx.attribution.computation import Computation
-from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, STATUS, Array, as_text
+from lrpfx.datasets.layout import DIGEST, ERROR, EXPLAINED, FAILED, KEY, LABEL, STATUS, Array
 from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.datasets.store import BlockWriter
+from lrpfx.samples.items import as_text
 from lrpfx.samples.plan import NO_LABEL
 from lrpfx.samples.preparation import Sample, SampleBatch
 

@@ -271,12 +271,21 @@ class _Run:
     def _opened(self, facts: Mapping[str, Any]) -> BlockWriter:
         """The store, as a former run left it or new. `facts`: of this run."""
         if not is_begun(self.location):
+            self._check_is_writable(0, self.source.length)
             return create(self.location, self._begun(facts))
         manifest = read_manifest(self.location)
         before, block = manifest.facts, self.block_size or manifest.block
         ours, theirs = {**_flat(facts), "block_size": block}, {**_flat(before), "block_size": manifest.block}
         check_same_run(self.location, ours, theirs)
         return opened_for_writing(self.location, manifest)
+
+    def _check_is_writable(self, done: int, total: int | None) -> None:
+        if self.location.is_read_only():
+            raise ArtefactError(
+                f"{self.location} or the folder that it is in cannot be written to, and samples are still to be explained "
+                f"there: {done} of {'?' if total is None else total} are done",
+                topic="files-and-folders",
+            )
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
@@ -322,12 +331,8 @@ class _Run:
         if retry_failed:
             before = without_failed(before, self.location, writer)
         total, done = writer.manifest.samples, sum(before.counts)
-        if self.location.is_read_only() and (total is None or done < total):
-            raise ArtefactError(
-                f"{self.location} or the folder that it is in cannot be written to, and samples are still to be explained "
-                f"there: {done} of {'?' if total is None else total} are done",
-                topic="files-and-folders",
-            )
+        if total is None or done < total:
+            self._check_is_writable(done, total)
         known = writer.manifest.facts["data"]
         differ = any(known.get(name) != facts["data"].get(name) for name in _COMPARED_BY_SAMPLE)
         length = total if self.source.length is None else None

@@ -155,8 +155,3 @@ def rounded(values: Array) -> Array:
 def names_of_relevance(names: Iterable[str]) -> list[str]:
     """Those among the names of arrays that have relevance, of inputs and layers."""
     return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
-
-
-def as_text(text: str) -> str:
-    """A text that UTF-8 can store: what is no character, as of a file name in another encoding, is written out."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -194,14 +194,15 @@ class BlockWriter:
         """Raise `InputError` if other samples have these places, which a former run explained."""
         places = slice(first, first + len(rows[DIGEST]))
         with suppress(ArtefactError):  # a damaged block is written anew
-            before = {name: read(self.location, self.arrays[name], places) for name in (STATUS, DIGEST, LABEL)}
-            relabelled = (before[LABEL] != rows[LABEL]) & (before[LABEL] != NO_LABEL)  # a chunk of labels may be lost
-            differing = (before[DIGEST] != rows[DIGEST]) | relabelled
-            for place in np.flatnonzero(differing & (before[STATUS] == EXPLAINED)).tolist():
+            were_explained = read(self.location, self.arrays[STATUS], places) == EXPLAINED
+            if not were_explained.any():  # of most blocks, for which no more is read
+                return
+            digests, labels = (read(self.location, self.arrays[name], places) for name in (DIGEST, LABEL))
+            relabelled = (labels != rows[LABEL]) & (labels != NO_LABEL)  # a chunk of labels may be lost
+            for place in np.flatnonzero(((digests != rows[DIGEST]) | relabelled) & were_explained).tolist():
                 label, problem = int(rows[LABEL][place]), str(rows[ERROR][place])
                 sample = Sample(first + place, None, label, problem=problem, digest=int(rows[DIGEST][place]))
-                known = int(before[LABEL][place]) if relabelled[place] else None
-                check_unchanged(sample, KnownSample(int(before[DIGEST][place]), known))
+                check_unchanged(sample, KnownSample(int(digests[place]), int(labels[place]) if relabelled[place] else None))
 
     def make_room(self, block: int) -> None:
         """Lengthen the arrays of a store of unknown length for a block, that of the blocks that are done last of all."""

@@ -186,7 +186,9 @@ class Label(_OfClasses):
     def of_labels(self, labels: Sequence[int | None]) -> Target:
         if any(label is None or label < 0 for label in labels):
             raise InputError(
-                'the sample has no label, which target="true" needs: pairs of an input and a label have one', topic="samples"
+                'the sample has no label, which target="true" needs: pairs of an input and a label have one, and images in '
+                "folders that are called like the categories of the explainer",
+                topic="samples",
             )
         return Classes(torch.tensor(labels))
 

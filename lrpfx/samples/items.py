@@ -69,7 +69,7 @@ def _path_of_image(value: Any) -> str | None:
 
 
 def as_text(name: Any) -> str:
-    """The name of a sample, with escapes for bytes that are not UTF-8."""
+    """The name of a sample or another text, with escapes for what UTF-8 cannot store, such as bytes of other encodings."""
     try:
         content = os.fsencode(str(name))
     except UnicodeEncodeError:  # of half a character that no file has in its name

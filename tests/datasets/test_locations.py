@@ -315,6 +315,15 @@ def test_a_whole_store_that_cannot_be_written_to_is_opened(data, explain_model, 
             lrpfx.datasets.attribute(explain_model, data, folder / "store", retry_failed=True, **SETTINGS)
 
 
+def test_a_folder_whose_lock_cannot_be_written_is_not_begun(explain_model, read_only):
+    folder, protect = read_only
+    (folder / "store").mkdir()
+    protect()
+    with pytest.raises(lrpfx.ArtefactError, match="cannot be written to, .* 0 of 100 are done"):
+        lrpfx.datasets.attribute(explain_model, Noise(COUNT), folder / "store", **SETTINGS)
+    assert not list((folder / "store").iterdir())
+
+
 @pytest.mark.parametrize("data", [Noise(COUNT), Stream(Noise(COUNT))], ids=["sequence", "stream"])
 def test_half_a_store_that_cannot_be_written_to_is_an_error(data, explain_model, read_only):
     folder, protect = read_only

@@ -1,9 +1,10 @@
 """Mutation testing: small changes to the code that some test must detect.
 
 `make mutants` samples MUTANTS of them from the modules below, runs the tests that reach each changed line in a copy of the
-tree, and writes the table in docs/testing.md. Results are kept in build/mutants.json, so a stopped run resumes. A mutant is
-tested again if its line has changed, a survivor also if its tests have. A run tests the tree as it was when it started, so
-tests can be written for survivors meanwhile. cosmic-ray makes the mutations.
+tree, and writes the table in docs/testing.md. At first all fast tests run once, to see what each reaches. Results are kept in
+build/mutants.json, so a stopped run resumes. A mutant is tested again if its line has changed, a survivor also if its tests
+have. A run tests the tree as it was when it started, so tests can be written for survivors meanwhile. cosmic-ray makes the
+mutations.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import coverage
@@ -40,176 +41,52 @@ REACHED = ROOT / "build" / "reached"
 ORIGINAL = COPY / "original"
 BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 
-#: The modules in which a mistake would be a wrong result, and the fast tests that cover each, the fastest first. None starts
-#: Ray or a browser.
-COVERED_BY = {
-    "lrpfx/rules/formulas.py": (
-        "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose "
-        "runtime/module_mode/test_registration reports/test_ledger end_to_end/test_known_defects"
+#: The modules in which a mistake would be a wrong result, by folder.
+_NAMES = {
+    "lrpfx": "canonizers composites pipeline",
+    "lrpfx/adapters/virelay": "__init__ arrays",
+    "lrpfx/attribution": (
+        "arguments attributors cache computation cut_inputs experts infinite_masks plausibility recorders summary"
     ),
-    "lrpfx/rules/template.py": (
-        "rules/test_formulas rules/test_modifiers runtime/module_mode/test_registration reports/test_ledger"
+    "lrpfx/concepts": (
+        "attribution_graphs collection collector patching rankings reach receptive_fields references shares windows"
     ),
-    "lrpfx/rules/shortcuts.py": (
-        "rules/test_formulas rules/test_products_and_norms passes/normalize/test_decompose rules/test_shortcuts"
+    "lrpfx/datasets": (
+        "block_explainer clusters data_set_run images_of_samples layout locations reduced_maps rows sample_explainer "
+        "spectral spray_analysis statistics store store_queries tables verification view"
     ),
-    "lrpfx/rules/ratios.py": "rules/test_formulas rules/test_products_and_norms reports/test_ledger",
-    "lrpfx/rules/modifiers.py": "rules/test_modifiers rules/test_formulas rules/test_wrong_results",
-    "lrpfx/rules/stabilizer.py": "rules/test_stabilizer rules/test_formulas",
-    "lrpfx/rules/recurrent.py": "rules/test_recurrent",
-    "lrpfx/support/numbers.py": "support/test_numbers rules/test_numbers test_composites",
-    "lrpfx/runtime/layer_call.py": "rules/test_formulas reports/test_ledger",
-    "lrpfx/runtime/ruled_operation.py": "rules/test_wrong_results runtime/module_mode/test_registration rules/test_formulas",
-    "lrpfx/runtime/propagation.py": (
-        "rules/test_formulas runtime/module_mode/test_registration attribution/test_plausibility reports/test_ledger "
-        "rules/test_products_and_norms end_to_end/test_known_defects"
+    "lrpfx/deploy": "archive artefact job lowering manifest program_sizes runner self_test verification",
+    "lrpfx/deploy/backends": "exported onnx",
+    "lrpfx/explanation": "answers canvas compiled explainer explanation sentences texts",
+    "lrpfx/frontends": "capture dequantize exported guessed_inputs known_values open_sizes symbolic time_loops",
+    "lrpfx/images": "agreement geometry opening preprocessing stored_preprocessing",
+    "lrpfx/ir": "guards node operator",
+    "lrpfx/operators": (
+        "activations attention complex_numbers contractions embedding functions layer linear normalization pooling "
+        "products recurrent reductions resizing scans selection signs statistics sums table views"
     ),
-    "lrpfx/runtime/multipliers.py": "runtime/test_multipliers passes/rewrite/test_carry_multipliers",
-    "lrpfx/runtime/rule_table.py": "runtime/test_rule_table",
-    "lrpfx/runtime/explain_module.py": "runtime/test_explain_module",
-    "lrpfx/operators/layer.py": "rules/test_formulas runtime/test_multipliers",
-    "lrpfx/ir/node.py": "passes/test_driver passes/normalize/test_normalize runtime/test_explain_module",
-    "lrpfx/ir/operator.py": "operators/test_operators operators/test_table",
-    "lrpfx/ir/guards.py": "ir/test_guards",
-    "lrpfx/operators/table.py": "operators/test_table operators/test_operators",
-    "lrpfx/operators/signs.py": "passes/analyze/test_signs operators/test_operators",
-    "lrpfx/operators/views.py": "operators/test_facts operators/test_operators",
-    "lrpfx/operators/selection.py": "operators/test_facts operators/test_operators",
-    "lrpfx/operators/linear.py": "operators/test_linear operators/test_operators rules/test_formulas",
-    "lrpfx/operators/recurrent.py": "rules/test_recurrent",
-    "lrpfx/operators/scans.py": "operators/test_scans",
-    "lrpfx/operators/complex_numbers.py": "operators/test_complex_numbers",
-    "lrpfx/frontends/symbolic.py": "frontends/test_symbolic",
-    "lrpfx/frontends/exported.py": "frontends/test_capture",
-    "lrpfx/frontends/capture.py": "frontends/test_capture",
-    "lrpfx/frontends/open_sizes.py": "frontends/test_open_sizes",
-    "lrpfx/frontends/known_values.py": "frontends/test_known_values passes/normalize/test_fold_masks",
-    "lrpfx/frontends/guessed_inputs.py": "frontends/test_guessed_inputs",
-    "lrpfx/frontends/time_loops.py": "frontends/test_time_loops",
-    "lrpfx/frontends/dequantize.py": "frontends/test_dequantize",
-    "passes/analyze/infer_signs.py": "passes/analyze/test_signs",
-    "passes/analyze/infer_support.py": "passes/analyze/test_signs rules/test_shortcuts",
-    "passes/assign.py": "reports/test_assignment passes/test_driver",
-    "passes/choices.py": "passes/test_choices",
-    "passes/driver.py": "passes/test_driver passes/rewrite/test_fold test_errors",
-    "passes/validate.py": "passes/test_validate passes/test_without_relevance test_errors",
-    "passes/canonize/affine_maps.py": "passes/canonize/test_affine_maps",
-    "passes/canonize/explain_logits.py": "request/test_explained_output test_canonizers",
-    "passes/canonize/merge_batch_norm.py": "passes/canonize/test_merge_batch_norm passes/canonize/test_affine_maps",
-    "passes/canonize/merge_batch_norm_right.py": "passes/canonize/test_affine_maps",
-    "passes/canonize/separate_constants.py": "passes/canonize/test_separate_constants",
-    "passes/canonize/merge_input_normalization.py": "passes/canonize/test_affine_maps",
-    "passes/canonize/merge_layer_norm.py": "passes/canonize/test_affine_maps",
-    "passes/canonize/merge_padding.py": "passes/canonize/test_merge_padding",
-    "passes/canonize/merge_scales.py": "end_to_end/test_spellings",
-    "passes/normalize/call_builder.py": (
-        "passes/normalize/test_decompose passes/normalize/test_find_softmax end_to_end/test_spellings"
+    "lrpfx/reports": "check comparison ledger",
+    "lrpfx/request": "conditions explained_output layouts mixtures outputs question reduction targets targets_of_samples",
+    "lrpfx/rules": "formulas modifiers ratios recurrent shortcuts stabilizer template",
+    "lrpfx/runtime": "compiled_graph explain_module fingerprints layer_call multipliers propagation rule_table ruled_operation",
+    "lrpfx/samples": "items loaders plan preparation sources",
+    "lrpfx/support": "numbers runs table",
+    "lrpfx/support/identity": "descriptions fingerprints structure",
+    "passes": "assign choices driver validate",
+    "passes/analyze": "infer_signs infer_support",
+    "passes/canonize": (
+        "affine_maps channel_places explain_logits merge_batch_norm merge_batch_norm_right merge_input_normalization "
+        "merge_layer_norm merge_padding merge_pieces merge_scales separate_constants"
     ),
-    "passes/normalize/decompose.py": "passes/normalize/test_decompose",
-    "passes/normalize/find_attention.py": "passes/normalize/test_find_attention",
-    "passes/normalize/find_gates.py": "passes/normalize/test_gates",
-    "passes/normalize/find_linear.py": "end_to_end/test_spellings passes/normalize/test_normalize",
-    "passes/normalize/find_softmax.py": (
-        "passes/normalize/test_find_softmax passes/normalize/test_find_attention end_to_end/test_spellings"
+    "passes/lower": "derive_weights forward_forms",
+    "passes/normalize": (
+        "call_builder decompose find_activations find_attention find_gates find_linear find_recurrent find_softmax "
+        "fold_masks normalize_operators patches remove_inplace simplify split_complex_numbers undo_decompositions"
     ),
-    "passes/normalize/fold_masks.py": "passes/normalize/test_fold_masks",
-    "passes/normalize/normalize_operators.py": "passes/normalize/test_normalize",
-    "passes/normalize/remove_inplace.py": "passes/normalize/test_normalize runtime/test_overwriting",
-    "passes/normalize/split_complex_numbers.py": "operators/test_complex_numbers",
-    "passes/normalize/undo_decompositions.py": "passes/normalize/test_undo_decompositions",
-    "passes/rewrite/carry_multipliers.py": "passes/rewrite/test_carry_multipliers",
-    "passes/rewrite/cut_constants.py": "passes/rewrite/test_cut_constants",
-    "passes/rewrite/fold.py": "passes/rewrite/test_fold",
-    "passes/rewrite/fuse_attention.py": "passes/rewrite/test_fuse_attention",
-    "passes/rewrite/rewrite.py": "passes/test_driver runtime/test_explain_module",
-    "passes/lower/derive_weights.py": "deploy/test_derived_weights",
-    "passes/lower/forward_forms.py": "deploy/test_forward_forms",
-    "lrpfx/canonizers.py": "test_canonizers",
-    "lrpfx/composites.py": "test_composites",
-    "lrpfx/reports/ledger.py": "reports/test_ledger rules/test_products_and_norms passes/normalize/test_decompose",
-    "lrpfx/reports/check.py": "reports/test_check",
-    "lrpfx/reports/comparison.py": "reports/test_comparison",
-    "lrpfx/deploy/job.py": "deploy/test_lowering deploy/test_derived_weights",
-    "lrpfx/deploy/lowering.py": "deploy/test_lowering deploy/test_derived_weights",
-    "lrpfx/deploy/program_sizes.py": "deploy/test_lowering",
-    "lrpfx/deploy/verification.py": "deploy/test_lowering",
-    "lrpfx/deploy/archive.py": "deploy/test_archives",
-    "lrpfx/deploy/artefact.py": "deploy/test_archives deploy/test_artefacts",
-    "lrpfx/deploy/manifest.py": "deploy/test_preprocessing deploy/test_archives",
-    "lrpfx/images/stored_preprocessing.py": "deploy/test_preprocessing",
-    "lrpfx/deploy/runner.py": "deploy/test_artefacts",
-    "lrpfx/deploy/self_test.py": "deploy/test_artefacts deploy/test_archives",
-    "lrpfx/deploy/backends/exported.py": "deploy/test_archives deploy/test_derived_weights",
-    "lrpfx/deploy/backends/onnx.py": "deploy/test_onnx_export deploy/test_archives",
-    "lrpfx/attribution/attributors.py": "attribution/test_attributors",
-    "lrpfx/attribution/computation.py": "attribution/test_compute request/test_conditions",
-    "lrpfx/request/conditions.py": "request/test_conditions",
-    "lrpfx/attribution/cut_inputs.py": "attribution/test_compute attribution/test_attributors",
-    "lrpfx/attribution/experts.py": "attribution/test_experts",
-    "lrpfx/attribution/infinite_masks.py": "attribution/test_infinite_masks",
-    "lrpfx/request/layouts.py": "request/test_layouts",
-    "lrpfx/request/mixtures.py": "operators/test_linear attribution/test_experts",
-    "lrpfx/request/explained_output.py": "request/test_explained_output",
-    "lrpfx/attribution/plausibility.py": "attribution/test_plausibility",
-    "lrpfx/attribution/summary.py": "attribution/test_summary",
-    "lrpfx/request/targets.py": "request/test_targets attribution/test_compute request/test_explained_output",
-    "lrpfx/concepts/attribution_graphs.py": "concepts/test_attribution_graphs",
-    "lrpfx/concepts/collector.py": "concepts/test_collection",
-    "lrpfx/concepts/collection.py": "concepts/test_collection",
-    "lrpfx/concepts/patching.py": "concepts/test_patching",
-    "lrpfx/concepts/reach.py": "concepts/test_receptive_fields",
-    "lrpfx/concepts/receptive_fields.py": "concepts/test_receptive_fields",
-    "lrpfx/concepts/references.py": "concepts/test_references",
-    "lrpfx/concepts/shares.py": "concepts/test_shares",
-    "lrpfx/concepts/windows.py": "concepts/test_references concepts/test_receptive_fields",
-    "lrpfx/datasets/clusters.py": "datasets/test_spray_analysis",
-    "lrpfx/datasets/sample_explainer.py": "datasets/test_single_samples datasets/test_data_set_run",
-    "lrpfx/datasets/layout.py": "datasets/test_layout datasets/test_locations",
-    "lrpfx/datasets/locations.py": "datasets/test_locations",
-    "lrpfx/datasets/reduced_maps.py": "datasets/test_spray_analysis",
-    "lrpfx/datasets/rows.py": "datasets/test_rows datasets/test_data_set_run",
-    "lrpfx/datasets/data_set_run.py": "datasets/test_data_set_run",
-    "lrpfx/samples/items.py": "samples/test_samples",
-    "lrpfx/samples/sources.py": "datasets/test_single_samples datasets/test_data_set_run samples/test_loaders",
-    "lrpfx/datasets/spectral.py": "datasets/test_spray_analysis",
-    "lrpfx/datasets/spray_analysis.py": "datasets/test_spray_analysis",
-    "lrpfx/datasets/statistics.py": "datasets/test_statistics",
-    "lrpfx/datasets/store.py": "datasets/test_locations datasets/test_data_set_run",
-    "lrpfx/datasets/tables.py": "datasets/test_tables",
-    "lrpfx/datasets/view.py": "datasets/test_view",
-    "lrpfx/adapters/virelay/__init__.py": "adapters/test_virelay adapters/test_virelay_export",
-    "lrpfx/adapters/virelay/arrays.py": "adapters/test_virelay adapters/test_virelay_export",
-    "lrpfx/images/agreement.py": "images/test_agreement",
-    "lrpfx/explanation/canvas.py": "explanation/test_canvas",
-    "lrpfx/explanation/explainer.py": "explanation/test_explainer",
-    "lrpfx/explanation/explanation.py": "explanation/test_explainer explanation/test_outputs_with_places",
-    "lrpfx/images/geometry.py": "images/test_geometry explanation/test_canvas",
-    "lrpfx/images/opening.py": "images/test_opening",
-    "lrpfx/images/preprocessing.py": "images/test_preprocessing",
-    "lrpfx/explanation/compiled.py": "explanation/test_explainer",
-    "lrpfx/explanation/sentences.py": "explanation/test_sentences",
-    "lrpfx/explanation/texts.py": "explanation/test_sentences text/test_text",
-    "lrpfx/datasets/block_explainer.py": "datasets/test_single_samples datasets/test_data_set_run",
-    "lrpfx/datasets/store_queries.py": "datasets/test_view datasets/test_data_set_run",
-    "lrpfx/explanation/answers.py": "explanation/test_outputs_with_places explanation/test_explainer",
-    "lrpfx/concepts/rankings.py": "concepts/test_collection",
-    "lrpfx/request/outputs.py": "request/test_explained_output request/test_targets",
-    "lrpfx/request/question.py": "attribution/test_compute request/test_conditions",
-    "lrpfx/request/reduction.py": "request/test_reduction",
-    "lrpfx/request/targets_of_samples.py": "request/test_targets datasets/test_data_set_run",
-    "lrpfx/samples/loaders.py": "samples/test_loaders",
-    "lrpfx/samples/plan.py": "samples/test_samples datasets/test_data_set_run",
-    "lrpfx/samples/preparation.py": "samples/test_samples samples/test_loaders",
-    "lrpfx/support/runs.py": "support/test_runs",
-    "lrpfx/support/table.py": "support/test_table",
-    "lrpfx/pipeline.py": "test_pipeline",
-    "lrpfx/attribution/cache.py": "attribution/test_cache",
-    "lrpfx/runtime/compiled_graph.py": "runtime/test_explain_module",
-    "lrpfx/support/identity/structure.py": "support/identity/test_structure",
-    "lrpfx/support/identity/descriptions.py": "support/identity/test_descriptions",
-    "lrpfx/runtime/fingerprints.py": "runtime/test_fingerprints",
-    "lrpfx/support/identity/fingerprints.py": "runtime/test_fingerprints",
+    "passes/rewrite": "carry_multipliers cut_constants fold fuse_attention rewrite",
 }
+MODULES = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
+
 #: Equivalent mutants: (module, line, changed line) -> why they compute the same.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -386,8 +263,16 @@ SECONDS = 60
 #: A mutant that waits takes no time of the processor: it is stopped after so many times its seconds.
 WAITING = 10
 
-#: A mutant meets tests that take so many seconds first, and those that it survives then all that reach its line.
-FIRST_SECONDS = 20.0
+#: A mutant meets tests of its line that take so many seconds, and if it survives them so many more.
+FIRST_SECONDS, MORE_SECONDS = 10.0, 60.0
+
+#: A line keeps so many tests of a function, the fastest.
+OF_FUNCTION = 10
+
+#: What is read in the tests' own folder, and the tests of what is not in the copy.
+WITHOUT = ("project", "tools", "fuzzing", "reference", "browsers")
+#: Tests that are neither fast nor alone.
+MARKERS = "not slow and not thorough and not programs and not ray and not examples"
 
 
 @dataclass(frozen=True)
@@ -429,21 +314,27 @@ def source_of(module: str) -> str:
     return installed(ORIGINAL, module).read_text()
 
 
-def tests_of(module: str) -> list[Path]:
-    return [ORIGINAL / "tests" / f"{name}.py" for name in COVERED_BY[module].split()]
-
-
 def version_of(*files: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def version_of_tests(module: str) -> str:
-    return version_of(*tests_of(module))
+@functools.cache
+def version_of_modules() -> str:
+    return version_of(*(installed(ORIGINAL, module) for module in MODULES))
+
+
+@functools.cache
+def files_of_tests() -> list[Path]:
+    found = sorted((ORIGINAL / "tests").rglob("test_*.py"))
+    return [file for file in found if file.relative_to(ORIGINAL / "tests").parts[0] not in WITHOUT]
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What the tests of a file reach: their ids, how long each takes, and by module and line the numbers of those that do."""
+    """What the tests of a file reach: their ids, how long each takes, and by module and line the numbers of those that do.
+
+    Lines that run while a module is imported have an empty list.
+    """
 
     tests: list[str]
     seconds: list[float]
@@ -451,14 +342,27 @@ class Reached:
 
     @staticmethod
     def path(tests: Path) -> Path:
-        """Where it is kept: another place where the tests or the code that they are for has changed."""
-        modules = [installed(ORIGINAL, module) for module in COVERED_BY if tests in tests_of(module)]
-        return REACHED / f"{tests.stem}-{version_of(tests, *modules)}.json"
+        """Where it is kept: another place where the tests or the code has changed."""
+        name = "-".join(tests.relative_to(ORIGINAL / "tests").with_suffix("").parts)
+        return REACHED / f"{name}-{version_of(tests)}-{version_of_modules()}.json"
 
-    @classmethod
-    @functools.cache
-    def by(cls, tests: Path) -> "Reached":
-        return cls(**json.loads(cls.path(tests).read_text()))
+
+@functools.cache
+def reached() -> tuple[dict[tuple[str, str], list[tuple[float, str]]], set[tuple[str, str]]]:
+    """The tests that reach each module and line, with their seconds; and the lines that run while modules are imported."""
+    tests: dict[tuple[str, str], list[tuple[float, str]]] = collections.defaultdict(list)
+    imported = set()
+    for file in files_of_tests():
+        path = Reached.path(file)
+        if not path.exists():  # its tests fail in a copy
+            continue
+        found = Reached(**json.loads(path.read_text()))
+        for module, lines in found.lines.items():
+            for line, numbers in lines.items():
+                tests[module, line] += [(found.seconds[number], found.tests[number]) for number in numbers]
+                if not numbers:
+                    imported.add((module, line))
+    return tests, imported
 
 
 @dataclass(frozen=True)
@@ -488,29 +392,37 @@ def statement_at(source: str, line: int) -> range:
     return found
 
 
-def tests_for(mutant: "Mutant", seconds: float) -> Job:
-    """The tests that reach the mutant's line, of every function some, the fastest first, as many as take so many seconds.
+def tests_for(mutant: "Mutant") -> list[Job]:
+    """The tests that reach the mutant's line, in two jobs: of every function some, the fastest first.
 
-    All tests of the module where none does: then the line is run while modules are imported.
+    If it runs while the module is imported, those that reach any line of the module. None if no test reaches it.
     """
-    lines = {str(line) for line in statement_at(source_of(mutant.module), mutant.line)}
+    tests, imported = reached()
+    places = {(mutant.module, str(line)) for line in statement_at(source_of(mutant.module), mutant.line)}
+    if places & imported and not any(map(tests.get, places)):
+        places = {place for place in tests if place[0] == mutant.module}
     found: dict[str, set[tuple[float, str]]] = collections.defaultdict(set)
-    for file in tests_of(mutant.module):
-        reached = Reached.by(file)
-        for line in lines:
-            for number in reached.lines[mutant.module].get(line, []):
-                test = reached.tests[number]
-                found[test.partition("[")[0]].add((reached.seconds[number], test))
+    for place in places:
+        for taken, test in tests.get(place, ()):
+            found[test.partition("[")[0]].add((taken, test))
     rounds = itertools.zip_longest(*map(sorted, found.values()))
-    chosen, total = list[str](), 0.0
+    jobs, chosen, total, limits = [], list[str](), 0.0, [FIRST_SECONDS, MORE_SECONDS]
     for taken, test in (one for tests in rounds for one in sorted(filter(None, tests))):
-        if not chosen or total + taken < seconds:
-            chosen.append(test)
-            total += taken
-    if not chosen:
-        chosen = [str(file.relative_to(ORIGINAL)) for file in tests_of(mutant.module)]
-        total = sum(sum(Reached.by(file).seconds) for file in tests_of(mutant.module))
-    return Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code())
+        if chosen and total + taken > limits[len(jobs)]:
+            jobs.append(Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code()))
+            chosen, total = [], 0.0
+            if len(jobs) == len(limits):
+                break
+        chosen.append(test)
+        total += taken
+    if chosen:
+        jobs.append(Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code()))
+    return jobs
+
+
+def version_of_tests(jobs: list[Job]) -> str:
+    """Another one if tests that a mutant meets have changed."""
+    return version_of(*(ORIGINAL / file for file in sorted({test.partition("::")[0] for job in jobs for test in job.tests})))
 
 
 def mutants_of(module: str) -> Iterator[Mutant]:
@@ -641,7 +553,7 @@ def _run_tests(job: Job, copy: Path) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not ray and not examples"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", MARKERS]
     recorder = [] if job.reached is None else [_Recorder(copy, job.reached)]
     os._exit(int(pytest.main([*options, *job.tests], plugins=recorder)))
 
@@ -651,13 +563,13 @@ class _Recorder:
 
     def __init__(self, copy: Path, output: Path) -> None:
         self.output, self.seconds = output, dict[str, float]()
-        self.files = {str(installed(copy, module)): module for module in COVERED_BY}
+        self.files = {str(installed(copy, module)): module for module in MODULES}
         self.coverage = coverage.Coverage(data_file=None, config_file=False, include=list(self.files))
         self.coverage.start()
 
     def pytest_collection_finish(self) -> None:
         """Imports the modules before a test does: what runs then is reached by no test more than by another."""
-        for module in COVERED_BY:
+        for module in MODULES:
             name = "lrpfx." + module if module.startswith("passes/") else module
             importlib.import_module(name.removesuffix(".py").replace("/", "."))
 
@@ -674,10 +586,15 @@ class _Recorder:
         self.coverage.stop()
         data = self.coverage.get_data()
         numbers = {test: number for number, test in enumerate(self.seconds)}
+
+        def fastest(tests: list[str]) -> list[int]:
+            found: dict[str, list[str]] = collections.defaultdict(list)
+            for test in sorted(filter(None, tests), key=self.seconds.__getitem__):
+                found[test.partition("[")[0]].append(test)
+            return [numbers[test] for tests in found.values() for test in tests[:OF_FUNCTION]]
+
         lines = {
-            module: {
-                str(line): [numbers[test] for test in tests if test] for line, tests in data.contexts_by_lineno(file).items()
-            }
+            module: {str(line): fastest(tests) for line, tests in data.contexts_by_lineno(file).items()}
             for file, module in self.files.items()
         }
         reached = Reached(list(numbers), list(self.seconds.values()), lines)
@@ -708,7 +625,7 @@ def table(mutants: list[Mutant], results: dict[str, dict[str, str]]) -> str:
     effective = total.total() - total["equivalent"]
     killed = f"{total['killed']} ({total['killed'] / effective:.1%} of those that are not equivalent)"
     rows.append(f"| all | {total.total()} | {killed} | {total['equivalent']} | {total['survived']} |")
-    lines = [f"{len(counts)} of {len(COVERED_BY)} modules:", "\n".join(rows)]
+    lines = [f"{len(counts)} of {len(MODULES)} modules:", "\n".join(rows)]
     if survivors:
         lines.append("Not killed, and why:")
     for mutant, before, after in sorted(survivors, key=lambda entry: (entry[0].module, entry[0].line)):
@@ -726,54 +643,53 @@ def is_known(mutant: Mutant, results: dict[str, dict[str, str]]) -> bool:
     known = results.get(mutant.key)
     if known is None:
         return False
-    stands = known["outcome"] != "survived" or known["tests"] == version_of_tests(mutant.module)
-    return stands or is_equivalent(mutant)
+    return known["outcome"] != "survived" or is_equivalent(mutant) or known["tests"] == version_of_tests(tests_for(mutant))
 
 
-def record(module: str, copies: list[Path]) -> None:
-    """Runs the tests of a module with the code itself, and notes what they reach, where that is not known."""
-    files = [file for file in tests_of(module) if not Reached.path(file).exists()]
+def record(copies: list[Path]) -> None:
+    """Runs all tests with the code itself, and notes what they reach, where that is not known."""
+    files = [file for file in files_of_tests() if not Reached.path(file).exists()]
     jobs = [Job([str(file.relative_to(ORIGINAL))], reached=Reached.path(file)) for file in files]
     for number, outcome, seconds in outcomes(jobs, copies):
-        print(f"{files[number].name}: the code itself {outcome} in {seconds:.0f} s", flush=True)
+        print(f"{jobs[number].tests[0]}: the code itself {outcome} in {seconds:.0f} s", flush=True)
         if outcome != "survived":
             Reached.path(files[number]).unlink(missing_ok=True)
-            sys.exit(f"{files[number].name} fails, or takes too long, for the code itself")
-    if not any(tests for file in tests_of(module) for tests in Reached.by(file).lines[module].values()):
-        sys.exit(f"{module}: its tests reach no line of it in the copy, so no mutant could be killed")
 
 
 def test(mutants: list[Mutant], copies: list[Path], results: dict[str, dict[str, str]]) -> None:
-    """Tests mutants of one module and keeps the results."""
-    if mutants:
-        record(mutants[0].module, copies)
-    first, rest = [tests_for(mutant, FIRST_SECONDS) for mutant in mutants], list[Job]()
-    for job, mutant in zip(first, mutants, strict=True):
-        everything = tests_for(mutant, math.inf)
-        rest.append(replace(everything, tests=[one for one in everything.tests if one not in job.tests]))
+    """Tests mutants and keeps the results."""
+    jobs = list(map(tests_for, mutants))
     waiting = list(range(len(mutants)))
-    for jobs in (first, rest):
-        survivors = []
-        for place, outcome, taken in outcomes([jobs[number] for number in waiting], copies):
-            number = waiting[place]
-            mutant = mutants[number]
+    for turn in range(2):
+        met = [number for number in waiting if len(jobs[number]) > turn]
+        survivors = [number for number in waiting if turn == 0 and number not in met]  # no test reaches these
+        for place, outcome, taken in outcomes([jobs[number][turn] for number in met], copies):
+            number, mutant = met[place], mutants[met[place]]
             print(f"{mutant.module}:{mutant.line} {mutant.operator}: {outcome} in {taken:.0f} s", flush=True)
-            if outcome == "survived" and jobs is first and rest[number].tests:
+            if outcome == "survived" and len(jobs[number]) > turn + 1:
                 survivors.append(number)
-                continue
-            if outcome == "survived":
-                print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change, strict=True)), sep="\n", flush=True)
-            found = {name: str(value) for name, value in asdict(mutant).items()}
-            results[mutant.key] = {**found, "outcome": outcome, "tests": version_of_tests(mutant.module)}
-            RESULTS.write_text(json.dumps(results, indent=1))
-        waiting = survivors
+            else:
+                keep(mutant, outcome, jobs[number], results)
+        for number in survivors if turn == 0 else ():
+            if not jobs[number]:
+                keep(mutants[number], "survived", [], results)
+        waiting = [number for number in survivors if jobs[number]]
+
+
+def keep(mutant: Mutant, outcome: str, jobs: list[Job], results: dict[str, dict[str, str]]) -> None:
+    """Keeps a result, and prints a mutant that survived."""
+    if outcome == "survived":
+        print(*(f"{sign} {text}" for sign, text in zip("-+", mutant.change, strict=True)), sep="\n", flush=True)
+    found = {name: str(value) for name, value in asdict(mutant).items()}
+    results[mutant.key] = {**found, "outcome": outcome, "tests": version_of_tests(jobs)}
+    RESULTS.write_text(json.dumps(results, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=450)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modules", nargs="*", default=list(COVERED_BY))
+    parser.add_argument("--modules", nargs="*", default=MODULES)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep-document", action="store_true", help="leave docs/testing.md as it is")
     options = parser.parse_args()
@@ -788,11 +704,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     mutants = drawn(options.mutants, options.seed, options.modules)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    pending = [mutant for mutant in mutants if not is_known(mutant, results)]
     copies = [prepared(number) for number in range(options.jobs)]
     REACHED.mkdir(parents=True, exist_ok=True)
-    for module in options.modules:
-        test([mutant for mutant in pending if mutant.module == module], copies, results)
+    record(copies)
+    test([mutant for mutant in mutants if not is_known(mutant, results)], copies, results)
     text = table(mutants, results)
     print(text)
     if not options.keep_document:
