@@ -3,20 +3,23 @@
 import typer
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
+from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.reports.check import check as report_on
+from lrpfx.support.tensors import on_device_of
 
 
-def check(model: MODEL, *, rules: CompositeOptions, weights: WEIGHTS = None, shape: SHAPE = None) -> None:
+def check(
+    model: MODEL, *, rules: CompositeOptions, weights: WEIGHTS = None, shape: SHAPE = None, device: DEVICE = None
+) -> None:
     """Report on a model before it is compiled: front ends, operators and rules. The exit status is 1 if there are problems.
 
     Rules do not depend on weights, so a library's model has random ones unless --weights names others.
     """
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights, random=True)
+        given = model_named(model, weights, device=device, random=True)
         module = given.module("check")
-        example = example_of(shape, given.preprocess)
+        example = on_device_of(module, example_of(shape, given.preprocess))
         shown.begin("checking")
         report = report_on(module, rules.chosen_or_default(given.preprocess), example_inputs=example)
     say(str(report))

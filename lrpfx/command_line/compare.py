@@ -48,12 +48,14 @@ def compare(
     if other is None and other_weights is not None:
         raise invalid("--other-weights are those of --other, which is missing")
     with stages(f"loading {model}") as shown:
-        given = model_named(model, options.weights, options.metadata)
+        given = model_named(model, options.weights, options.metadata, options.device)
         preprocess = given.required_preprocessing(options)
         modules = [given.module("compare")]
         if other is not None:
             shown.begin(f"loading {other}")
-        modules.append(modules[0] if other is None else model_named(other, other_weights).module("compare"))
+        modules.append(
+            modules[0] if other is None else model_named(other, other_weights, device=options.device).module("compare")
+        )
         image = opened_in_rgb(photograph)
         shared: list[Any] = [] if other is not None else [graph_of(modules[0], preprocess, image)] * 2
         known = given.names_of_classes(options.categories)

@@ -97,7 +97,7 @@ def dataset(
         raise invalid("--virelay shows whole outputs: leave out --scores")
     analysis.check(folder, spray)
     with stages(f"loading {model}") as shown:
-        given = model_named(model, options.weights, options.metadata)
+        given = model_named(model, options.weights, options.metadata, options.device)
         module = given.module("dataset")
         preprocess = given.required_preprocessing(options)
         explainer = Explainer(

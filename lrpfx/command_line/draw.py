@@ -7,13 +7,14 @@ import typer
 
 from lrpfx import transform
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of, invalid
+from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of, invalid
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.errors import InputError, os_errors
 from lrpfx.reports.drawing import RulePicture
 from lrpfx.reports.drawing import draw as drawing_of
 from lrpfx.support.files import written
 from lrpfx.support.numbers import counted
+from lrpfx.support.tensors import on_device_of
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -28,6 +29,7 @@ def draw(
     depth: Annotated[int | None, typer.Option(min=1, help="Modules at this depth become one node.")] = None,
     weights: WEIGHTS = None,
     shape: SHAPE = None,
+    device: DEVICE = None,
 ) -> None:
     """Draw the graph of a model, every operation in the colour of its rule.
 
@@ -38,9 +40,9 @@ def draw(
     form = output.suffix.lower().removeprefix(".")
     RulePicture().pipe(format=form)  # an error if Graphviz is missing, before the work begins
     with stages(f"loading {model}") as shown:
-        given = model_named(model, weights, random=True)
+        given = model_named(model, weights, device=device, random=True)
         module = given.module("draw")
-        example = example_of(shape, given.preprocess)
+        example = on_device_of(module, example_of(shape, given.preprocess))
         shown.begin("transforming")
         chosen = rules.chosen_or_default(given.preprocess)
         explain_model = transform(module, chosen, example_inputs=example)

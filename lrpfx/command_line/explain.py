@@ -53,7 +53,7 @@ def explain(
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     with stages(f"loading {model}"):
-        given = model_named(model, options.weights, options.metadata, allow_native=allow_native)
+        given = model_named(model, options.weights, options.metadata, options.device, allow_native=allow_native)
     preprocess = given.required_preprocessing(options)
     images = images_in(photographs)
     explainer = Explainer(

@@ -15,6 +15,7 @@ from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
 from lrpfx.errors import first_lines
 from lrpfx.images.stored_preprocessing import stored_form
+from lrpfx.support.tensors import on_device_of
 
 TargetKind = StrEnum("TargetKind", ["INDEX", "TARGETS", "TOKEN", "WEIGHTS", "MAX"])
 Reduction = StrEnum("Reduction", ["SUM", "ABSOLUTE", "CHANNELS", "BYTES"])
@@ -49,7 +50,7 @@ def export(
     """
     check_before_work(output, compiled=compile)
     with stages(f"loading {model}"):
-        given = model_named(model, options.weights, options.metadata)
+        given = model_named(model, options.weights, options.metadata, options.device)
     module = given.module("export")
     stated = given.preprocessing(options)
     preprocessing = None if stated is None else stored_form(stated)
@@ -58,6 +59,7 @@ def export(
     example = example_of(shape, preprocessing)
     if example is None:
         raise invalid("--shape is missing, such as 1,3,224,224: the size of the model's input is not known")
+    example = on_device_of(module, example)
     if preprocessing is not None:
         preprocessing = preprocessing.for_inputs(tuple(example.shape[1:]))
     if input_range is not None:

@@ -4,8 +4,8 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,13 +116,21 @@ def graph_of(model: nn.Module, preprocess: Callable[..., Any], image: Image.Imag
 
 
 def model_named(
-    name: str, weights: str | None = None, metadata: str | None = None, *, random: bool = False, allow_native: bool = False
+    name: str,
+    weights: str | None = None,
+    metadata: str | None = None,
+    device: str | None = None,
+    *,
+    random: bool = False,
+    allow_native: bool = False,
 ) -> NamedModel:
-    """The model that a name stands for, in evaluation mode. Raises `InputError` if it or its weights are missing.
+    """The model that a name stands for, in evaluation mode. Raises `InputError` if it, its weights or the device are missing.
 
-    `random`: whether a library's model has random weights, unless `weights` names others. `allow_native`: as for `lrpfx.load`.
+    `device`: where it runs; None for where it is made. `random`: whether a library's model has random weights, unless `weights`
+    names others. `allow_native`: as for `lrpfx.load`.
     """
     kind, colon, rest = name.partition(":")
+    place = None if device is None else device_named(device)
     if metadata is not None and kind != "torchvision":
         raise invalid("--metadata is for models of torchvision; pass --mean, --std and --categories for others")
     if colon and kind in _LIBRARIES and rest:
@@ -130,6 +138,8 @@ def model_named(
     elif Path(name).suffix in suffixes() and (Path(name).exists() or not colon):
         if weights is not None:
             raise invalid(f"{name} has its weights: leave out --weights")
+        if device is not None:
+            raise invalid(f"{name} is a program, which runs on the device that it was exported on: leave out --device")
         runner = load(name, allow_native=allow_native)
         with os_errors(InputError, Path(name), "read"):
             origin = hash_of_file(Path(name))
@@ -147,9 +157,33 @@ def model_named(
     module = found.model
     assert isinstance(module, nn.Module)
     module.eval()
+    if place is not None:
+        with _errors_of_device(place):
+            module.to(place)
     stated = None if found.preprocess is not None else preprocessing_of(module)
     preprocess = found.preprocess if stated is None else stated.function
     return NamedModel(name, module, preprocess, found.categories or _labels(module))
+
+
+def device_named(text: str) -> torch.device:
+    """The device that a text names. Raises `InputError` if it is not there."""
+    try:
+        device = torch.device(text)
+    except (RuntimeError, ValueError) as error:
+        raise invalid(f"--device is cpu, cuda, cuda:1, mps or another device of torch, not {text!r}") from error
+    if device.type == "meta":
+        raise invalid("--device meta holds no values to explain")
+    with _errors_of_device(device):
+        torch.zeros(1, device=device)
+    return device
+
+
+@contextmanager
+def _errors_of_device(device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # of drivers, in many kinds
+        raise invalid(f"--device {device} cannot be used here: {first_lines(error)}") from error
 
 
 def _labels(model: nn.Module) -> tuple[str, ...] | None:

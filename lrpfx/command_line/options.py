@@ -64,6 +64,10 @@ WEIGHTS = Annotated[
         "weights_only=True, or .safetensors)."
     ),
 ]
+DEVICE = Annotated[
+    str | None,
+    typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps. By default where it was made, mostly the CPU."),
+]
 CATEGORIES = Annotated[Path | None, typer.Option(help="A file with the names of the classes, one a line, in their order.")]
 SHAPE = Annotated[
     str | None, typer.Option(help="Shape of an input, batch first: 1,3,224,224. By default that of the preprocessing.")
@@ -168,7 +172,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class ModelOptions(ImageOptions):
-    """What is known of a model beside its name: weights, preprocessing and classes."""
+    """What is known of a model beside its name: weights, preprocessing and classes; and where it runs."""
 
     weights: WEIGHTS = None
     metadata: Annotated[
@@ -179,6 +183,7 @@ class ModelOptions(ImageOptions):
         ),
     ] = None
     categories: CATEGORIES = None
+    device: DEVICE = None
 
 
 def _by_channel(option: str, text: str, channels: int) -> tuple[float, ...]:

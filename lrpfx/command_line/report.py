@@ -45,7 +45,7 @@ def report(
     if len(set(names)) < len(names):
         raise invalid(f"--composite names one twice: {', '.join(names)}")
     with stages(f"loading {model}") as shown:
-        given = model_named(model, options.weights, options.metadata)
+        given = model_named(model, options.weights, options.metadata, options.device)
         preprocess = given.required_preprocessing(options)
         images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
         known, found = given.names_of_classes(options.categories), {}

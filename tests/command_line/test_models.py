@@ -3,6 +3,7 @@
 import csv
 import importlib
 import os
+import sys
 import time
 import urllib.error
 from types import SimpleNamespace
@@ -85,6 +86,50 @@ def test_weights_that_cannot_be_downloaded(squeezenet, monkeypatch):
 def test_mistakes(name, weights, metadata, message, squeezenet):
     with pytest.raises(lrpfx.LrpfxError, match=message):
         model_named(name, weights, metadata)
+
+
+def test_models_run_on_a_device(placed):
+    assert model_named("placed:Placed").model.places == []
+    assert model_named("placed:Placed", device="cpu").model.places == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize("command", ["explain . ", "dataset . --output store", "report .", "draw", "check", "export x.pt2", "compare ."])
+def test_devices_that_are_not_there(command, placed):
+    name, *arguments = command.split()
+    composites = ["--composite", "EpsilonPlus", "--composite", "AttnLRP"] if name == "compare" else []
+    for device, reason in [("gpu", "not 'gpu'"), ("meta", "no values"), ("cuda:99", "--device cuda:99 cannot be used here")]:
+        with pytest.raises(lrpfx.InputError, match=reason):
+            run(name, "placed:Placed", *arguments, *composites, "--device", device)
+
+
+def test_programs_run_where_they_were_exported(placed):
+    status, printed = run("export", "placed:Placed", "x.pt2", "--shape", "1,3,8,8", "--raw", "--device", "cpu")
+    assert status == 0, printed
+    with pytest.raises(lrpfx.InputError, match="leave out --device"):
+        run("explain", "x.pt2", ".", "--device", "cpu")
+
+
+@pytest.fixture
+def placed(tmp_path, monkeypatch):
+    """A model that notes where it is moved."""
+    (tmp_path / "placed.py").write_text(PLACED)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("placed", None)
+
+
+PLACED = """
+import torch
+
+class Placed(torch.nn.Sequential):
+    def __init__(self):
+        super().__init__(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+        self.places = []
+
+    def to(self, *places):
+        self.places += places
+        return super().to(*places)
+"""
 
 
 def test_timms_metadata(tmp_path, monkeypatch):

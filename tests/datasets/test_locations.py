@@ -319,7 +319,7 @@ def test_a_folder_whose_lock_cannot_be_written_is_not_begun(explain_model, read_
     folder, protect = read_only
     (folder / "store").mkdir()
     protect()
-    with pytest.raises(lrpfx.ArtefactError, match="cannot be written to, .* 0 of 100 are done"):
+    with pytest.raises(lrpfx.ArtefactError, match=r"cannot be written to, .* 0 of 100 are done"):
         lrpfx.datasets.attribute(explain_model, Noise(COUNT), folder / "store", **SETTINGS)
     assert not list((folder / "store").iterdir())
 
