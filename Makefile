@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow kills test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow gpu kills test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -105,6 +105,11 @@ docs: $(VENV)/linked
 # What `make test` leaves out: all combinations of parameters, and classifiers as they are. TESTS=tests/rules is a part of them.
 test-slow: $(VENV)/linked
 	$(BIN)/python -m pytest -m slow $(TESTS)
+
+# On a machine with a GPU: its tests, and the benchmark, which writes the table of docs/gpus.md.
+gpu: $(VENV)/linked
+	$(BIN)/python -m pytest -m gpu tests/end_to_end/test_devices.py
+	$(BIN)/python benchmarks/gpu.py
 
 # Kill runs over data sets thirty times each: of one process, and actors, machines, callers and Ray itself. It takes an hour.
 kills: $(VENV)/linked

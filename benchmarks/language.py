@@ -97,7 +97,7 @@ def lxt_of(model: nn.Module, inputs: torch.Tensor) -> Callable[[], torch.Tensor]
     module = sys.modules[type(model).__module__]
     rules = importlib.import_module(f"lxt.efficient.models.{module.__name__.rpartition('modeling_')[2]}")
     for_lxt.patch(module, rules.attnLRP)
-    patched = getattr(module, type(model).__name__)(model.config)
+    patched = getattr(module, type(model).__name__)(model.config).to(model.device, model.dtype)
     patched.load_state_dict(model.state_dict())
     return gradient_of(patched.eval().requires_grad_(False), inputs)
 

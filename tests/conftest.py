@@ -47,7 +47,7 @@ collect_ignore = [f"{name}.py" for name in OF_PROGRAMS] if release() < OLDEST_FO
 HERE = Path(__file__).parent
 #: The rooms that all others are built on: their tests are the first to run.
 CORE = ("ir", "operators", "rules", "passes", "runtime")
-OTHERS = ("slow", "thorough", "programs", "ray", "examples")
+OTHERS = ("slow", "thorough", "programs", "ray", "examples", "gpu")
 
 
 def pytest_collectstart(collector):

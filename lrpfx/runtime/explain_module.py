@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError, printable
 from lrpfx.ir.guards import FixedValue, Guard
 from lrpfx.ir.written_names import check_names
-from lrpfx.runtime.compiled_graph import CompiledGraph, restore_graph
+from lrpfx.runtime.compiled_graph import CompiledGraph, moved_state, restore_graph
 from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.runtime.overwriting import on_copies
@@ -407,10 +407,25 @@ class ExplainModule(TreeGraphModule):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         if self.shares_memory:
             own_tensors(self, fn)
+        before = self._devices()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        after = self._devices()
+        if len(after) == 1 and before != after:
+            self._name_device(before, *after)
         self._misfit = self._cast_problem()
         self.refold()
         return self
+
+    def _devices(self) -> set[torch.device]:
+        return {tensor.device for tensor in (*self.parameters(), *self.buffers())}
+
+    def _name_device(self, before: set[torch.device], now: torch.device) -> None:
+        """Change the device that torch.export wrote into calls, as for `torch.arange(4, device=x.device)`."""
+        unfused = self.graph if self.compiled.unfused is self.compiled.graph else self.compiled.unfused
+        self.change(replace(self.compiled, graph=self.graph, unfused=unfused).moved(before, now))
+        for module in self.modules():
+            if isinstance(module, Recomputed):
+                module.records, module.runner = moved_state(module.records, before, now), None
 
     def _tree(self) -> Scope:
         """The module's parameters, buffers and children as a tree that can be copied and pickled."""

@@ -93,7 +93,9 @@ def test_models_run_on_a_device(placed):
     assert model_named("placed:Placed", device="cpu").model.places == [torch.device("cpu")]
 
 
-@pytest.mark.parametrize("command", ["explain . ", "dataset . --output store", "report .", "draw", "check", "export x.pt2", "compare ."])
+@pytest.mark.parametrize(
+    "command", ["explain . ", "dataset . --output store", "report .", "draw", "check", "export x.pt2", "compare ."]
+)
 def test_devices_that_are_not_there(command, placed):
     name, *arguments = command.split()
     composites = ["--composite", "EpsilonPlus", "--composite", "AttnLRP"] if name == "compare" else []

@@ -140,6 +140,32 @@ def test_moved_and_cast(model, input):
     assert torch.equal(relevance_of(explain_model, input), expected), "the copy on the other device changed this one"
 
 
+class WithPlaces(nn.Module):
+    """Adds the places of entries, which it makes on the device of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
+        return self.layer(nn.functional.gelu(x + places)).to(x.device, torch.float64)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_a_device_in_the_graph_of_torch_export_moves_with_the_module(capture):
+    x = torch.randn(2, 4)
+    explain_model = lrpfx.transform(WithPlaces(), EpsilonPlus(), example_inputs=x, capture=capture)
+    moved = pickle.loads(pickle.dumps(copy.deepcopy(explain_model).to("meta")))
+    leaf = x.to("meta").requires_grad_()
+    output = moved(leaf)
+    (relevance,) = torch.autograd.grad(output, leaf, torch.ones_like(output))
+    assert output.device.type == relevance.device.type == "meta"
+    for graph in (moved.graph, moved.unfused_graph):
+        assert "device(type='cpu')" not in graph.python_code("self").src
+    assert torch.isfinite(lrpfx.attribute(explain_model, x, 1).relevance).all()  # the source of the copy stays
+
+
 class InFloat32(nn.Module):
     """Normalizes in float32 and returns to the input's dtype, as language models do."""
 

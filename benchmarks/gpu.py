@@ -1,0 +1,160 @@
+"""Attributions on a GPU against the plain gradient, Zennit and LXT: `make gpu`, which writes the table of docs/gpus.md."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from contenders import COMPOSITES, PLAIN, RANGE, gradient_of, lrpfx_of, merged, network, zennit_of
+from memory import answer_of
+
+# isort: split
+import language
+import transformers
+from torch import nn
+
+import lrpfx
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "gpus.md"
+BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
+NETWORKS, COMPOSITE, IMAGES = ("resnet50", "vgg16"), "EpsilonPlusFlat", 32
+TOKENS = (2_048, 8_192, 32_768)
+
+Run = Callable[[], torch.Tensor]
+
+
+def llama(tokens: int, device: torch.device, is_small: bool) -> tuple[nn.Module, torch.Tensor]:
+    """An untrained decoder with the widths of a small Llama, in bfloat16, and a text of so many tokens."""
+    torch.manual_seed(0)
+    wide = {"hidden_size": 64, "intermediate_size": 128} if is_small else {"hidden_size": 2048, "intermediate_size": 8192}
+    configuration = transformers.LlamaConfig(
+        num_hidden_layers=2 if is_small else 16,
+        num_attention_heads=4 if is_small else 32,
+        max_position_embeddings=tokens,
+        vocab_size=1000,
+        use_cache=False,
+        **wide,
+    )
+    model = transformers.LlamaForCausalLM(configuration).to(device, torch.bfloat16)
+    return model.eval().requires_grad_(False), torch.randint(0, 1000, (1, tokens), device=device)
+
+
+def of_images(name: str, count: int, size: int, device: torch.device) -> Iterator[tuple[str, Run]]:
+    """The contenders for a classifier, made when they are asked for, since Zennit leaves its hooks in a network."""
+    images = torch.rand(count, 3, size, size, device=device)
+    explain_model = lrpfx.transform(network(name).to(device), COMPOSITES[COMPOSITE].lrpfx, input_range=RANGE)
+    runs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        PLAIN: gradient_of(merged(network(name)).to(device)),
+        "lrpfx": lrpfx_of(explain_model),
+        "lrpfx, compiled": lrpfx_of(torch.compile(explain_model, fullgraph=True)),  # type: ignore[arg-type]
+        "Zennit": zennit_of(network(name).to(device), COMPOSITE),
+    }
+    for contender, run in runs.items():
+        yield contender, lambda run=run: run(images)  # type: ignore[misc]
+
+
+def of_texts(tokens: int, device: torch.device, is_small: bool) -> Iterator[tuple[str, Run]]:
+    """The contenders for a decoder. LXT comes last: it patches transformers for good."""
+    model, ids = llama(tokens, device, is_small)
+    yield PLAIN, language.gradient_of(model, ids)
+    yield "lrpfx", language.lrpfx_of(model, ids)
+    try:
+        yield "LXT", language.lxt_of(model, ids)
+    except (ImportError, AttributeError, TypeError) as error:
+        print(f"LXT cannot be measured: {error}", file=sys.stderr)
+
+
+def seconds_of(run: Run, device: torch.device, rounds: int) -> list[float]:
+    """The time of each of some calls, after one that is not counted."""
+    found = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        run()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        found.append(time.perf_counter() - started)
+    return found[1:]
+
+
+def peak_of(run: Run, device: torch.device) -> float | None:
+    """The peak of a call above what is held before it, in MiB; None where it is not known."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def measured(what: str, runs: Iterator[tuple[str, Run]], units: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    """One record for each contender; `units` are explained by a call. Contenders that run out of memory are records, too."""
+    records: list[dict[str, Any]] = []
+    for contender, run in runs:
+        record: dict[str, Any] = {"what": what, "contender": contender, "rate": None, "peak": None}
+        records.append(record)
+        try:
+            seconds = statistics.median(seconds_of(run, device, rounds))
+            record |= {"rate": units / seconds, "peak": peak_of(run, device)}
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+    return records
+
+
+def of_one(what: str, device: torch.device, rounds: int, is_small: bool) -> list[dict[str, Any]]:
+    """The records of a classifier, or of a decoder for so many tokens."""
+    if what in NETWORKS:
+        count, size = (2, 64) if is_small else (IMAGES, 224)
+        return measured(f"{what}, {count}×3×{size}×{size}", of_images(what, count, size, device), count, device, rounds)
+    tokens = 32 if is_small else int(what)
+    return measured(f"Llama, {tokens:,} tokens, bfloat16", of_texts(tokens, device, is_small), tokens, device, rounds)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """The records as a table: contenders of one model beside its gradient."""
+    rows = ["| | | images or tokens/s | cost / gradient | peak MiB | peak / gradient |", "|---|---|---:|---:|---:|---:|"]
+    plain: dict[str, Any] = {}
+    for record in records:
+        plain = record if record["contender"] == PLAIN else plain
+        rate, peak = record["rate"], record["peak"]
+        cells = [
+            "out of memory" if rate is None else f"{rate:,.1f}",
+            "" if rate is None or plain["rate"] is None else f"{plain['rate'] / rate:.2f}",
+            "" if peak is None else f"{peak:,.0f}",
+            "" if peak is None or plain["peak"] is None else f"{peak / plain['peak']:.2f}",
+        ]
+        rows.append(f"| {record['what']} | {record['contender']} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="small models, to see that it runs")
+    parser.add_argument("--only", help="one model or number of tokens, in this process")
+    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    device = torch.device(options.device)
+    if options.only is not None:
+        print(json.dumps(of_one(options.only, device, options.rounds, options.small)))
+        return
+    arguments = ["--device", options.device, "--rounds", str(options.rounds), *["--small"] * options.small]
+    names = [*NETWORKS, *map(str, TOKENS[:1] if options.small else TOKENS)]
+    records = [record for name in names for record in answer_of(__file__, "--only", name, *arguments)]
+    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    text = f"Measured on {machine} with torch {torch.__version__}:\n\n{table(records)}"
+    print(text)
+    before, rest = options.document.read_text().split(BEGIN)
+    options.document.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
