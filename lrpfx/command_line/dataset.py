@@ -95,7 +95,9 @@ def dataset(
         raise invalid("--spray and --virelay take the photographs of each class: pass --target predicted or --target true")
     if analysis.virelay is not None and scores is not None:
         raise invalid("--virelay shows whole outputs: leave out --scores")
-    analysis.check(folder, spray)
+    if analysis.virelay is not None and reduce is Reduce.CHANNELS:
+        raise invalid("--virelay shows relevance over photographs, which --reduce channels leaves nothing of")
+    analysis.check(folder, spray, output)
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
         module = given.module("dataset")

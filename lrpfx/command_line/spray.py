@@ -36,11 +36,13 @@ class ClusterOptions:
         str, typer.Option(help="The numbers of clusters to try, besides 1; the largest gap of eigenvalues chooses.")
     ] = ",".join(map(str, CLUSTERS))
 
-    def check(self, photographs: Path | None, output: Path | None) -> None:
-        """Raise `InputError` if the results would become photographs that are to be explained."""
-        for folder in (output, self.virelay):
-            if folder is not None and photographs is not None and folder.resolve().is_relative_to(photographs.resolve()):
+    def check(self, photographs: Path | None, output: Path | None, store: str | Path) -> None:
+        """Raise `InputError` if the results would become photographs that are to be explained, or a part of the store."""
+        for folder in filter(None, (output, self.virelay)):
+            if photographs is not None and folder.resolve().is_relative_to(photographs.resolve()):
                 raise invalid(f"{folder} is in the folder {photographs}, whose photographs would be others then")
+            if folder.resolve().is_relative_to(Path(store).resolve()):
+                raise invalid(f"{folder} is in the store {store}: give another folder")
 
 
 def spray(
@@ -59,7 +61,7 @@ def spray(
     """
     if options.virelay is not None and photographs is None:
         raise invalid("--virelay shows photographs: pass --photographs too")
-    options.check(photographs, output)
+    options.check(photographs, output, store)
     write_clusters(open_store(store), photographs, output, options)
 
 

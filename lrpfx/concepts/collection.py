@@ -2,18 +2,17 @@
 
 import json
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
-from typing import Any, Self
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from lrpfx.concepts.rankings import NONE, Ranking
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, nearest, os_errors
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
-from lrpfx.samples.plan import KnownSample
+from lrpfx.samples.plan import KnownSamples
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.numbers import is_whole, whole_number
 from lrpfx.support.runs import check_same_run
@@ -22,8 +21,7 @@ from lrpfx.support.stored_arrays import RefusedError, read_arrays
 QUANTITIES = ("activation", "relevance")
 REDUCTIONS = ("max", "sum")
 SUFFIX = ".npz"
-FORMAT = 2
-_PROBES = 16  # samples of which hashes are kept
+FORMAT = 3
 Key = tuple[str, str, str, str]  # layer, quantity, reduction, grouping
 ALL = 0  # the only group of the grouping "all"
 
@@ -76,14 +74,13 @@ class Collection:
     `lrpfx.concepts.collect` makes it. Parts that were collected from different samples are merged with `merge`, in any order.
 
     `facts`: the model, the layers and the settings. `rankings`: by the layer and the kind of the score, and by the class, or
-    `ALL`. `samples`: intervals [first, behind the last) of the samples that were explained. `probes`: what is known of some, by
-    which a changed dataset is noticed. `errors`: the samples that could not be explained, with the reason of each.
+    `ALL`. `known`: the samples that were explained, and what is known of each, by which a changed dataset is noticed. `errors`:
+    the samples that could not be explained, with the reason of each.
     """
 
     facts: CollectionFacts
     rankings: dict[Key, dict[int, Ranking]]
-    samples: tuple[tuple[int, int], ...] = ()
-    probes: dict[int, KnownSample] = field(default_factory=dict)
+    known: KnownSamples = field(default_factory=partial(KnownSamples.of, (), ()))
     errors: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -94,7 +91,7 @@ class Collection:
     @property
     def count(self) -> int:
         """How many samples were explained."""
-        return sum(last - first for first, last in self.samples)
+        return len(self.known)
 
     def classes(self, grouping: str) -> list[int]:
         """The classes in the rankings.
@@ -180,20 +177,7 @@ class Collection:
 
         `sample`: its number in the dataset.
         """
-        place = bisect_right(self.samples, sample, key=itemgetter(0)) - 1
-        return place >= 0 and sample < self.samples[place][1]
-
-    def with_samples(
-        self, samples: Iterable[int], rankings: Mapping[Key, dict[int, Ranking]], probes: Mapping[int, KnownSample]
-    ) -> Self:
-        """The collection with further samples.
-
-        `samples`: their numbers. `rankings`: the rankings with them, which replace these. `probes`: some of them.
-        """
-        seen = [(sample, sample + 1) for sample in samples]
-        return replace(
-            self, rankings=dict(rankings), samples=_united([*self.samples, *seen]), probes=_thinned({**self.probes, **probes})
-        )
+        return sample in self.known
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the collection to a file, whole or not at all.
@@ -202,9 +186,8 @@ class Collection:
         """
         _, target = checked_path(path, (SUFFIX,))
         facts = {**asdict(self.facts), "normalized": list(self.facts.normalized)}
-        manifest: dict[str, Any] = {"format": FORMAT, "facts": facts, "samples": self.samples, "rankings": []}
-        manifest |= {"probes": list(self.probes.items()), "errors": list(self.errors.items())}
-        arrays: dict[str, np.ndarray] = {}
+        manifest: dict[str, Any] = {"format": FORMAT, "facts": facts, "rankings": [], "errors": list(self.errors.items())}
+        arrays: dict[str, np.ndarray] = {name: getattr(self.known, name) for name in _KNOWN}
         for number, (key, groups) in enumerate(self.rankings.items()):
             manifest["rankings"].append({"key": key, "groups": list(groups)})
             for name in _ARRAYS:
@@ -236,6 +219,7 @@ class Collection:
 
 
 _ARRAYS = ("scores", "samples", "positions")  # of a ranking
+_KNOWN = ("numbers", "digests", "labels")  # of the samples
 
 
 def merge(parts: Iterable[Collection]) -> Collection:
@@ -259,42 +243,18 @@ def merge(parts: Iterable[Collection]) -> Collection:
 
 def _merged(one: Collection, other: Collection) -> Collection:
     check_same_run("the first collection", asdict(other.facts), asdict(one.facts))
-    both = sum(max(0, min(last, end) - max(first, start)) for first, last in one.samples for start, end in other.samples)
-    if both:
-        raise InputError(f"the collections have {both} samples in common, which would count twice", topic="collections")
+    both = np.intersect1d(one.known.numbers, other.known.numbers, assume_unique=True)
+    if len(both):
+        raise InputError(f"the collections have {len(both)} samples in common, which would count twice", topic="collections")
     rankings: dict[Key, dict[int, Ranking]] = {}
     for key in dict.fromkeys([*one.rankings, *other.rankings]):
         groups = dict(one.rankings.get(key, {}))
         for group, ranking in other.rankings.get(key, {}).items():
             groups[group] = groups[group].merged(ranking) if group in groups else ranking
         rankings[key] = dict(sorted(groups.items()))
-    samples, probes = _united([*one.samples, *other.samples]), _thinned({**one.probes, **other.probes})
     failed = {sample: reason for sample, reason in one.errors.items() if not other.has(sample)}
     failed |= {sample: reason for sample, reason in other.errors.items() if not one.has(sample)}
-    return Collection(one.facts, rankings, samples, probes, dict(sorted(failed.items())))
-
-
-def _probes_in(data: Any) -> dict[int, KnownSample]:
-    return {number: KnownSample(*known) for number, known in data}
-
-
-def _thinned(probes: Mapping[int, KnownSample]) -> dict[int, KnownSample]:
-    """At most `_PROBES` of the probes, the first among them."""
-    found = dict(sorted(probes.items()))
-    while len(found) > _PROBES:
-        found = dict(list(found.items())[::2])
-    return found
-
-
-def _united(intervals: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Intervals in order, those that touch joined."""
-    found: list[tuple[int, int]] = []
-    for first, last in sorted(intervals):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
-        else:
-            found.append((first, last))
-    return tuple(found)
+    return Collection(one.facts, rankings, one.known.united(other.known), dict(sorted(failed.items())))
 
 
 def _read(content: bytes) -> Collection:
@@ -312,5 +272,5 @@ def _read(content: bytes) -> Collection:
         columns = [arrays[f"{number}.{name}"] for name in _ARRAYS]
         groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
         rankings[layer, quantity, reduction, grouping] = groups
-    samples = tuple((first, last) for first, last in manifest["samples"])
-    return Collection(facts, rankings, samples, _probes_in(manifest["probes"]), dict(manifest["errors"]))
+    known = KnownSamples(*(arrays[name] for name in _KNOWN))
+    return Collection(facts, rankings, known, dict(manifest["errors"]))

@@ -34,7 +34,7 @@ from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.failures import PATIENCE, none_loaded, warning_of_failures
 from lrpfx.samples.items import is_indexed
-from lrpfx.samples.plan import KnownSample
+from lrpfx.samples.plan import KnownSample, KnownSamples
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, SampleGroup
 from lrpfx.samples.selection import SampleSelection, numbers_of
 from lrpfx.support.files import checked_path
@@ -87,8 +87,9 @@ def collect(
         Names as for `record=`; a dict says what has the channels, such as `{"encoder.add": Feature}`.
     path
         A file (.npz). The collection is written there every `save_every` seconds and at the end, whole or not at all. If it
-        exists already, what is in it is not computed again, and some of its samples are compared with those of the dataset. One
-        process at a time writes to a file. Collections of different samples are merged by `merge`.
+        exists already, what is in it is not computed again, and its samples are compared with those of the dataset: 256 at
+        random, others in each call, or all that are iterated over. One process at a time writes to a file. Collections of
+        different samples are merged by `merge`.
     target
         The relevance is that of the "predicted" class, of the "true" one, of one class index, or of a function from the output
         to its relevance.
@@ -195,9 +196,9 @@ class _Collector:
     def parts(self, samples: Iterable[int] | None, before: Collection | None, progress: bool = False) -> Generator[Collection]:
         """Collections of some samples each, of those that are not in `before`. After an error, what precedes it comes first."""
         pending = _Pending(self, None if before is None else before.facts)
-        probes = {} if before is None else before.probes
+        known = KnownSamples.of((), ()) if before is None else before.known
         begun = -math.inf  # the first comes as soon as there is one: it has the facts, which shards need
-        loaded = self._selection().batches(samples, partial(_is_done, before), self.batch_size, probes)
+        loaded = self._selection().batches(samples, partial(_is_done, before), self.batch_size, known)
         try:
             for batch in progress_bar(loaded, progress, unit="batch"):
                 pending.add(batch)
@@ -273,7 +274,7 @@ class _Collector:
         wanted = {name: kinds.get(name) if kind is None else kind.__name__ for name, kind in self.layers.items()}
         ours = {**asdict(self._facts({}, found.facts.labels)), "layers": list(wanted.items())}
         check_same_run(path, ours, {**asdict(found.facts), "layers": list(kinds.items())})
-        self._selection().check(found.probes)
+        self._selection().check(found.known)
 
     def _selection(self) -> SampleSelection:
         return SampleSelection(self.dataset, Preparation(self.module.argument_names), self.workers)
@@ -333,8 +334,8 @@ class _Collector:
             finite = value[kept] if reasons else value
             reduced, positions[name, quantity] = scores_of(facts.layers[name], finite, quantity in self.normalized)
             scores.update({(name, quantity, reduction): one for reduction, one in reduced.items()})
-        probes = {samples[place].number: samples[place].known for place in kept[:1]}
-        return _Scored(np.array(numbers, dtype=np.int64), probes, classes, scores, positions), reasons
+        known = [samples[place].known for place in kept]
+        return _Scored(np.array(numbers, dtype=np.int64), known, classes, scores, positions), reasons
 
 
 @dataclass
@@ -420,7 +421,7 @@ class _Scored:
     """The scores of some samples."""
 
     numbers: NDArray[np.int64]
-    probes: dict[int, KnownSample]  # the first sample, by its number
+    known: list[KnownSample]  # of each sample
     classes: dict[str, NDArray[np.int64]]  # of each sample, by grouping
     scores: dict[tuple[str, str, str], NDArray[np.float64]]  # by layer, quantity and reduction: (samples, channels)
     positions: dict[tuple[str, str], NDArray[np.int32]]  # by layer and quantity: (samples, channels, dimensions)
@@ -449,8 +450,7 @@ def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored], errors: dic
             for group in np.unique(of_samples).tolist():
                 chosen = of_samples == group
                 groups[group] = empty.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
-    probes = {number: known for one in parts for number, known in one.probes.items()}
-    return Collection(facts, {}, errors=errors).with_samples(numbers.tolist(), rankings, probes)
+    return Collection(facts, rankings, KnownSamples.of(numbers, [known for one in parts for known in one.known]), errors)
 
 
 def _check_form(name: str, layer: Layer, value: torch.Tensor, count: int) -> None:

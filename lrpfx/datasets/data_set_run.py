@@ -341,6 +341,8 @@ class _Run:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)
             return
+        if done and (total is None or done < total):
+            self._first_rows()  # if the settings or the data let no sample be explained, no further one fails
         work = Work(self.source, plan, self.explainer, writer)
         has_warned = False
         with (
@@ -363,7 +365,7 @@ class _Run:
             )
         if writer.manifest.samples is None:
             writer.finish(done)
-        if differ:  # all samples were compared, and need not be again
+        if differ and not self.location.is_read_only():  # all samples were compared, and need not be again
             writer.state(replace(writer.manifest, facts={**writer.manifest.facts, "data": facts["data"]}))
 
 

@@ -79,6 +79,7 @@ class ImagesOfSamples(Sequence[Any]):
             source.check_done(BlockPlan(view.manifest["block"], 1, replace(view.blocks(), labels=None)))
         self.source = source
         self.labels = view.labels
+        self.keys = view.keys
 
     def __len__(self) -> int:
         return self.source.length
@@ -92,6 +93,11 @@ class ImagesOfSamples(Sequence[Any]):
             raise _invalid(
                 f"sample {number} has the label {sample.label} in the data and {known} in the store: pass the data set that "
                 "was explained, in the same order"
+            )
+        if sample.key and self.keys[number] and Path(sample.key).name != Path(self.keys[number]).name:
+            raise _invalid(
+                f"sample {number} is {sample.key} in the data and {self.keys[number]} in the store: pass the data set that was "
+                "explained, in the same order"
             )
         return sample.inputs
 

@@ -35,6 +35,8 @@ _FILLS: dict[str, float | int | str] = {
 }
 #: Bits of the significands of rounded numbers that are not stored: those of float32 beyond those of float16.
 _DROPPED_BITS = 13
+#: The largest of them.
+_LARGEST = np.float32(2.0**127 * (2.0 - 2.0**-10))
 #: Attributes of arrays, for other readers; `comment` is what the CF conventions call a text for them.
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
     OUTPUT: {"comment": "the output of the model"},
@@ -145,7 +147,7 @@ def rounded(values: Array) -> Array:
     Bits that are zero are compressed to next to nothing, so that they need no more space than numbers of 16 bits with a scale
     for each sample, and any reader gets the right ones.
     """
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    bits = np.clip(values, -_LARGEST, _LARGEST, dtype=np.float32).view(np.uint32)
     last = (bits >> np.uint32(_DROPPED_BITS)) & np.uint32(1)  # to the nearest, of two equally near ones to the even one
     return ((bits + np.uint32((1 << _DROPPED_BITS - 1) - 1) + last) & np.uint32(~((1 << _DROPPED_BITS) - 1) & 0xFFFFFFFF)).view(
         np.float32

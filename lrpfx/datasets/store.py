@@ -161,14 +161,15 @@ class BlockWriter:
         """Write the rows of a block, and then that it is done.
 
         Each array gets its chunk, so that one that is lost is missed. Errors: `ArtefactError`, also where the store is not that
-        which this run has begun or found; `InputError` if the block has rows of other samples, which stay.
+        which this run has begun or found; `InputError` if the block has rows of other samples, which stay. Samples of it that
+        were explained before, and fail now, keep what they have.
         """
         self._check_is_ours()
         if block >= self.arrays[DONE].shape[0]:
             self._open()  # another process may have made room
             self.make_room(block)
         first = block * self.manifest.block
-        self._check_samples(first, rows)
+        self._reconcile(block, rows)
         with self.location.errors("written"):
             of_samples = [one for one in self.manifest.layouts if one.dimensions[0] == SAMPLE]
             mark = f"{DONE}/c/{block}"
@@ -183,15 +184,18 @@ class BlockWriter:
 
     def _check_is_ours(self) -> None:
         """Raise `ArtefactError` if the store of this run was removed, and another one begun at its place."""
-        stated = _attributes(self.location).get(MANIFEST)  # each block costs this twice, so no folder is listed
+        stated = None
+        with suppress(ArtefactError):
+            stated = _attributes(self.location).get(MANIFEST)  # each block costs this twice, so no folder is listed
         if not isinstance(stated, dict) or stated.get(RUN) != self.manifest.facts[RUN]:
             raise ArtefactError(
-                f"{self.location} was removed while this run wrote to it, and is another run's store now: this run has ended",
+                f"{self.location} was removed while this run wrote to it, or is another run's store now: this run has ended",
                 topic="damaged-stores",
             )
 
-    def _check_samples(self, first: int, rows: Mapping[str, Array]) -> None:
-        """Raise `InputError` if other samples have these places, which a former run explained."""
+    def _reconcile(self, block: int, rows: Mapping[str, Array]) -> None:
+        """Put rows of a former run in place of failures. `InputError` if it explained other samples there."""
+        first = block * self.manifest.block
         places = slice(first, first + len(rows[DIGEST]))
         with suppress(ArtefactError):  # a damaged block is written anew
             were_explained = read(self.location, self.arrays[STATUS], places) == EXPLAINED
@@ -203,6 +207,11 @@ class BlockWriter:
                 label, problem = int(rows[LABEL][place]), str(rows[ERROR][place])
                 sample = Sample(first + place, None, label, problem=problem, digest=int(rows[DIGEST][place]))
                 check_unchanged(sample, KnownSample(int(digests[place]), int(labels[place]) if relabelled[place] else None))
+            worse = were_explained & (rows[STATUS] == FAILED)
+            if worse.any() and _with_all_chunks(self.location, self.manifest, [block]):
+                former = {name: read(self.location, self.arrays[name], places) for name in rows}
+                for name, values in rows.items():
+                    values[worse] = former[name][worse]
 
     def make_room(self, block: int) -> None:
         """Lengthen the arrays of a store of unknown length for a block, that of the blocks that are done last of all."""

@@ -3,6 +3,7 @@
 import hashlib
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from lrpfx.support.torch_internals import pytree
 # Entries of a sample that is a dict. "__key__" and "cls" are WebDataset's; other entries like "__url__" are not data either.
 LABELS = ("label", "labels", "cls")
 _LABELS = 1 << 62  # class indices have fewer bits
-_PLAIN = (int, float, complex, str, bytes, type(None))
+_PLACE_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
 #: The entries of an image of a dataset of Hugging Face that is not decoded.
 ENCODED = {"bytes", "path"}
 IDENTITIES = ("__key__", "key", "path", "id")
@@ -26,7 +27,8 @@ IDENTITIES = ("__key__", "key", "path", "id")
 
 def is_indexed(dataset: Any) -> bool:
     """Whether the samples of a dataset have numbers, by which they are found."""
-    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, Mapping)
+    is_one = isinstance(dataset, Mapping) or (isinstance(dataset, (torch.Tensor, np.ndarray)) and not dataset.ndim)
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not is_one
 
 
 def parts_of(item: Any) -> tuple[Any, int | None]:
@@ -127,12 +129,22 @@ def digest_of_inputs(inputs: Any) -> int:
     leaves = [("", inputs)] if isinstance(inputs, torch.Tensor) else _named_leaves(inputs)
     for name, leaf in leaves:
         total.update(name.encode("utf-8", "backslashreplace"))
-        if isinstance(leaf, (torch.Tensor, np.ndarray)):
+        if isinstance(leaf, (torch.Tensor, np.ndarray)) and getattr(leaf.dtype, "kind", "f") in "biufc":
             for part in content_of(torch.as_tensor(leaf)):
                 total.update(part)
-        else:  # what other objects show of themselves may be their place in memory
-            total.update((repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__).encode())
+        else:
+            total.update(_shown(leaf).encode("utf-8", "backslashreplace"))
     return int.from_bytes(total.digest(), "little") or 1
+
+
+def _shown(value: Any) -> str:
+    """What tells a value from others of its class, as far as it shows that: not its place in memory."""
+    if isinstance(value, (set, frozenset)):  # whose order is another one in each process
+        return f"{type(value).__qualname__} {sorted(map(_shown, value))}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.tolist()!r}"
+    shown = repr(value)
+    return type(value).__qualname__ if _PLACE_IN_MEMORY.search(shown) else f"{type(value).__qualname__} {shown}"
 
 
 def _named_leaves(inputs: Any) -> list[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """What of a data set is done, and what remains to be done."""
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,10 +13,49 @@ NO_LABEL = -1
 
 
 class KnownSample(NamedTuple):
-    """What is known of a sample that is done, see `DoneBlocks`."""
+    """What is known of a sample that is done: its digest, 0 if it may have changed, and its label, None if that may have."""
 
     digest: int
     label: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class KnownSamples:
+    """What is known of some samples: their numbers, which rise, and the digest and the label of each."""
+
+    numbers: NDArray[np.int64]
+    digests: NDArray[np.uint64]
+    labels: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int], known: Sequence[KnownSample]) -> "KnownSamples":
+        """What is known of samples in any order."""
+        digests, labels = ([one[place] for one in known] for place in range(2))
+        return cls(np.array(numbers, np.int64), np.array(digests, np.uint64), np.array(labels, np.int64))._in_order()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __contains__(self, number: int) -> bool:
+        return self.at(number) is not None
+
+    def at(self, number: int) -> KnownSample | None:
+        """What is known of the sample with a number, or None."""
+        place = bisect_left(self.numbers, number)
+        if place == len(self) or self.numbers[place] != number:
+            return None
+        return KnownSample(int(self.digests[place]), int(self.labels[place]))
+
+    def united(self, other: "KnownSamples") -> "KnownSamples":
+        """Both together."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("numbers", "digests", "labels"))
+        both = KnownSamples(*map(np.concatenate, pairs))
+        is_behind = not len(self) or not len(other) or self.numbers[-1] < other.numbers[0]
+        return both if is_behind else both._in_order()
+
+    def _in_order(self) -> "KnownSamples":
+        order = self.numbers.argsort(kind="stable")
+        return KnownSamples(self.numbers[order], self.digests[order], self.labels[order])
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Samples that are chosen by their numbers, in batches."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ import torch
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Workers
-from lrpfx.samples.plan import KnownSample
+from lrpfx.samples.plan import KnownSamples
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
-from lrpfx.samples.sources import IndexedSource, changed, check_unchanged
+from lrpfx.samples.sources import COMPARED, IndexedSource, changed, check_unchanged
 from lrpfx.support.numbers import is_whole
 
 
@@ -44,46 +45,62 @@ def checked_numbers(samples: Any, count: int | None) -> list[int]:
 
 @dataclass(frozen=True)
 class SampleSelection:
-    """Chooses samples of a dataset. `probes`: what is known of some that are iterated over, by number."""
+    """Chooses samples of a dataset."""
 
     dataset: Any
     preparation: Preparation
     workers: int = 0
 
     def batches(
-        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, probes: Mapping[int, KnownSample]
+        self, samples: Iterable[int] | None, done: Callable[[int], bool], size: int, known: KnownSamples
     ) -> Iterator[SampleBatch]:
-        """The wanted samples that are not done, in order. `samples`: their numbers, by default all."""
+        """The wanted samples that are not done, in order. `samples`: their numbers, by default all.
+
+        Errors: `InputError` if one of the `known` ones that are iterated over has changed.
+        """
         numbers = itertools.filterfalse(done, numbers_of(self.dataset, samples))
-        if is_indexed(self.dataset):
-            loaded: Iterator[Sample] = IndexedSource(self.dataset, self.preparation, Workers(self.workers)).chosen(
-                list(numbers)
-            )
-        else:
-            loaded = self._iterated(numbers, samples is None, probes)
+        source = self.source
+        loaded = self._iterated(numbers, samples is None, known) if source is None else source.chosen(list(numbers))
         return (batched(0, some) for some in chunks_of(loaded, size))
 
-    def check(self, probes: Mapping[int, KnownSample]) -> None:
-        """Raise `InputError` unless samples that are found by their numbers are what they were before."""
-        for number in probes if is_indexed(self.dataset) else ():
-            if number >= len(self.dataset):
-                raise changed(number)
-            sample = self.preparation.sample(number, partial(self.dataset.__getitem__, number))
-            check_unchanged(sample, probes[number])
+    @property
+    def source(self) -> IndexedSource | None:
+        """The dataset, if its samples are found by their numbers."""
+        return IndexedSource(self.dataset, self.preparation, Workers(self.workers)) if is_indexed(self.dataset) else None
 
-    def _iterated(self, numbers: Iterator[int], is_all: bool, probes: Mapping[int, KnownSample]) -> Iterator[Sample]:
+    def check(self, known: KnownSamples) -> None:
+        """Raise `InputError` if a sample that is found by its number has changed. Of many, some are compared at random."""
+        source = self.source
+        if source is None or not len(known):
+            return
+        if known.numbers[-1] >= source.length:
+            raise changed(int(known.numbers[-1]))
+        numbers = sorted(random.SystemRandom().sample(known.numbers.tolist(), min(len(known), COMPARED)))
+        with closing(source.chosen(numbers)) as loaded:
+            for sample in loaded:
+                _check(sample, known)
+
+    def _iterated(self, numbers: Iterator[int], is_all: bool, known: KnownSamples) -> Iterator[Sample]:
         """The samples with these numbers, which rise. `is_all`: or as many as there are."""
         wanted, number = next(numbers, None), -1
         for number, item in enumerate(self.dataset):
             if wanted is None:
                 return
-            if number in probes:
-                check_unchanged(self._sample(number, item), probes[number])
+            if number in known:
+                _check(self._sample(number, item), known)
             if number == wanted:
                 yield self._sample(number, item)
                 wanted = next(numbers, None)
+        if is_all and len(known) and known.numbers[-1] > number:
+            raise changed(int(known.numbers[-1]))
         if wanted is not None and not is_all:
             raise InputError(f"sample {wanted} is out of range: the dataset has {number + 1}", topic="samples")
 
     def _sample(self, number: int, item: Any) -> Sample:
         return self.preparation.sample(number, lambda: item)
+
+
+def _check(sample: Sample, known: KnownSamples) -> None:
+    before = known.at(sample.number)
+    assert before is not None
+    check_unchanged(sample, before)

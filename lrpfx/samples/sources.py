@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate, default_convert
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, default_collate, default_convert
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import image_files
@@ -214,13 +215,17 @@ def _without_dead_workers(batches: Iterator[Any]) -> Generator[Any]:
 
 
 def _path_in_folder(dataset: Any, number: Any) -> str | None:
-    """The path of a sample of torchvision's ImageFolder in its folder, also in a subset of it. None for other datasets."""
-    while isinstance(dataset, (Subset, Ordered)):
-        dataset, number = dataset.dataset, dataset.indices[number]
+    """The path of a sample of torchvision's ImageFolder in its folder, also in a subset or chain of them; or else None."""
+    while isinstance(dataset, (Subset, Ordered, ConcatDataset)):
+        if isinstance(dataset, ConcatDataset):
+            place = bisect_right(dataset.cumulative_sizes, number)
+            dataset, number = dataset.datasets[place], number - (dataset.cumulative_sizes[place - 1] if place else 0)
+        else:
+            dataset, number = dataset.dataset, dataset.indices[number]
     samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
     if not isinstance(samples, list) or not isinstance(root, (str, os.PathLike)) or not hasattr(number, "__index__"):
         return None
-    named = samples[number] if 0 <= number < len(samples) else None
+    named = samples[number] if -len(samples) <= number < len(samples) else None
     path = named[0] if isinstance(named, tuple) and named else None
     return as_text(os.path.relpath(path, root)) if isinstance(path, (str, os.PathLike)) else None
 

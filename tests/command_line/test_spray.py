@@ -93,6 +93,8 @@ def test_maps_without_positions_have_no_pictures(classes):
         (("spray", "store", "-o", "clusters", "--virelay", "project"), "pass --photographs too"),
         (("spray", "store", "-o", "photos/clusters", "--photographs", "photos"), "whose photographs would be others"),
         ((*EXPLAINED, "--virelay", "project", "--scores", "2"), "leave out --scores"),
+        ((*EXPLAINED, "--virelay", "project", "--reduce", "channels"), "leaves nothing of"),
+        (("spray", "store", "-o", "store/clusters"), "is in the store store"),
         ((*EXPLAINED, "--target", "predicted", "--spray", "clusters"), "pass --target predicted or --target true"),
         ((*EXPLAINED[:-1], "dog", "--spray", "clusters"), "pass --target predicted or --target true"),
         ((*EXPLAINED, "--virelay", "photos/project"), "whose photographs would be others"),

@@ -1,11 +1,13 @@
 """Explanations of data sets against `lrpfx.attribute`, in all forms that data have, with samples that fail."""
 
+import copy
 import itertools
 import os
 import shutil
 import subprocess
 import sys
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from lrpfx.concepts import Channel
 from lrpfx.datasets.sample_explainer import SampleExplainer
 from lrpfx.request.channels import kind_of
 from lrpfx.request.question import Question
+from lrpfx.samples.items import digest_of_inputs
 
 COUNT = 23
 
@@ -453,6 +456,16 @@ def test_a_data_set_that_ends_with_an_error(explain_model, tmp_path):
 # --- going on ----------------------------------------------------------------------------------------------------------------
 
 
+def interrupted_after(count):
+    """A function for `progress=` that ends a run when so many samples are done."""
+
+    def stop(done, total):
+        if done >= count:
+            raise KeyboardInterrupt
+
+    return stop
+
+
 def begun(explain_model, path, data=None, **asked):
     """A run that stops in the middle, by an interrupt."""
 
@@ -481,7 +494,7 @@ def test_only_what_remains_is_loaded(explain_model, tmp_path, monkeypatch):
     loaded.clear()
     lrpfx.datasets.attribute(explain_model, Counting(COUNT), tmp_path / "store", batch_size=2)
     remaining = set(range(COUNT)) - set(done.nonzero()[0].tolist())
-    assert remaining <= set(loaded) and len(loaded) == len(remaining) + 3
+    assert remaining <= set(loaded) and len(loaded) == len(remaining) + 3 + 1  # and the first, which shows that any can be
     loaded.clear()
     lrpfx.datasets.attribute(explain_model, Counting(COUNT), tmp_path / "store", batch_size=2)
     assert len(loaded) == 3
@@ -526,6 +539,52 @@ def test_digests_tell_samples_apart(explain_model, tmp_path):
     samples = [*Noise(6), *Noise(3)]
     found = lrpfx.datasets.attribute(explain_model, samples, tmp_path / "store", batch_size=4)["digest"][:]
     assert len(np.unique(found)) == 6 and (found[:3] == found[6:]).all() and (found > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.float32(1), np.float32(2)),
+        (np.bool_(True), np.bool_(False)),
+        (np.datetime64("2020"), np.datetime64("2021")),
+        (np.array(["a"]), np.array(["b"])),
+        (Decimal(1), Decimal(2)),
+        (range(2), range(3)),
+        ({"a", "b"}, {"a", "c"}),
+        (torch.float32, torch.float64),
+        (bytearray(b"a"), bytearray(b"b")),
+        (1, True),
+        ("1", 1),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_digests_of_other_values(one, other):
+    x = torch.ones(2)
+    assert digest_of_inputs({"x": x, "age": one}) != digest_of_inputs({"x": x, "age": other})
+    assert digest_of_inputs({"x": x, "age": one}) == digest_of_inputs({"x": x, "age": copy.deepcopy(one)})
+
+
+def test_digests_of_objects_that_show_their_place_in_memory():
+    assert digest_of_inputs({"x": object()}) == digest_of_inputs({"x": object()}) != digest_of_inputs({"x": None})
+
+
+class WithAge(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x, age):
+        return self.layer(x * age[:, None])
+
+
+def test_scalars_of_numpy_tell_samples_apart(tmp_path):
+    explain_model = lrpfx.transform(WithAge().eval(), lrpfx.composites.EpsilonPlus())
+    samples = [{"x": torch.full((3,), 0.1), "age": np.float64(age)} for age in range(12)]
+    stop = interrupted_after(4)
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(explain_model, Stream(samples), tmp_path / "store", block_size=4, batch_size=4, progress=stop)
+    with pytest.raises(lrpfx.InputError, match="sample 0 is not what it was"):
+        lrpfx.datasets.attribute(explain_model, Stream(samples[::-1]), tmp_path / "store")
 
 
 # --- samples that fail -------------------------------------------------------------------------------------------------------
@@ -618,6 +677,57 @@ def test_tried_again_they_are_compared(explain_model, tmp_path):
     before = tree(path)
     with pytest.raises(lrpfx.InputError, match="sample 5 is not what it was"):
         lrpfx.datasets.attribute(explain_model, _exchanged(samples), path, retry_failed=True)
+    assert tree(path) == before
+
+
+def failing_if_asked(output):
+    """A target that begins to fail."""
+    if "FAILING" in os.environ:
+        raise ValueError("no")
+    return output
+
+
+@pytest.mark.parametrize("data", [Noise, lambda *arguments: Stream(Noise(*arguments))], ids=["sequence", "stream"])
+def test_tried_again_what_was_explained_stays(data, explain_model, tmp_path, monkeypatch):
+    path = tmp_path / "store"
+    settings = {"block_size": 8, "batch_size": 8, "target": failing_if_asked}
+    lrpfx.datasets.attribute(explain_model, data(24, [], [10]), path, **settings)
+    before = tree(path)
+    monkeypatch.setenv("FAILING", "1")
+    with pytest.raises(lrpfx.InputError, match=r"function .* failed: ValueError"):
+        lrpfx.datasets.attribute(explain_model, data(24), path, retry_failed=True, **settings)
+    assert tree(path) == before
+
+
+def test_a_failure_does_not_replace_what_was_explained(explain_model, tmp_path, monkeypatch):
+    """A function that fails for one sample now: what a former run found stays, in a block that is explained anew."""
+    path = tmp_path / "store"
+    unusual = explain_model(Noise(24)[12][0][None]).detach()
+
+    def target(output):
+        if "FAILING" in os.environ and output.isclose(unusual).all(1).any():
+            raise ValueError("no")
+        return output
+
+    settings = {"block_size": 8, "batch_size": 8, "target": target, "record": LAYERS}
+    before = lrpfx.datasets.attribute(explain_model, Noise(24, [], [10]), path, **settings)
+    expected = {name: before[name][:] for name in before.names}
+    monkeypatch.setenv("FAILING", "1")
+    found = lrpfx.datasets.attribute(explain_model, Noise(24, [], []), path, retry_failed=True, **settings)
+    assert found.is_complete and not found.errors
+    for name, values in expected.items():
+        np.testing.assert_array_equal(np.delete(found[name][:], 10, 0), np.delete(values, 10, 0), err_msg=name)
+
+
+def test_a_resumed_run_ends_if_no_sample_can_be_explained(explain_model, tmp_path, monkeypatch):
+    path = tmp_path / "store"
+    settings = {"block_size": 4, "batch_size": 4, "target": failing_if_asked}
+    with pytest.raises(KeyboardInterrupt):
+        lrpfx.datasets.attribute(explain_model, Noise(24), path, progress=interrupted_after(8), **settings)
+    before = tree(path)
+    monkeypatch.setenv("FAILING", "1")
+    with pytest.raises(lrpfx.InputError, match=r"function .* failed: ValueError"):
+        lrpfx.datasets.attribute(explain_model, Noise(24), path, **settings)
     assert tree(path) == before
 
 

@@ -6,7 +6,7 @@ import torch
 import torchvision
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from virelay.model import Project
 
 import lrpfx
@@ -90,6 +90,8 @@ def test_names_of_torchvision(photographs, tmp_path):
     folder = torchvision.datasets.ImageFolder(photographs)
     view = lrpfx.datasets.attribute(explainer(), folder, tmp_path / "a")
     assert view.keys == KEYS and view.labels.tolist() == [0] * 6 + [1] * 6 + [2] * 6
+    chain = ConcatDataset([Subset(folder, [-1, 2]), folder])
+    assert lrpfx.datasets.attribute(explainer(), chain, tmp_path / "d").keys == [KEYS[17], KEYS[2], *KEYS]
     part = Subset(Subset(folder, list(range(17, 0, -1))), torch.tensor([0, 3]))
     assert lrpfx.datasets.attribute(explainer(), part, tmp_path / "b").keys == [KEYS[17], KEYS[14]]
     tensors = torchvision.datasets.ImageFolder(str(photographs), transform=PREPROCESS)
@@ -182,6 +184,16 @@ def test_pictures_of_a_folder(photographs, tmp_path):
         found.picture(0, view, images=torchvision.datasets.ImageFolder(photographs))
     with pytest.raises(InputTypeError, match="pass the view of the store as the relevance"):
         found.picture(0, view.relevance, images=photographs)
+
+
+def test_images_in_another_order(photographs, tmp_path):
+    folder = torchvision.datasets.ImageFolder(photographs)
+    view = lrpfx.datasets.attribute(explainer(), folder, tmp_path / "store")
+    found = lrpfx.datasets.spray(view, labels=view.labels, **QUICK)
+    within_classes = Subset(folder, [*range(5, -1, -1), *range(6, 18)])
+    for images in (within_classes, [photographs / key for key in reversed(KEYS)]):
+        with pytest.raises(InputError, match=r"sample .* is .* in the data and .* in the store"):
+            found.picture(0, view, images=images)
 
 
 def test_a_folder_by_the_names_of_samples(photographs, tmp_path):

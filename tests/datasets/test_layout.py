@@ -16,8 +16,9 @@ def test_rounded_values(exponent):
 
 
 def test_rounded_zeros_missing_values_and_halves():
-    values = np.array([0.0, -0.0, np.nan, np.inf, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-11 - 2.0**-20], dtype=np.float32)
-    expected = [0.0, -0.0, np.nan, np.inf, 1.0, 1 + 2.0**-9, -1 - 2.0**-10]
+    largest = np.finfo(np.float32).max
+    values = np.array([0.0, -0.0, np.nan, largest, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-11 - 2.0**-20], dtype=np.float32)
+    expected = [0.0, -0.0, np.nan, 2.0**128 - 2.0**117, 1.0, 1 + 2.0**-9, -1 - 2.0**-10]
     found = rounded(values)
     np.testing.assert_array_equal(found, np.array(expected, dtype=np.float32))
     assert np.signbit(found).tolist() == np.signbit(values).tolist()

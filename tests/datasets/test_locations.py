@@ -1,13 +1,16 @@
 """Stores in folders, and on paths of object stores."""
 
 import os
+import shutil
 import subprocess
 
 import fsspec
 import numpy as np
 import pytest
+import torch
 import zarr
 from data_sets import LAYERS, Noise, Objects, Stream, tree, without_run
+from PIL import Image
 
 import lrpfx
 import lrpfx.datasets
@@ -313,6 +316,19 @@ def test_a_whole_store_that_cannot_be_written_to_is_opened(data, explain_model, 
     if written.errors:
         with pytest.raises(lrpfx.ArtefactError, match=r"cannot be written to, .* 84 of 100"):
             lrpfx.datasets.attribute(explain_model, data, folder / "store", retry_failed=True, **SETTINGS)
+
+
+def test_a_copied_folder_of_images_and_a_whole_store_that_cannot_be_written_to(read_only, tmp_path):
+    folder, protect = read_only
+    (tmp_path / "images").mkdir()
+    for number in range(4):
+        Image.new("RGB", (8, 8), (50 * number, 0, 0)).save(tmp_path / "images" / f"{number}.png")
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2)).eval()
+    explainer = lrpfx.Explainer(model, preprocess=lambda image: torch.tensor(np.asarray(image) / 255.0).permute(2, 0, 1))
+    lrpfx.datasets.attribute(explainer, tmp_path / "images", folder / "store")
+    copy = shutil.copytree(tmp_path / "images", tmp_path / "copy", copy_function=shutil.copyfile)
+    protect()
+    assert lrpfx.datasets.attribute(explainer, copy, folder / "store").is_complete
 
 
 def test_a_folder_whose_lock_cannot_be_written_is_not_begun(explain_model, read_only):
