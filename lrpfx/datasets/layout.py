@@ -147,11 +147,10 @@ def rounded(values: Array) -> Array:
     Bits that are zero are compressed to next to nothing, so that they need no more space than numbers of 16 bits with a scale
     for each sample, and any reader gets the right ones.
     """
-    bits = np.clip(values, -_LARGEST, _LARGEST, dtype=np.float32).view(np.uint32)
+    bits: Array = np.clip(values, -_LARGEST, _LARGEST, dtype=np.float32).view(np.uint32)
     last = (bits >> np.uint32(_DROPPED_BITS)) & np.uint32(1)  # to the nearest, of two equally near ones to the even one
-    return ((bits + np.uint32((1 << _DROPPED_BITS - 1) - 1) + last) & np.uint32(~((1 << _DROPPED_BITS) - 1) & 0xFFFFFFFF)).view(
-        np.float32
-    )
+    kept: Array = (bits + np.uint32((1 << _DROPPED_BITS - 1) - 1) + last) & np.uint32(~((1 << _DROPPED_BITS) - 1) & 0xFFFFFFFF)
+    return kept.view(np.float32)
 
 
 def names_of_relevance(names: Iterable[str]) -> list[str]:
