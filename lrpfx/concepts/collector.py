@@ -450,7 +450,8 @@ def _collection_of(facts: CollectionFacts, parts: Sequence[_Scored], errors: dic
             for group in np.unique(of_samples).tolist():
                 chosen = of_samples == group
                 groups[group] = empty.with_samples(scores[chosen], numbers[chosen], positions[name, quantity][chosen])
-    return Collection(facts, rankings, KnownSamples.of(numbers.tolist(), [known for one in parts for known in one.known]), errors)
+    known = KnownSamples.of(numbers.tolist(), [one for part in parts for one in part.known])
+    return Collection(facts, rankings, known, errors)
 
 
 def _check_form(name: str, layer: Layer, value: torch.Tensor, count: int) -> None:
