@@ -427,7 +427,7 @@ def version_of_tests(jobs: list[Job]) -> str:
 
 def mutants_of(module: str) -> Iterator[Mutant]:
     """All mutants of a module but those that change nothing: of annotations and of `zip(..., strict=True)`; and equality for
-    identity, since classes and None are equal to themselves alone.
+    identity, since classes and None are equal to themselves alone. Samples of rows are arguments for tests.
     """
     source = source_of(module)
     left_out = list(_left_out(ast.parse(source)))
@@ -447,8 +447,8 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 
 def _left_out(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     for node in ast.walk(tree):
-        strict = node.value if isinstance(node, ast.keyword) and node.arg == "strict" else None
-        for found in (getattr(node, "annotation", None), getattr(node, "returns", None), strict):
+        given = node.value if isinstance(node, ast.keyword) and node.arg in ("strict", "sample") else None
+        for found in (getattr(node, "annotation", None), getattr(node, "returns", None), given):
             if isinstance(found, ast.expr):
                 yield (found.lineno, found.col_offset), (found.end_lineno or 0, found.end_col_offset or 0)
 
