@@ -23,7 +23,7 @@ from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperat
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import mark_of, tensor_from
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, Interpreter, require
+from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, Interpreter, is_exporting, require
 
 
 class RuleModule(Scope):
@@ -48,7 +48,7 @@ class RuleModule(Scope):
             if isinstance(value, fx.Proxy):  # a symbolic trace keeps the call, as it does with layers of torch.nn
                 tracer: Any = value.tracer
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), values, {})
-        if torch.compiler.is_exporting() and _is_exported(values):
+        if is_exporting() and _is_exported(values):
             raise LoweringError(
                 "torch.export keeps the forward of an explainable module, but not its rules: the program's gradient would not "
                 "be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.export import ExportedProgram
+from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,7 +34,10 @@ UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
 #: The oldest torch whose programs are supported: those of torch.export, which lack their conditions on sizes in older
 #: releases, and compiled, lowered, saved and loaded programs. Symbolic traces and module mode need torch 2.4.
-OLDEST_FOR_PROGRAMS = (2, 13)
+OLDEST_FOR_PROGRAMS = (2, 9)
+
+#: The release that this version of lrpfx was written for: older ones lack some of what is named here.
+NEWEST_KNOWN = (2, 13)
 
 #: The module of torch that prints incomplete graphs of torch.export.
 EXPORT_TRACER = "torch.export._trace"
@@ -45,6 +49,11 @@ def release() -> tuple[int, int]:
     """The major and minor version of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+#: The devices with autocast, which torch.compile cannot ask for before 2.13; None where it can.
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", torch._C._get_privateuse1_backend_name())
+_WITH_AUTOCAST = None if release() >= NEWEST_KNOWN else frozenset(filter(torch.amp.is_autocast_available, _DEVICES))
 
 
 def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None:
@@ -74,15 +83,35 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 def has_hooks_for_all_modules() -> bool:
     """Whether hooks are registered that observe the calls of all modules."""
-    found: bool = torch.nn.modules.module._has_any_global_hook()
-    return found
+    known = torch.nn.modules.module
+    forward, backward = known._global_forward_hooks, known._global_backward_hooks
+    return bool(known._global_forward_pre_hooks or forward or known._global_backward_pre_hooks or backward)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export runs, perhaps in another thread. Before torch 2.13, not where it compiles to do so."""
+    known = getattr(torch.compiler, "is_exporting", lambda: True)
+    if release() >= NEWEST_KNOWN:
+        return bool(known())
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling() and bool(known())
+
+
+def annotated(notes: dict[str, str]) -> AbstractContextManager[Any]:
+    """A context in which traced operations have these notes; without any where torch does not keep them."""
+    annotate = getattr(traceback, "annotate", None)
+    return nullcontext() if annotate is None else annotate(notes)
+
+
+def has_autocast(device: str) -> bool:
+    """Whether autocast may be enabled on a kind of device."""
+    return device in _WITH_AUTOCAST if _WITH_AUTOCAST is not None else torch.amp.is_autocast_available(device)
 
 
 def aten(name: str) -> OpOverload | None:
     """An operator such as "softmax.int", or None if this torch is older than the operator."""
     packet, _, overload = name.partition(".")
     found: OpOverload | None = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if found is None and release() >= OLDEST_FOR_PROGRAMS:
+    if found is None and release() >= NEWEST_KNOWN:
         raise AttributeError(f"torch has no operator {name}")
     return found
 

@@ -85,9 +85,8 @@ def make_environment(python: str, torch: str, torchvision: str) -> Path:
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision=={torchvision}", *WITHOUT_TORCH], check=True)
         subprocess.run([*install, *OF_TORCH, *OF_LRPFX, *OF_TESTS], check=True)
-        if _minor(torch) >= 13:
-            subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
-            subprocess.run([*install, *OF_LANGUAGE], check=True)
+        subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
+        subprocess.run([*install, *OF_LANGUAGE], check=True)
         (library,) = folder.glob("lib/python*/site-packages/torch/lib")
         print(f"made {', '.join(make_missing_libraries(library)) or 'no library'}", flush=True)
         (folder / "installed").touch()
