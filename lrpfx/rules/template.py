@@ -218,8 +218,8 @@ class BasicHook(Hook):
 def _modified(modify: InputFunction, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The inputs of a branch. A function of the user gets copies."""
     if isinstance(modify, InputModifier):
-        return tuple(tensor_from(modify, modify(input), input) for input in inputs)
-    return tuple(tensor_from(modify, on_copies(modify, input), input, computed_with=True) for input in inputs)
+        return tuple([tensor_from(modify, modify(input), input) for input in inputs])
+    return tuple([tensor_from(modify, on_copies(modify, input), input, computed_with=True) for input in inputs])
 
 
 def _keeps_zero(modify: InputFunction) -> bool:

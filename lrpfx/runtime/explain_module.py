@@ -322,7 +322,7 @@ class ExplainModule(TreeGraphModule):
                 topic="inputs-do-not-fit",
             )
         arguments = {name: default[0] for name, default in self._inputs.items() if default}
-        arguments.update(zip(self._inputs, args, strict=False))
+        arguments.update(zip(list(self._inputs)[: len(args)], args, strict=True))
         arguments.update(keywords)
         unknown = [name for name in keywords if name not in self._inputs and name not in self._fixed]
         missing = [name for name in self._inputs if name not in arguments]
