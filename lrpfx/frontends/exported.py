@@ -42,7 +42,7 @@ from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct
-from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
+from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, FakeTensor, higher_order, pytree, require
 
 _GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
@@ -126,6 +126,7 @@ def capture_export(
             _named_arguments(root, list(named)),
         ):
             exported = torch.export.export(root, (), distinct(named), dynamic_shapes=shapes, strict=False)
+        _refuse_fakes(exported)
     except CaptureError:
         raise
     except Exception as error:
@@ -139,6 +140,14 @@ def capture_export(
     if share:
         share_buffers(program.root, model)
     return program, sizes
+
+
+def _refuse_fakes(exported: ExportedProgram) -> None:
+    """Raise an error where the program holds a tensor without values, as newer releases of torch do themselves."""
+    held = {**exported.state_dict, **exported.constants}
+    fake = next((name for name, value in held.items() if isinstance(value, FakeTensor)), None)
+    if fake is not None:
+        raise RuntimeError(f"there is a fake tensor in the exported program constants: {fake}")
 
 
 def _without_transforms(exported: ExportedProgram, model: nn.Module) -> ExportedProgram:
