@@ -23,7 +23,7 @@ from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperat
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import mark_of, tensor_from
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, Interpreter, is_exporting, require
+from lrpfx.support.torch_internals import OLDEST_FOR_COMPILING, FakeTensor, Interpreter, is_exporting, require
 
 
 class RuleModule(Scope):
@@ -488,7 +488,7 @@ def explainable(module: Any, caller: str) -> ExplainModule:
         return module
     inner = getattr(module, "_orig_mod", None)  # the module that torch.compile wrapped
     if isinstance(inner, ExplainModule):
-        require("an explainable module that torch.compile compiled", OLDEST_FOR_PROGRAMS, InputError)
+        require("an explainable module that torch.compile compiled", OLDEST_FOR_COMPILING, InputError)
         return inner
     raise InputTypeError(
         f"{caller} takes the module that lrpfx.transform(model, composite) returns, not {type(module).__name__}",

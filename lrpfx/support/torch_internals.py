@@ -7,6 +7,7 @@ classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) ar
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "d
 #: What fake tensors raise where a value, or a shape that depends on values, is asked for.
 UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
-#: The oldest torch whose programs are supported: those of torch.export, which lack their conditions on sizes in older
-#: releases, and compiled, lowered, saved and loaded programs. Symbolic traces and module mode need torch 2.4.
-OLDEST_FOR_PROGRAMS = (2, 9)
+#: The oldest torch for graphs of torch.export, lowered programs and ONNX files; the one for `.pt2` files, whose layout was
+#: another before, and the one for modules that torch.compile compiled. Symbolic traces and module mode need torch 2.4.
+OLDEST_FOR_PROGRAMS, OLDEST_FOR_FILES, OLDEST_FOR_COMPILING = (2, 6), (2, 9), (2, 9)
 
 #: The release that this version of lrpfx was written for: older ones lack some of what is named here.
 NEWEST_KNOWN = (2, 13)
@@ -226,7 +227,8 @@ def onnx_registry(opset: int) -> Any:
     """The operators that torch.onnx translates."""
     from torch.onnx._internal.exporter import _registration
 
-    return _registration.ONNXRegistry.from_torchlib(opset)
+    takes_opset = "opset_version" in signature(_registration.ONNXRegistry.from_torchlib).parameters
+    return _registration.ONNXRegistry.from_torchlib(*[opset] * takes_opset)
 
 
 @cache
@@ -247,8 +249,11 @@ def translated_for_onnx(program: Any, registry: Any) -> Any:
 
     module = program.graph_module
     values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with fake_mode_of(values), torch._dispatch.python.enable_python_dispatcher():
-        _conversions_of(module).run(*values)
+    if release() < (2, 9):  # whose interpreter is another
+        _fx_passes.insert_type_promotion_nodes(module)
+    else:
+        with fake_mode_of(values), torch._dispatch.python.enable_python_dispatcher():
+            _conversions_of(module).run(*values)
     _fx_passes.remove_assertion_nodes(module)
     for node in module.graph.nodes:
         node.meta.setdefault("nn_module_stack", {})  # there is a warning for each node without it
@@ -313,7 +318,13 @@ def functional_program(*parts: Any) -> ExportedProgram:
 
 def drop_guards(program: ExportedProgram) -> None:
     """Let a program not check the conditions on sizes that its making has met. The code for it would name their sources."""
-    program._guards_code.clear()
+    if has_conditions(program):
+        program._guards_code.clear()
+
+
+def has_conditions(program: ExportedProgram) -> bool:
+    """Whether a program holds the conditions on sizes that torch.export has found. Before torch 2.9 it does not."""
+    return hasattr(program, "_guards_code")
 
 
 def python_of(expression: Any) -> str:
