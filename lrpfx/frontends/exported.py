@@ -47,13 +47,13 @@ from lrpfx.support.torch_internals import (
     OLDEST_FOR_PROGRAMS,
     FakeTensor,
     has_conditions,
-    higher_order,
     python_of,
     pytree,
     require,
 )
 
-_GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
+#: Operators with a graph of their own, which torch makes when they are first needed.
+_GRADIENT_MODE, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 #: Operators with several results of which the graph uses only the first, the one that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
@@ -456,9 +456,10 @@ class _Reader:
 
     def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
         """Inline a block: one that sets the gradient mode, which does not affect relevance, or one that disables autocast."""
-        if node.target is _GRADIENT_MODE:
+        name = getattr(node.target, "__name__", "")
+        if name == _GRADIENT_MODE:
             _, inner, *args = node.args
-        elif node.target is _AUTOCAST and not node.args[2]:
+        elif name == _AUTOCAST and not node.args[2]:
             inner, args = node.args[4], list(node.args[5:])
         else:
             raise CaptureError(

@@ -117,11 +117,6 @@ def aten(name: str) -> OpOverload | None:
     return found
 
 
-def higher_order(name: str) -> Any:
-    """An operator that takes a graph, or None if this torch does not have it."""
-    return getattr(torch.ops.higher_order, name, None)
-
-
 # --- programs -----------------------------------------------------------------------------------------------------------------
 
 
