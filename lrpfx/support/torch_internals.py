@@ -34,7 +34,7 @@ __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "d
 UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
 #: The oldest torch for graphs of torch.export, lowered programs and ONNX files; the one for `.pt2` files, whose layout was
-#: another before, and the one for modules that torch.compile compiled. Symbolic traces and module mode need torch 2.4.
+#: another before, and the one for modules that torch.compile compiled.
 OLDEST_FOR_PROGRAMS, OLDEST_FOR_FILES, OLDEST_FOR_COMPILING = (2, 6), (2, 9), (2, 9)
 
 #: The release that this version of lrpfx was written for: older ones lack some of what is named here.
