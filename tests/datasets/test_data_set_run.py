@@ -556,7 +556,7 @@ def test_digests_tell_samples_apart(explain_model, tmp_path):
         (1, True),
         ("1", 1),
     ],
-    ids=lambda value: repr(value)[:20],
+    ids=["float32", "bool", "datetime", "texts", "decimal", "range", "set", "dtype", "bytearray", "truth", "text"],
 )
 def test_digests_of_other_values(one, other):
     x = torch.ones(2)

@@ -470,7 +470,17 @@ def drawn(count: int, seed: int, modules: list[str]) -> list[Mutant]:
         lines, seen = source_of(module).splitlines(), collections.Counter[tuple[str, str]]()
         ordered = sorted(((order(mutant, lines, seen), mutant) for mutant in mutants_of(module)), key=lambda entry: entry[0])
         everything += [(place >= OF_EACH, decides, mutant) for place, (decides, mutant) in enumerate(ordered)]
-    return [mutant for _, _, mutant in sorted(everything, key=lambda entry: entry[:2])[:count]]
+    ordered = (mutant for _, _, mutant in sorted(everything, key=lambda entry: entry[:2]))
+    return list(itertools.islice(filter(_can_be_made, ordered), count))
+
+
+def _can_be_made(mutant: Mutant) -> bool:
+    """Whether cosmic-ray can make a change: of an exception that is caught by a qualified name it cannot."""
+    try:
+        mutant.code()
+    except AttributeError:
+        return False
+    return True
 
 
 def keep_original() -> None:
