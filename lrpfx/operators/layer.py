@@ -190,7 +190,7 @@ class FunctionalModule:
             raise
 
 
-def _named(names: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
+def _named(names: Mapping[str, Any], args: Sequence[Any]) -> dict[str, Any]:
     """Positional arguments by name. Before torch 2.13, torch.compile does not know how to stop at the end of the shorter."""
     return dict(zip(list(names)[: len(args)], args[: len(names)], strict=True))
 

@@ -7,9 +7,10 @@ https://doi.org/10.1007/978-3-030-28954-6_10).
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from lrpfx.errors import RuleError
 from lrpfx.ir import kinds

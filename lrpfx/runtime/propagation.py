@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.errors import InputError, RuleError
+from lrpfx.errors import InputError, RuleError, add_note
 from lrpfx.runtime.code_of_rules import CodeOfCall
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
@@ -71,7 +71,7 @@ def _noted(text: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            error.add_note(f"at {text}")
+            add_note(error, f"at {text}")
             raise
 
 

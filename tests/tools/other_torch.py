@@ -20,17 +20,6 @@ OF_HUB = ("huggingface-hub", "safetensors")
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas", "captum", "scikit-image", *OF_HUB)
 OF_DATA_SETS = ("zarr", "h5py", "pyarrow", "xarray")
 OF_SERVERS = ("orjson", "starlette", "uvicorn", "prometheus-client", "httpx", "cryptography")
-    "zarr",
-    "h5py",
-    "pyarrow",
-    "xarray",
-    "orjson",
-    "starlette",
-    "uvicorn",
-    "prometheus-client",
-    "httpx",
-    "cryptography",
-)
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
 OF_LANGUAGE = ("transformers",)
 WITHOUT_TORCH = ("zennit==0.5.1", "zennit-crp==0.6.0", "timm")  # which would bring another torch
