@@ -1,9 +1,9 @@
 """What pyproject.toml cannot say: the description on PyPI is README.md with links that lead to the repository from there."""
 
 import re
-import tomllib
 from pathlib import Path
 
+import tomllib
 from setuptools import setup
 
 ROOT = Path(__file__).parent

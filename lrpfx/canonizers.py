@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
+from typing_extensions import Self
 
 from lrpfx.errors import InputError
 from lrpfx.frontends.execution_order import mergeable_batch_norms

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from lrpfx import types
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest

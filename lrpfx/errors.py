@@ -2,12 +2,21 @@
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 #: The address of the documentation, without a slash at the end.
 DOCUMENTATION = "https://lrpfx.readthedocs.io/en/stable"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error, which Python shows below its message from 3.11 on."""
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
 
 def address(topic: str) -> str:

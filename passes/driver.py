@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.errors import LrpfxError, PassError, VerificationError
+from lrpfx.errors import LrpfxError, PassError, VerificationError, add_note
 from lrpfx.ir.node import attribute_of, calls, has_info, is_data, leaves_of, map_arguments, node_info, update_info
 from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
@@ -224,7 +224,7 @@ def run_pass(
     try:
         result = step.run(program)
     except LrpfxError as error:
-        error.add_note(f"while running the pass {step.name} on {program.title}")
+        add_note(error, f"while running the pass {step.name} on {program.title}")
         raise
     program.notes += result.notes
     changed = not _same(_structure(program), before)

@@ -4,7 +4,7 @@ import operator
 
 from torch import fx, nn
 
-from lrpfx.errors import RuleError, UnsupportedOperationError
+from lrpfx.errors import RuleError, UnsupportedOperationError, add_note
 from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
 from lrpfx.operators.layer import bound_arguments, layer_of_node
@@ -54,7 +54,7 @@ class Validate(GraphPass):
             raise RuleError(f"{len(misfits)} rule(s) do not fit their layer:\n" + "\n".join(misfits))
         else:
             return result
-        error.add_note("the graph:\n" + program.graph.python_code("self").src)
+        add_note(error, "the graph:\n" + program.graph.python_code("self").src)
         raise error
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import tomllib
 import warnings
 
 import pytest
@@ -104,5 +103,6 @@ def test_errors_of_a_file_keep_their_topic_with_their_cause():
 
 
 def test_the_address_is_that_of_the_package():
+    tomllib = pytest.importorskip("tomllib")
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
     assert urls.get("Documentation", DOCUMENTATION).rstrip("/") == DOCUMENTATION

@@ -11,10 +11,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import InitVar, dataclass
 from itertools import islice, product
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError, InputTypeError

@@ -1,7 +1,7 @@
 """`lrpfx dataset`: explanations of all photographs in a folder, as arrays in a store."""
 
 import warnings
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +23,9 @@ from lrpfx.support.numbers import counted
 _SHOWN = 10
 
 
-Reduce = StrEnum("Reduce", ["NONE", "SUM", "ABSOLUTE", "CHANNELS"])
-EngineName = StrEnum("EngineName", ["EMBEDDED", "RAY"])
-Precision = StrEnum("Precision", ["FLOAT16", "FLOAT32", "FLOAT64"])
+Reduce = Enum("Reduce", [("NONE", "none"), ("SUM", "sum"), ("ABSOLUTE", "absolute"), ("CHANNELS", "channels")])
+EngineName = Enum("EngineName", [("EMBEDDED", "embedded"), ("RAY", "ray")])
+Precision = Enum("Precision", [("FLOAT16", "float16"), ("FLOAT32", "float32"), ("FLOAT64", "float64")])
 
 
 def dataset(

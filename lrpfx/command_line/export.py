@@ -1,6 +1,6 @@
 """`lrpfx export`: a model and a composite in, the file of a program out."""
 
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +17,10 @@ from lrpfx.errors import first_lines
 from lrpfx.images.stored_preprocessing import stored_form
 from lrpfx.support.tensors import on_device_of
 
-TargetKind = StrEnum("TargetKind", ["INDEX", "TARGETS", "TOKEN", "WEIGHTS", "MAX"])
-Reduction = StrEnum("Reduction", ["SUM", "ABSOLUTE", "CHANNELS", "BYTES"])
+TargetKind = Enum(
+    "TargetKind", [("INDEX", "index"), ("TARGETS", "targets"), ("TOKEN", "token"), ("WEIGHTS", "weights"), ("MAX", "max")]
+)
+Reduction = Enum("Reduction", [("SUM", "sum"), ("ABSOLUTE", "absolute"), ("CHANNELS", "channels"), ("BYTES", "bytes")])
 
 
 def export(

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from enum import StrEnum
+from enum import Enum
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -29,7 +29,15 @@ invalid = partial(InputError, topic="options-of-commands")
 _PROBE = (320, 256)
 
 
-Interpolation = StrEnum("Interpolation", ["NEAREST", "BOX", "BILINEAR", "HAMMING", "BICUBIC", "LANCZOS"])
+class Interpolation(Enum):
+    """How pixels are interpolated, by Pillow's names."""
+
+    NEAREST = "nearest"
+    BOX = "box"
+    BILINEAR = "bilinear"
+    HAMMING = "hamming"
+    BICUBIC = "bicubic"
+    LANCZOS = "lanczos"
 
 
 def _composites(incomplete: str) -> Iterator[str]:

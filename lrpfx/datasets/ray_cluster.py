@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lrpfx.errors import InputError, first_lines
+from lrpfx.errors import InputError, add_note, first_lines
 from lrpfx.support.optional_packages import optional_package
 
 _RETRIES = 3  # of a part if the process that had it ended, and of a run if the coordinator did
@@ -407,7 +407,7 @@ def portable(error: Exception) -> Exception:
     """An error that other processes can load, with where it came from."""
     note = "in a process of Ray:\n" + "".join(traceback.format_exception(error))
     try:
-        error.add_note(note)
+        add_note(error, note)
         pickle.loads(pickle.dumps(error))
     except Exception:  # exceptions of others may not be made for it
         return RuntimeError(f"{first_lines(error)}\n{note}")

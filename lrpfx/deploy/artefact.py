@@ -35,7 +35,7 @@ from lrpfx.runtime.compiled_graph import HISTORY, PassRecord
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.stored_arrays import RefusedError
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, require
+from lrpfx.support.torch_internals import OLDEST_FOR_FILES, OLDEST_FOR_PROGRAMS, require
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ def write_with(
     """Write a lowered program with a backend to `target`, the file that the path `given` leads to. Returns `given`."""
     with os_errors(ArtefactError, target, "written"):
         backend.check_requirements()
+        _check_torch(target)
         checked_facts(program)
         backend.check_program(program)
         legal, stages = legalized(program, backend)
@@ -253,13 +254,18 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
     ArtefactError
         The file is damaged, truncated or not an artefact of lrpfx.
     """
-    require("lrpfx.load", OLDEST_FOR_PROGRAMS, ArtefactError)
     path = as_path(path)
+    _check_torch(path)
     with _refusals(path):
         backend, stored, test = _checked(path, allow_native, signed_by)
         function = _loaded(path, backend, stored)
     _warn_of_other_runtime(path, backend, stored.manifest)
     return Runner(function, stored.manifest, test)
+
+
+def _check_torch(path: Path) -> None:
+    is_of_torch = path.suffix == ".pt2"
+    require(f"a {path.suffix} file", OLDEST_FOR_FILES if is_of_torch else OLDEST_FOR_PROGRAMS, ArtefactError)
 
 
 def _loaded(path: Path, backend: Backend, stored: Stored) -> Function:

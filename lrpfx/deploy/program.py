@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.errors import InputError
 from lrpfx.ir.guards import Place, SharedSize
+from lrpfx.support.torch_internals import has_conditions
 
 Sizes = Sequence[int | None]  # of one argument; None for a size that may vary
 
@@ -21,7 +22,7 @@ class LoweredProgram(ExportedProgram):
 
     def module(self, check_guards: bool = True) -> fx.GraphModule:
         """The program as a module, which checks sizes before torch's own guards do."""
-        module = super().module(check_guards)
+        module = super().module(*[check_guards] * has_conditions(self))
         wanted, shared = dict(self.lrpfx_sizes), list(self.lrpfx_shared)
 
         def check(_: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:

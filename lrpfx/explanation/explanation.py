@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 from PIL import Image
+from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
 from lrpfx.errors import InputError, first_lines, printable

@@ -26,6 +26,7 @@ from lrpfx.errors import (
     RuleError,
     UnsupportedOperationError,
     VerificationError,
+    add_note,
     first_lines,
 )
 from lrpfx.frontends.exported import capture_export, capture_program
@@ -368,7 +369,7 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Progr
     failed = _failed(failures)
     for front_end in untried:
         if failures[0].stage is not _Stage.LATER:
-            failed.add_note(front_end.hint(request))
+            add_note(failed, front_end.hint(request))
     raise failed
 
 

@@ -42,9 +42,18 @@ from lrpfx.passes.program import Program, refuse_state
 from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct
-from lrpfx.support.torch_internals import EXPORT_TRACER, OLDEST_FOR_PROGRAMS, higher_order, pytree, require
+from lrpfx.support.torch_internals import (
+    EXPORT_TRACER,
+    OLDEST_FOR_PROGRAMS,
+    FakeTensor,
+    has_conditions,
+    python_of,
+    pytree,
+    require,
+)
 
-_GRADIENT_MODE, _AUTOCAST = higher_order("wrap_with_set_grad_enabled"), higher_order("wrap_with_autocast")
+#: Operators with a graph of their own, which torch makes when they are first needed.
+_GRADIENT_MODE, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"
 _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.default
 #: Operators with several results of which the graph uses only the first, the one that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
@@ -126,6 +135,7 @@ def capture_export(
             _named_arguments(root, list(named)),
         ):
             exported = torch.export.export(root, (), distinct(named), dynamic_shapes=shapes, strict=False)
+        _refuse_fakes(exported)
     except CaptureError:
         raise
     except Exception as error:
@@ -139,6 +149,14 @@ def capture_export(
     if share:
         share_buffers(program.root, model)
     return program, sizes
+
+
+def _refuse_fakes(exported: ExportedProgram) -> None:
+    """Raise an error where the program holds a tensor without values, as newer releases of torch do themselves."""
+    held = {**exported.state_dict, **exported.constants}
+    fake = next((name for name, value in held.items() if isinstance(value, FakeTensor)), None)
+    if fake is not None:
+        raise RuntimeError(f"there is a fake tensor in the exported program constants: {fake}")
 
 
 def _without_transforms(exported: ExportedProgram, model: nn.Module) -> ExportedProgram:
@@ -213,6 +231,12 @@ def capture_program(program: ExportedProgram, share: bool = False) -> Program:
         else:
             holder.register_buffer(leaf, held)
     captured, sizes = _to_program(program, root.eval(), "ExportedProgram")
+    if not has_conditions(program) and sizes.limits:
+        raise CaptureError(
+            f"an exported program with open sizes needs torch 2.9 or newer, since it does not keep the conditions on them in "
+            f"torch {torch.__version__}: transform the model itself, or export it without dynamic_shapes",
+            topic="missing-package",
+        )
     captured.guards = [*sizes.guards(), *captured.guards]
     return captured
 
@@ -273,8 +297,31 @@ def _guards(exported: ExportedProgram) -> tuple[list[Guard], OpenSizes]:
         lower = 0 if limits is None or not limits.lower.is_Integer else int(limits.lower)
         upper = None if limits is None or not limits.upper.is_Integer else int(limits.upper)
         sizes.limits[symbol] = (lower if lower > 2 else 0, upper)  # 2 is assumed, not required
-    guards += [_condition(text, sources) for text in getattr(exported, "_guards_code", None) or ()]
+    if has_conditions(exported):
+        guards += [_condition(text, sources) for text in exported._guards_code]
+    elif symbols:
+        shape = next(shape for item in placeholders.values() for shape in _shapes(item) if not isinstance(shape, int))
+        environment = shape.node.shape_env
+        found = (environment.replace(guard.expr) for guard in environment.guards)  # sizes that it fixed or tied are no symbols
+        guards += [_condition_of_symbols(expression, sizes) for expression in found if expression.free_symbols]
     return list(dict.fromkeys(guards)), sizes
+
+
+def _shapes(placeholder: fx.Node) -> Sequence[Any]:
+    """The sizes of an input."""
+    return getattr(placeholder.meta["val"], "shape", ())
+
+
+def _condition_of_symbols(expression: Any, sizes: OpenSizes) -> Guard:
+    """A condition on sizes, as torch.export keeps it before torch 2.9."""
+    plain = {size: (place, number) for place, shape in sizes.tensors.items() for number, size in enumerate(shape)}
+    symbols = sorted(expression.free_symbols, key=str)
+    if not all(symbol in plain for symbol in symbols):
+        raise CaptureError(f"torch.export found a condition on the inputs that cannot be checked in a call: {expression}")
+    text = python_of(expression)
+    for number, symbol in enumerate(symbols):
+        text = re.sub(rf"\b{re.escape(str(symbol))}\b", f"sizes[{number}]", text)
+    return SizeCondition(text, tuple(plain[symbol] for symbol in symbols))
 
 
 def _expression(size: Any) -> Any:
@@ -409,9 +456,10 @@ class _Reader:
 
     def _block(self, module: fx.GraphModule, node: fx.Node) -> None:
         """Inline a block: one that sets the gradient mode, which does not affect relevance, or one that disables autocast."""
-        if node.target is _GRADIENT_MODE:
+        name = getattr(node.target, "__name__", "")
+        if name == _GRADIENT_MODE:
             _, inner, *args = node.args
-        elif node.target is _AUTOCAST and not node.args[2]:
+        elif name == _AUTOCAST and not node.args[2]:
             inner, args = node.args[4], list(node.args[5:])
         else:
             raise CaptureError(

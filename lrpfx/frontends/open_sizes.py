@@ -75,6 +75,8 @@ def wishes_of(dynamic_shapes: DynamicShapes, named: Mapping[str, Any]) -> dict[D
 
 
 _FORM = "a dict such as {'input_ids': {1: True}} (True, (smallest, largest), a torch.export.Dim, or None for a fixed size)"
+#: The class of named sizes, which torch 2.6 does not name.
+_DIM: Any = Dim if isinstance(Dim, type) else type(Dim("size"))
 
 
 def _collect(wishes: dict[Dimension, Wish], place: Place, asked: Any, value: Any) -> None:
@@ -109,7 +111,7 @@ def _wish(asked: Any, place: Place) -> Wish:
         return Wish(True)
     if asked is None or asked is False or asked is Dim.STATIC:
         return Wish(False)
-    if isinstance(asked, Dim):
+    if isinstance(asked, _DIM):
         lower, upper = int(asked.min), asked.max
         return Wish(True, lower, upper if isinstance(upper, int) else None, asked.__name__)
     if isinstance(asked, tuple) and len(asked) == 2 and all(type(limit) is int for limit in asked) and asked[0] <= asked[1]:

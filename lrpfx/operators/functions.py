@@ -10,7 +10,7 @@ import torch
 from lrpfx.errors import InputError
 from lrpfx.ir.operator import Function
 from lrpfx.support.tensors import detached
-from lrpfx.support.torch_internals import is_traced, pytree
+from lrpfx.support.torch_internals import is_traced, pytree, unwrapped
 
 _Kept = TypeVar("_Kept", bound=Callable[..., torch.Tensor])
 
@@ -387,7 +387,7 @@ def grouped_linear(input: torch.Tensor, weight: torch.Tensor, offsets: torch.Ten
         starts = torch.cat([offsets.new_zeros(1), offsets[:-1]])
         chosen = (places[:, None] >= starts) & (places[:, None] < offsets)  # (rows, groups)
         return torch.stack([(input @ weight[group]) * chosen[:, group, None] for group in range(weight.shape[0])]).sum(0)
-    ends = offsets.tolist()
+    ends = unwrapped(offsets).tolist()
     parts = [input[start:end] @ weight[group] for group, (start, end) in enumerate(itertools.pairwise([0, *ends]))]
     return torch.cat([*parts, input.new_zeros(input.shape[0] - ends[-1], weight.shape[2])])
 

@@ -5,7 +5,7 @@ tensors.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,13 +102,13 @@ class Operation:
         """The arguments of the operator by name, defaults included."""
         args, kwargs = self.filled(values)
         names = self.listed.arguments
-        return {**names, **dict(zip(names, args, strict=False)), **kwargs}
+        return {**names, **_named(names, args), **kwargs}
 
     @property
     def names_of_inputs(self) -> list[str]:
         """The names of the arguments that hold the inputs of a listed operation, in the order of the inputs."""
-        given = [*zip(self.listed.arguments, self.args, strict=False), *self.kwargs.items()]
-        found = {value.index: name for name, value in given if isinstance(value, Slot) and value.index < self.inputs}
+        given = {**_named(self.listed.arguments, self.args), **self.kwargs}
+        found = {value.index: name for name, value in given.items() if isinstance(value, Slot) and value.index < self.inputs}
         return [found[place] for place in sorted(found)]
 
     @property
@@ -190,6 +190,11 @@ class FunctionalModule:
             raise
 
 
+def _named(names: Mapping[str, Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Positional arguments by name. Before torch 2.13, torch.compile does not know how to stop at the end of the shorter."""
+    return dict(zip(list(names)[: len(args)], args[: len(names)], strict=True))
+
+
 def _slots_in(arguments: Any) -> list[Slot]:
     """The slots in nested arguments."""
     found: list[Slot] = []
@@ -265,8 +270,9 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
             return Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf
 
         if operator is not None and by_name:
-            given = zip(operator.arguments, args, strict=False)
-            args = [numbered(value) if name in operator.data else value for name, value in given]
+            args = [
+                numbered(value) if name in operator.data else value for name, value in _named(operator.arguments, args).items()
+            ]
         else:
             args, kwargs = map_arguments((args, kwargs), numbered)
     assert callable(node.target)

@@ -206,10 +206,10 @@ def _collapsed(full: "nx.MultiDiGraph[str]", depth: int) -> "nx.MultiDiGraph[str
             continue
         if (source, *ends) in drawn:
             if "relevance" in data:
-                drawn[source, *ends]["relevance"] += data["relevance"]
+                drawn[(source, *ends)]["relevance"] += data["relevance"]
             continue
         key = graph.add_edge(*ends, **data)
-        drawn[source, *ends] = graph.edges[(*ends, key)]
+        drawn[(source, *ends)] = graph.edges[(*ends, key)]
     return graph
 
 

@@ -7,10 +7,11 @@ nonlinear layer, W denotes the layer, and Wᵀ its vector-Jacobian product at x.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from typing_extensions import Self
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.ir import kinds

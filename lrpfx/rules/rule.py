@@ -1,9 +1,10 @@
 """The base class of rules. A rule turns the relevance of a layer's output into relevance of its inputs."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
+from typing_extensions import Self
 
 from lrpfx.ir.node import Facts
 from lrpfx.operators.layer import Layer, Operation

@@ -7,9 +7,10 @@ https://doi.org/10.1007/978-3-030-28954-6_10).
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from lrpfx.errors import RuleError
 from lrpfx.ir import kinds
@@ -218,8 +219,8 @@ class BasicHook(Hook):
 def _modified(modify: InputFunction, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The inputs of a branch. A function of the user gets copies."""
     if isinstance(modify, InputModifier):
-        return tuple(tensor_from(modify, modify(input), input) for input in inputs)
-    return tuple(tensor_from(modify, on_copies(modify, input), input, computed_with=True) for input in inputs)
+        return tuple([tensor_from(modify, modify(input), input) for input in inputs])
+    return tuple([tensor_from(modify, on_copies(modify, input), input, computed_with=True) for input in inputs])
 
 
 def _keeps_zero(modify: InputFunction) -> bool:

@@ -4,11 +4,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import Self
 
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError, printable
 from lrpfx.ir.guards import FixedValue, Guard
@@ -23,7 +24,7 @@ from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperat
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.tensors import mark_of, tensor_from
-from lrpfx.support.torch_internals import OLDEST_FOR_PROGRAMS, FakeTensor, Interpreter, require
+from lrpfx.support.torch_internals import OLDEST_FOR_COMPILING, FakeTensor, Interpreter, is_exporting, require
 
 
 class RuleModule(Scope):
@@ -48,7 +49,7 @@ class RuleModule(Scope):
             if isinstance(value, fx.Proxy):  # a symbolic trace keeps the call, as it does with layers of torch.nn
                 tracer: Any = value.tracer
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), values, {})
-        if torch.compiler.is_exporting() and _is_exported(values):
+        if is_exporting() and _is_exported(values):
             raise LoweringError(
                 "torch.export keeps the forward of an explainable module, but not its rules: the program's gradient would not "
                 "be relevance. Use lrpfx.lower, whose program computes relevance, or export the source model."
@@ -322,7 +323,7 @@ class ExplainModule(TreeGraphModule):
                 topic="inputs-do-not-fit",
             )
         arguments = {name: default[0] for name, default in self._inputs.items() if default}
-        arguments.update(zip(self._inputs, args, strict=False))
+        arguments.update(zip(list(self._inputs)[: len(args)], args, strict=True))
         arguments.update(keywords)
         unknown = [name for name in keywords if name not in self._inputs and name not in self._fixed]
         missing = [name for name in self._inputs if name not in arguments]
@@ -488,7 +489,7 @@ def explainable(module: Any, caller: str) -> ExplainModule:
         return module
     inner = getattr(module, "_orig_mod", None)  # the module that torch.compile wrapped
     if isinstance(inner, ExplainModule):
-        require("an explainable module that torch.compile compiled", OLDEST_FOR_PROGRAMS, InputError)
+        require("an explainable module that torch.compile compiled", OLDEST_FOR_COMPILING, InputError)
         return inner
     raise InputTypeError(
         f"{caller} takes the module that lrpfx.transform(model, composite) returns, not {type(module).__name__}",

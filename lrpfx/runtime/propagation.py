@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import traceback as fx_traceback
 
-from lrpfx.errors import InputError, RuleError
+from lrpfx.errors import InputError, RuleError, add_note
 from lrpfx.runtime.code_of_rules import CodeOfCall
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
@@ -17,7 +16,7 @@ from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.overwriting import Untouched
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation, relevances_from
 from lrpfx.support.tensors import is_floating, save_values, saved_values
-from lrpfx.support.torch_internals import apply
+from lrpfx.support.torch_internals import annotated, apply, has_autocast
 
 ORIGIN = "lrpfx"  # the key under which traced operations record their origin
 
@@ -68,11 +67,11 @@ def origin(text: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _noted(text: str) -> Iterator[None]:
-    with fx_traceback.annotate({ORIGIN: text}):
+    with annotated({ORIGIN: text}):
         try:
             yield
         except Exception as error:
-            error.add_note(f"at {text}")
+            add_note(error, f"at {text}")
             raise
 
 
@@ -225,7 +224,7 @@ def _save(
     ctx.ruled = ruled
     ctx.shapes = [value.shape for value in values[: ruled.operation.inputs]]
     device = values[0].device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = has_autocast(device) and torch.is_autocast_enabled(device)
     ctx.dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values] if autocast else None
     save_values(ctx, saved, more)
 

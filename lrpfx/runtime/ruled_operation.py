@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 import torch
+from typing_extensions import Self
 
 from lrpfx.errors import InputError, RuleError
 from lrpfx.operators.layer import Layer, Operation

@@ -6,6 +6,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from filelock import lock_descriptor
@@ -107,4 +108,7 @@ def put_in_place(temporary: Path, target: Path, like: Path | None = None) -> Non
 def hash_of_file(path: Path) -> str:
     """The SHA-256 of a file's content."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        total = hashlib.sha256()
+        for part in iter(partial(file.read, 1 << 20), b""):
+            total.update(part)
+    return total.hexdigest()

@@ -32,7 +32,7 @@ def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None, co
 
     `computed_with`: the layer computes with the result, so it has the dtype of `like`, too.
     """
-    name = getattr(function, "__name__", None) or repr(function)
+    name = getattr(function, "__name__", type(function).__name__)
     if not isinstance(result, torch.Tensor):
         raise RuleError(
             f"{name} returned {'None' if result is None else f'a {type(result).__name__}'}, not a tensor", topic="own-rules"

@@ -7,6 +7,7 @@ classes (`nn.Module._parameters`, `Tensor._version`, an operator's `_schema`) ar
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.export import ExportedProgram
+from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,9 +33,12 @@ __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "d
 #: What fake tensors raise where a value, or a shape that depends on values, is asked for.
 UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
-#: The oldest torch whose programs are supported: those of torch.export, which lack their conditions on sizes in older
-#: releases, and compiled, lowered, saved and loaded programs. Symbolic traces and module mode need torch 2.4.
-OLDEST_FOR_PROGRAMS = (2, 13)
+#: The oldest torch for graphs of torch.export, lowered programs and ONNX files; the one for `.pt2` files, whose layout was
+#: another before, and the one for modules that torch.compile compiled.
+OLDEST_FOR_PROGRAMS, OLDEST_FOR_FILES, OLDEST_FOR_COMPILING = (2, 6), (2, 9), (2, 9)
+
+#: The release that this version of lrpfx was written for: older ones lack some of what is named here.
+NEWEST_KNOWN = (2, 13)
 
 #: The module of torch that prints incomplete graphs of torch.export.
 EXPORT_TRACER = "torch.export._trace"
@@ -45,6 +50,11 @@ def release() -> tuple[int, int]:
     """The major and minor version of the installed torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+#: The devices with autocast, which torch.compile cannot ask for before 2.13; None where it can.
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", torch._C._get_privateuse1_backend_name())
+_WITH_AUTOCAST = None if release() >= NEWEST_KNOWN else frozenset(filter(torch.amp.is_autocast_available, _DEVICES))
 
 
 def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None:
@@ -74,22 +84,37 @@ def is_traced(tensor: torch.Tensor) -> bool:
 
 def has_hooks_for_all_modules() -> bool:
     """Whether hooks are registered that observe the calls of all modules."""
-    found: bool = torch.nn.modules.module._has_any_global_hook()
-    return found
+    known = torch.nn.modules.module
+    forward, backward = known._global_forward_hooks, known._global_backward_hooks
+    return bool(known._global_forward_pre_hooks or forward or known._global_backward_pre_hooks or backward)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export runs, perhaps in another thread. Before torch 2.13, not where it compiles to do so."""
+    known = getattr(torch.compiler, "is_exporting", lambda: True)
+    if release() >= NEWEST_KNOWN:
+        return bool(known())
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling() and bool(known())
+
+
+def annotated(notes: dict[str, str]) -> AbstractContextManager[Any]:
+    """A context in which traced operations have these notes; without any where torch does not keep them."""
+    annotate = getattr(traceback, "annotate", None)
+    return nullcontext() if annotate is None else annotate(notes)
+
+
+def has_autocast(device: str) -> bool:
+    """Whether autocast may be enabled on a kind of device."""
+    return device in _WITH_AUTOCAST if _WITH_AUTOCAST is not None else torch.amp.is_autocast_available(device)
 
 
 def aten(name: str) -> OpOverload | None:
     """An operator such as "softmax.int", or None if this torch is older than the operator."""
     packet, _, overload = name.partition(".")
     found: OpOverload | None = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-    if found is None and release() >= OLDEST_FOR_PROGRAMS:
+    if found is None and release() >= NEWEST_KNOWN:
         raise AttributeError(f"torch has no operator {name}")
     return found
-
-
-def higher_order(name: str) -> Any:
-    """An operator that takes a graph, or None if this torch does not have it."""
-    return getattr(torch.ops.higher_order, name, None)
 
 
 # --- programs -----------------------------------------------------------------------------------------------------------------
@@ -197,7 +222,8 @@ def onnx_registry(opset: int) -> Any:
     """The operators that torch.onnx translates."""
     from torch.onnx._internal.exporter import _registration
 
-    return _registration.ONNXRegistry.from_torchlib(opset)
+    takes_opset = "opset_version" in signature(_registration.ONNXRegistry.from_torchlib).parameters
+    return _registration.ONNXRegistry.from_torchlib(*[opset] * takes_opset)
 
 
 @cache
@@ -218,8 +244,11 @@ def translated_for_onnx(program: Any, registry: Any) -> Any:
 
     module = program.graph_module
     values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    with fake_mode_of(values), torch._dispatch.python.enable_python_dispatcher():
-        _conversions_of(module).run(*values)
+    if release() < (2, 9):  # whose interpreter is another
+        _fx_passes.insert_type_promotion_nodes(module)
+    else:
+        with fake_mode_of(values), torch._dispatch.python.enable_python_dispatcher():
+            _conversions_of(module).run(*values)
     _fx_passes.remove_assertion_nodes(module)
     for node in module.graph.nodes:
         node.meta.setdefault("nn_module_stack", {})  # there is a warning for each node without it
@@ -276,13 +305,21 @@ def functional_program(*parts: Any) -> ExportedProgram:
     from torch._export.verifier import TrainingIRVerifier
 
     program = ExportedProgram(nn.Module(), *parts, verifiers=[TrainingIRVerifier])
+    example, program._example_inputs = program._example_inputs, None  # from which torch 2.9 would make checks
     functional: ExportedProgram = program.run_decompositions({})
+    functional._example_inputs = example
     return functional
 
 
 def drop_guards(program: ExportedProgram) -> None:
     """Let a program not check the conditions on sizes that its making has met. The code for it would name their sources."""
-    program._guards_code.clear()
+    if has_conditions(program):
+        program._guards_code.clear()
+
+
+def has_conditions(program: ExportedProgram) -> bool:
+    """Whether a program holds the conditions on sizes that torch.export has found. Before torch 2.9 it does not."""
+    return hasattr(program, "_guards_code")
 
 
 def python_of(expression: Any) -> str:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from importlib import metadata
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomllib
 from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name

@@ -11,30 +11,38 @@ from lrpfx.composites import EpsilonPlus
 from lrpfx.support import torch_internals
 
 
-@pytest.mark.parametrize("torch_version", ["2.4.1", "2.12.0+cpu"])
+@pytest.mark.parametrize("torch_version", ["2.4.1", "2.8.0+cpu"])
 def test_older_releases_say_what_needs_a_newer_one(torch_version, monkeypatch, tmp_path):
-    x = torch.randn(2, 3, 8, 8)
+    x, plain = torch.randn(2, 3, 8, 8), torch_version.split("+")[0]
     explain_model = lrpfx.transform(small_net(), EpsilonPlus())
     exported = torch.export.export(small_net(), (x,))
+    program = lrpfx.lower(explain_model, x)
     monkeypatch.setattr(torch, "__version__", torch_version)
-    needs = rf" needs torch 2.13 or newer; this is torch {torch_version.split('+')[0]}"
-    with pytest.raises(lrpfx.LoweringError, match="lower" + needs):
-        lrpfx.lower(explain_model, x)
-    with pytest.raises(lrpfx.ArtefactError, match="load" + needs):
-        lrpfx.load(tmp_path / "model.pt2")
-    with pytest.raises(lrpfx.CaptureError, match="torch.export's graph of a model" + needs):
-        lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=x, capture="export")
-    with pytest.raises(lrpfx.CaptureError, match="an exported program as a model" + needs):
-        lrpfx.transform(exported, EpsilonPlus())
-    with pytest.raises(lrpfx.InputError, match="that torch.compile compiled" + needs):
-        lrpfx.attribute(torch.compile(explain_model), x)
+    for part, oldest, error, call in (
+        ("lrpfx.lower", (2, 6), lrpfx.LoweringError, lambda: lrpfx.lower(explain_model, x)),
+        ("a .onnx file", (2, 6), lrpfx.ArtefactError, lambda: lrpfx.save(program, tmp_path / "model.onnx")),
+        ("a .pt2 file", (2, 9), lrpfx.ArtefactError, lambda: lrpfx.save(program, tmp_path / "model.pt2")),
+        ("a .pt2 file", (2, 9), lrpfx.ArtefactError, lambda: lrpfx.load(tmp_path / "model.pt2")),
+        (
+            "torch.export's graph of a model",
+            (2, 6),
+            lrpfx.CaptureError,
+            lambda: lrpfx.transform(small_net(), EpsilonPlus(), example_inputs=x, capture="export"),
+        ),
+        ("an exported program as a model", (2, 6), lrpfx.CaptureError, lambda: lrpfx.transform(exported, EpsilonPlus())),
+        ("that torch.compile compiled", (2, 9), lrpfx.InputError, lambda: lrpfx.attribute(torch.compile(explain_model), x)),
+    ):
+        needs = rf"{part} needs torch {oldest[0]}\.{oldest[1]} or newer; this is torch {plain}"
+        if torch_internals.release() < oldest:
+            with pytest.raises(error, match=needs):
+                call()
     assert lrpfx.attribute(explain_model, x).relevance.any()
     assert torch_internals.aten("not_there.default") is None
 
 
 def test_operators_that_this_torch_should_have():
     assert torch_internals.aten("relu.default") is torch.ops.aten.relu.default
-    if torch_internals.release() >= torch_internals.OLDEST_FOR_PROGRAMS:
+    if torch_internals.release() >= torch_internals.NEWEST_KNOWN:
         with pytest.raises(AttributeError, match=r"torch has no operator not_there\.default"):
             torch_internals.aten("not_there.default")
 

@@ -18,6 +18,8 @@ OF_TORCH = ("filelock", "typing-extensions", "sympy", "jinja2", "fsspec", "setup
 OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-learn", "matplotlib", "tqdm")
 OF_HUB = ("huggingface-hub", "safetensors")
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas", "captum", "scikit-image", *OF_HUB)
+OF_DATA_SETS = ("zarr", "h5py", "pyarrow", "xarray")
+OF_SERVERS = ("orjson", "starlette", "uvicorn", "prometheus-client", "httpx", "cryptography")
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
 OF_LANGUAGE = ("transformers",)
 WITHOUT_TORCH = ("zennit==0.5.1", "zennit-crp==0.6.0", "timm")  # which would bring another torch
@@ -84,10 +86,9 @@ def make_environment(python: str, torch: str, torchvision: str) -> Path:
         install = [str(own), "-m", "pip", "install", "--quiet"]
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
         subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision=={torchvision}", *WITHOUT_TORCH], check=True)
-        subprocess.run([*install, *OF_TORCH, *OF_LRPFX, *OF_TESTS], check=True)
-        if _minor(torch) >= 13:
-            subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
-            subprocess.run([*install, *OF_LANGUAGE], check=True)
+        subprocess.run([*install, *OF_TORCH, *OF_LRPFX, *OF_TESTS, *OF_DATA_SETS, *OF_SERVERS], check=True)
+        subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
+        subprocess.run([*install, *OF_LANGUAGE], check=True)
         (library,) = folder.glob("lib/python*/site-packages/torch/lib")
         print(f"made {', '.join(make_missing_libraries(library)) or 'no library'}", flush=True)
         (folder / "installed").touch()
@@ -111,7 +112,7 @@ def main() -> None:
     tests = [str(ROOT / name) for name in options.tests or ["tests"]]
     marked = [
         "-m",
-        "not slow and not ray and not examples",
+        "core or rooms",
         "--numprocesses",
         options.workers,
         "--dist",

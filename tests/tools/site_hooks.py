@@ -5,10 +5,10 @@ import logging
 import re
 import shutil
 import tempfile
-import tomllib
 import zlib
 from pathlib import Path
 
+import tomllib
 import torchvision_cpu  # noqa: F401  before the public names reach torchvision
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
