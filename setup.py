@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-import tomllib
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
+[SOURCE] = re.findall(r'^Source = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
 LINK = re.compile(r"(?P<picture>!?)(?P<text>\[[^\]]*\])\((?P<path>(?!https?:|#)[^)]+)\)")
 
 

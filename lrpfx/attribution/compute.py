@@ -3,10 +3,11 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, TypedDict, TypeVar, overload
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.computation import Computation

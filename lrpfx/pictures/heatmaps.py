@@ -1,11 +1,12 @@
 """Heatmaps, and relevance over images."""
 
 from collections.abc import Iterator
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from typing_extensions import Unpack
 
 from lrpfx.pictures.contours import draw_contours
 from lrpfx.pictures.maps import Channels, Floats, invalid, relevance_map, resized, scale_of_smoothed, smoothed

@@ -4,10 +4,11 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from typing_extensions import Unpack
 
 from lrpfx.pictures.colors import Colors
 from lrpfx.pictures.heatmaps import heatmap

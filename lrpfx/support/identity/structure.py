@@ -182,7 +182,7 @@ class _Same:
 def _state_of(value: Any) -> tuple[Any, ...] | None:
     """All that an object holds, if Python says what that is, by default or by a class of its own library; None otherwise."""
     kind: Any = type(value)
-    by_default = (kind.__reduce_ex__, kind.__reduce__, kind.__getstate__) == _OF_OBJECTS
+    by_default = (kind.__reduce_ex__, kind.__reduce__, getattr(kind, "__getstate__", None)) == _OF_OBJECTS
     if isinstance(value, type) or not (by_default or kind.__module__ in sys.stdlib_module_names):
         return None
     try:
@@ -194,4 +194,4 @@ def _state_of(value: Any) -> tuple[Any, ...] | None:
     return (state, *contents) if by_default else (args, state, *contents)
 
 
-_OF_OBJECTS = (object.__reduce_ex__, object.__reduce__, object.__getstate__)
+_OF_OBJECTS = (object.__reduce_ex__, object.__reduce__, getattr(object, "__getstate__", None))  # of Python 3.11
