@@ -138,6 +138,40 @@ def test_attention_to_the_largest_scores_stays_attention():
     assert "WeightedValues" in {node.kind for node in lrpfx.assignment(lrpfx.transform(net, CPLRP(), example_inputs=x))}
 
 
+class Mixture(nn.Module):
+    """Three experts, of which a router chooses two for each row; `combined`: from their results and the weights of all three."""
+
+    def __init__(self, combined):
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.combined = nn.Linear(6, 3), combined
+        self.experts = nn.ModuleList(nn.Linear(6, 5) for _ in range(3))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        scores = torch.zeros_like(self.router(x)).scatter(-1, chosen, weights)
+        return self.combined(torch.stack([expert(x) for expert in self.experts], 1), scores)
+
+
+MIXED = {
+    "einsum": lambda results, scores: torch.einsum("be,bed->bd", scores, results),
+    "results first": lambda results, scores: torch.einsum("bed,be->bd", results, scores),
+    "other order": lambda results, scores: torch.einsum("eb,bed->db", scores.T, results).T,
+    "not summed": lambda results, scores: torch.einsum("be,bed->edb", scores, results).sum(0).T,
+}
+
+
+@pytest.mark.parametrize("form", MIXED)
+def test_einsums_of_chosen_experts_are_gates(form):
+    x = torch.randn(4, 6)
+    nets = Mixture(lambda results, scores: (results * scores[..., None]).sum(1)), Mixture(MIXED[form])
+    expected, found = (lrpfx.transform(net.eval(), AttnLRP(), example_inputs=x) for net in nets)
+    assert_close(found(x), expected(x), 1e-12)
+    results = [lrpfx.attribute(one, x, torch.cos).relevance for one in (found, expected)]
+    assert_close(*results, 1e-9)
+    assert "Gate" in {node.kind for node in lrpfx.assignment(found)}
+
+
 SPELLED_OUT = {
     "log": lambda a: a.log_softmax(-1).exp(),
     "ratio": lambda a: a.exp() / a.exp().sum(-1, keepdim=True),

@@ -133,6 +133,23 @@ def test_a_scale_from_another_input_takes_nothing_which_is_said_once(name):
     assert of_signal.any() and of_scale.any()
 
 
+def test_scales_from_two_inputs_take_nothing():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+        def forward(self, a, b, c):
+            first, second, signal = (tower(x) for tower, x in zip(self.towers, (a, b, c), strict=True))
+            return (signal * first.sigmoid()) * second.sigmoid()
+
+    inputs = tuple(torch.randn(2, 4) for _ in range(3))
+    message = "the inputs 'a' and 'b' get no relevance, but the output depends on them: "
+    with pytest.warns(lrpfx.LrpfxWarning, match=message):
+        of_a, of_b, of_c = lrpfx.attribute(lrpfx.transform(Scaled(), EpsilonPlus()), inputs, 0).relevance
+    assert of_c.any() and not of_a.any() and not of_b.any()
+
+
 def test_factors_of_one_input_stay_gates():
     x = torch.randn(2, 6)
     for function in (
