@@ -139,7 +139,7 @@ def test_attention_to_the_largest_scores_stays_attention():
 
 
 class Mixture(nn.Module):
-    """Three experts, of which a router chooses two for each row; `combined`: from their results and the weights of all three."""
+    """Three experts, of which a router chooses two for each row. `combined`: from their results and the weights of all."""
 
     def __init__(self, combined):
         super().__init__()
