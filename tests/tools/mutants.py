@@ -225,6 +225,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if before.dependence is not found.dependence:",
     ): "what is written into is read too, so it never depends on the outputs in a simpler way afterwards",
     (
+        "passes/lower/forward_forms.py",
+        "places = torch.arange(sizes[dimension], device=gradient.device).unfold(0, size, step).flatten()",
+        "places = torch.arange(sizes[dimension], device=gradient.device).unfold( -1, size, step).flatten()",
+    ): "with one dimension, the last is the first",
+    (
+        "lrpfx/adapters/virelay/__init__.py",
+        'is_spectral = name == "spectral"',
+        'is_spectral = name <= "spectral"',
+    ): "the names of all other embeddings sort after it",
+    (
         "passes/choices.py",
         "aten.median.dim: (1, 1, -1),",
         "aten.median.dim: (1, 1, +1),",
