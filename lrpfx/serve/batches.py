@@ -5,10 +5,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+import anyio
 import torch
 
 from lrpfx.serve.metrics import Metrics
@@ -102,9 +102,8 @@ class Batches:
                     chosen = set(batch)
                     self.waiting = deque(request for request in self.waiting if request not in chosen)
                     return batch
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left if batch else None):
-                    await self._arrived.wait()
+            with anyio.move_on_after(left if batch else None):
+                await self._arrived.wait()
 
     def _batch(self) -> list[_Waiting]:
         """The request that waits longest, and those after it that fit, in order, as long as there are rows left."""

@@ -164,7 +164,7 @@ class Service:
             body = await self._body(request, deadline, count_bytes)
             header = request.headers.get(LENGTH_OF_JSON)
             try:
-                async with asyncio.timeout_at(deadline):
+                with anyio.fail_after(deadline - anyio.current_time()):
                     asked: InferenceRequest = await self._converted(parsed, program, body, header)
                     del body
                     results = await self.batches.results(program, asked.arguments)
@@ -209,7 +209,7 @@ class Service:
             raise self._too_large()
         parts, size = [], 0
         try:
-            async with asyncio.timeout_at(deadline):
+            with anyio.fail_after(deadline - anyio.current_time()):
                 async for part in request.stream():
                     size += len(part)
                     if size > self.settings.max_request_bytes:
