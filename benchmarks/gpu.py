@@ -3,10 +3,10 @@
 import argparse
 import json
 import statistics
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +45,30 @@ def llama(tokens: int, device: torch.device, is_small: bool) -> tuple[nn.Module,
     return model.eval().requires_grad_(False), torch.randint(0, 1000, (1, tokens), device=device)
 
 
-def of_images(name: str, count: int, size: int, device: torch.device) -> Iterator[tuple[str, Run]]:
-    """The contenders for a classifier, made when they are asked for, since Zennit leaves its hooks in a network."""
+def of_images(name: str, count: int, size: int, device: torch.device) -> dict[str, Callable[[], Run]]:
+    """What makes each contender for a classifier. Zennit leaves its hooks in a network of its own."""
     images = torch.rand(count, 3, size, size, device=device)
-    explain_model = lrpfx.transform(network(name).to(device), COMPOSITES[COMPOSITE].lrpfx, input_range=RANGE)
-    runs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        PLAIN: gradient_of(merged(network(name)).to(device)),
-        "lrpfx": lrpfx_of(explain_model),
-        "lrpfx, compiled": lrpfx_of(torch.compile(explain_model, fullgraph=True)),  # type: ignore[arg-type]
-        "Zennit": zennit_of(network(name).to(device), COMPOSITE),
+
+    def compiled() -> nn.Module:
+        return lrpfx.transform(network(name).to(device), COMPOSITES[COMPOSITE].lrpfx, input_range=RANGE)
+
+    makers: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
+        PLAIN: lambda: gradient_of(merged(network(name)).to(device)),
+        "lrpfx": lambda: lrpfx_of(compiled()),
+        "lrpfx, compiled": lambda: lrpfx_of(torch.compile(compiled(), fullgraph=True)),  # type: ignore[arg-type]
+        "Zennit": lambda: zennit_of(network(name).to(device), COMPOSITE),
     }
-    for contender, run in runs.items():
-        yield contender, lambda run=run: run(images)  # type: ignore[misc]
+    return {contender: lambda make=make: partial(make(), images) for contender, make in makers.items()}
 
 
-def of_texts(tokens: int, device: torch.device, is_small: bool) -> Iterator[tuple[str, Run]]:
-    """The contenders for a decoder. LXT comes last: it patches transformers for good."""
+def of_texts(tokens: int, device: torch.device, is_small: bool) -> dict[str, Callable[[], Run]]:
+    """The same for a decoder. LXT comes last: it patches transformers for good."""
     model, ids = llama(tokens, device, is_small)
-    yield PLAIN, language.gradient_of(model, ids)
-    yield "lrpfx", language.lrpfx_of(model, ids)
-    try:
-        yield "LXT", language.lxt_of(model, ids)
-    except (ImportError, AttributeError, TypeError) as error:
-        print(f"LXT cannot be measured: {error}", file=sys.stderr)
+    return {
+        PLAIN: lambda: language.gradient_of(model, ids),
+        "lrpfx": lambda: language.lrpfx_of(model, ids),
+        "LXT": lambda: language.lxt_of(model, ids),
+    }
 
 
 def seconds_of(run: Run, device: torch.device, rounds: int) -> list[float]:
@@ -93,13 +94,16 @@ def peak_of(run: Run, device: torch.device) -> float | None:
     return (torch.cuda.max_memory_allocated(device) - before) / 2**20
 
 
-def measured(what: str, runs: Iterator[tuple[str, Run]], units: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+def measured(
+    what: str, makers: dict[str, Callable[[], Run]], units: int, device: torch.device, rounds: int
+) -> list[dict[str, Any]]:
     """One record for each contender; `units` are explained by a call. Contenders that run out of memory are records, too."""
     records: list[dict[str, Any]] = []
-    for contender, run in runs:
+    for contender, make in makers.items():
         record: dict[str, Any] = {"what": what, "contender": contender, "rate": None, "peak": None}
         records.append(record)
         try:
+            run = make()
             seconds = statistics.median(seconds_of(run, device, rounds))
             record |= {"rate": units / seconds, "peak": peak_of(run, device)}
         except torch.OutOfMemoryError:

@@ -272,5 +272,10 @@ def _read(content: bytes) -> Collection:
         columns = [arrays[f"{number}.{name}"] for name in _ARRAYS]
         groups = {group: Ranking(*parts) for group, *parts in zip(ranked["groups"], *columns, strict=True)}
         rankings[layer, quantity, reduction, grouping] = groups
-    known = KnownSamples(*(arrays[name] for name in _KNOWN))
+    columns = [arrays[name] for name in _KNOWN]
+    if [(one.dtype.str, one.shape) for one in columns] != [(kind, (len(columns[0]),)) for kind in ("<i8", "<u8", "<i8")]:
+        raise RefusedError("what it knows of its samples has another form")
+    if (np.diff(columns[0]) <= 0).any():
+        raise RefusedError("the numbers of its samples do not rise")
+    known = KnownSamples(*columns)
     return Collection(facts, rankings, known, dict(manifest["errors"]))

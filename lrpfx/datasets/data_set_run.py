@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ from lrpfx.support.torch_internals import pytree
 
 #: What is known of a data set that may differ if its samples do not: a folder was copied, or a broken file was mended.
 _COMPARED_BY_SAMPLE = ("sizes", "times")
+#: Samples among which a run that goes on looks for one that can be explained.
+_TRIED = 4 * PATIENCE
 _DTYPES = {"float32": torch.float32, "float16": torch.float32, "float64": torch.float64}
 Progress = bool | Callable[[int, int | None], object]
 
@@ -295,11 +298,11 @@ class _Run:
         block = self.block_size or default_block(layouts, self.batch_size, input_bytes)
         return Manifest({**facts, RUN: secrets.token_hex(8)}, layouts, block, self.source.length)
 
-    def _first_rows(self) -> tuple[dict[str, Array], dict[str, tuple[str, ...]], int]:
+    def _first_rows(self, most: int | None = None) -> tuple[dict[str, Array], dict[str, tuple[str, ...]], int]:
         """The rows of the first sample that can be explained, their dimensions, and the size of its inputs in bytes."""
         compiled = self.explainer.explain_model is not self.explainer.module
         errors: list[InputError] = []
-        for sample in self.source.in_order():
+        for sample in islice(self.source.in_order(), most):
             if len(errors) == PATIENCE:
                 break
             for group in batched(0, [sample]).groups:
@@ -317,6 +320,11 @@ class _Run:
                 errors.append(InputError(f"sample {sample.number}: {problems[0]}", topic="values-not-finite"))
         raise errors[0] if errors else self._none_could_be_loaded()
 
+    def _check_first(self) -> None:
+        """Raise the `InputError` of the first samples if some can be loaded, and none can be explained."""
+        if any(sample.problem is None for sample in islice(self.source.in_order(), _TRIED)):
+            self._first_rows(_TRIED)
+
     def _none_could_be_loaded(self) -> InputError:
         first = next(self.source.in_order(), None)
         if first is None:
@@ -331,7 +339,8 @@ class _Run:
         if retry_failed:
             before = without_failed(before, self.location, writer)
         total, done = writer.manifest.samples, sum(before.counts)
-        if total is None or done < total:
+        is_unfinished = total is None or done < total
+        if is_unfinished:
             self._check_is_writable(done, total)
         known = writer.manifest.facts["data"]
         differ = any(known.get(name) != facts["data"].get(name) for name in _COMPARED_BY_SAMPLE)
@@ -341,8 +350,8 @@ class _Run:
             for batch in self.source.batches(plan):  # it was read to its end, and is compared
                 raise changed(batch.samples[0].number)
             return
-        if done and (total is None or done < total):
-            self._first_rows()  # if the settings or the data let no sample be explained, no further one fails
+        if done and is_unfinished:  # if the settings or the data let no sample be explained, no further one fails
+            self._check_first()
         work = Work(self.source, plan, self.explainer, writer)
         has_warned = False
         with (

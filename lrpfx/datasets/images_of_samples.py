@@ -94,7 +94,8 @@ class ImagesOfSamples(Sequence[Any]):
                 f"sample {number} has the label {sample.label} in the data and {known} in the store: pass the data set that "
                 "was explained, in the same order"
             )
-        if sample.key and self.keys[number] and Path(sample.key).name != Path(self.keys[number]).name:
+        now, then = Path(sample.key or ""), Path(self.keys[number])
+        if now.suffix and then.suffix and now.name != then.name:  # other names are numbers, for example
             raise _invalid(
                 f"sample {number} is {sample.key} in the data and {self.keys[number]} in the store: pass the data set that was "
                 "explained, in the same order"

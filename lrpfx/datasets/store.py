@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -134,6 +134,16 @@ def _attributes(location: Location) -> dict[str, Any]:
 # --- writing -----------------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _damage_ignored() -> Iterator[None]:
+    """A context that ends where something cannot be read, unless the file system is why."""
+    try:
+        yield
+    except ArtefactError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+
+
 class BlockWriter:
     """Writes the blocks of a store, in any order. Several processes may do so, each of which writes whole blocks.
 
@@ -184,9 +194,12 @@ class BlockWriter:
 
     def _check_is_ours(self) -> None:
         """Raise `ArtefactError` if the store of this run was removed, and another one begun at its place."""
-        stated = None
-        with suppress(ArtefactError):
+        try:
             stated = _attributes(self.location).get(MANIFEST)  # each block costs this twice, so no folder is listed
+        except ArtefactError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            stated = None
         if not isinstance(stated, dict) or stated.get(RUN) != self.manifest.facts[RUN]:
             raise ArtefactError(
                 f"{self.location} was removed while this run wrote to it, or is another run's store now: this run has ended",
@@ -197,7 +210,7 @@ class BlockWriter:
         """Put rows of a former run in place of failures. `InputError` if it explained other samples there."""
         first = block * self.manifest.block
         places = slice(first, first + len(rows[DIGEST]))
-        with suppress(ArtefactError):  # a damaged block is written anew
+        with _damage_ignored():  # such a block is written anew
             were_explained = read(self.location, self.arrays[STATUS], places) == EXPLAINED
             if not were_explained.any():  # of most blocks, for which no more is read
                 return
@@ -208,7 +221,8 @@ class BlockWriter:
                 sample = Sample(first + place, None, label, problem=problem, digest=int(rows[DIGEST][place]))
                 check_unchanged(sample, KnownSample(int(digests[place]), int(labels[place]) if relabelled[place] else None))
             worse = were_explained & (rows[STATUS] == FAILED)
-            if worse.any() and _with_all_chunks(self.location, self.manifest, [block]):
+            is_done = worse.any() and str(block) in self.location.sizes(f"{DONE}/c")  # half of a block may be of two runs
+            if is_done and _with_all_chunks(self.location, self.manifest, [block]):
                 former = {name: read(self.location, self.arrays[name], places) for name in rows}
                 for name, values in rows.items():
                     values[worse] = former[name][worse]

@@ -35,7 +35,7 @@ from lrpfx.runtime.compiled_graph import HISTORY, PassRecord
 from lrpfx.support.files import as_path, checked_path, whole_file
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.stored_arrays import RefusedError
-from lrpfx.support.torch_internals import OLDEST_FOR_FILES, OLDEST_FOR_PROGRAMS, require
+from lrpfx.support.torch_internals import OLDEST_FOR_FILES, require
 
 logger = logging.getLogger(__name__)
 
@@ -264,8 +264,8 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
 
 
 def _check_torch(path: Path) -> None:
-    is_of_torch = path.suffix == ".pt2"
-    require(f"a {path.suffix} file", OLDEST_FOR_FILES if is_of_torch else OLDEST_FOR_PROGRAMS, ArtefactError)
+    if path.suffix == ".pt2":
+        require("a .pt2 file", OLDEST_FOR_FILES, ArtefactError)
 
 
 def _loaded(path: Path, backend: Backend, stored: Stored) -> Function:

@@ -59,7 +59,6 @@ from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct, not_dense
 from lrpfx.support.torch_internals import (
-    OLDEST_FOR_PROGRAMS,
     FakeTensorMode,
     constant_source,
     decomposition_of,
@@ -67,7 +66,6 @@ from lrpfx.support.torch_internals import (
     limits_of_size,
     make_fx,
     python_of,
-    require,
     uncached_fakes,
 )
 
@@ -179,7 +177,6 @@ def lower(
     InputError
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
-    require("lrpfx.lower", OLDEST_FOR_PROGRAMS, LoweringError)
     module = explainable(explain_model, "lower")
     module = copy.deepcopy(module) if module.shares_memory else module  # a program is what the module is now
     devices = {"cpu", *(tensor.device.type for tensor in (*module.parameters(), *module.buffers()))}

@@ -44,12 +44,10 @@ from lrpfx.support.interrupts import tracing, undisturbed
 from lrpfx.support.tensors import distinct
 from lrpfx.support.torch_internals import (
     EXPORT_TRACER,
-    OLDEST_FOR_PROGRAMS,
     FakeTensor,
     has_conditions,
     python_of,
     pytree,
-    require,
 )
 
 #: Operators with a graph of their own, which torch makes when they are first needed.
@@ -110,7 +108,6 @@ def capture_export(
     The dimensions in `opened` may vary unless the model fixes them, those in `tied` together; all other sizes are those of the
     example. Raises `CaptureError` if torch.export cannot follow the model.
     """
-    require("torch.export's graph of a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root = shared_copy(model)[0] if share else private_copy(model)  # torch.export runs it on tensors without values
     for parameter in root.parameters():  # frozen parameters would let torch.nn take its fused fast paths
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # those of integers have no gradient
@@ -220,7 +217,6 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
 
 def capture_program(program: ExportedProgram, share: bool = False) -> Program:
     """Capture a program that the user exported. `share`: whether on its own parameters."""
-    require("an exported program as a model", OLDEST_FOR_PROGRAMS, CaptureError)
     root: nn.Module = Scope("ExportedProgram")
     for name, value in program.state_dict.items():
         *path, leaf = name.split(".")

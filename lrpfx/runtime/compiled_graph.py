@@ -1,6 +1,6 @@
 """What the compiler makes of a model, beside its modules and tensors; and graphs as copies and plain data."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -60,9 +60,9 @@ class CompiledGraph:
         """The same with graphs of its own."""
         return self._with_graphs(copy_graph)
 
-    def moved(self, devices: Collection[torch.device], now: torch.device) -> "CompiledGraph":
-        """The same where graphs name the device `now` in place of those that their tensors were on."""
-        return self._with_graphs(lambda graph: restore_graph(moved_state(graph_state(graph), devices, now)))
+    def moved(self, is_moved: Callable[[torch.device], bool], now: torch.device) -> "CompiledGraph":
+        """The same where graphs name the device `now` in place of some."""
+        return self._with_graphs(lambda graph: restore_graph(moved_state(graph_state(graph), is_moved, now)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         made = self._with_graphs(graph_state)
@@ -107,13 +107,15 @@ def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
     return records
 
 
-def moved_state(records: list[tuple[Any, ...]], devices: Collection[torch.device], now: torch.device) -> list[tuple[Any, ...]]:
+def moved_state(
+    records: list[tuple[Any, ...]], is_moved: Callable[[torch.device], bool], now: torch.device
+) -> list[tuple[Any, ...]]:
     """A graph as data, with `now` in place of some devices among the arguments of its calls."""
 
-    def place(leaf: Any) -> Any:
-        return now if isinstance(leaf, torch.device) and leaf in devices else leaf
+    def moved(leaf: Any) -> Any:
+        return now if isinstance(leaf, torch.device) and is_moved(leaf) else leaf
 
-    return [(op, name, target, *map_arguments((args, kwargs), place), meta) for op, name, target, args, kwargs, meta in records]
+    return [(op, name, target, *map_arguments((args, kwargs), moved), meta) for op, name, target, args, kwargs, meta in records]
 
 
 def restore_graph(records: list[tuple[Any, ...]]) -> fx.Graph:

@@ -423,10 +423,15 @@ class ExplainModule(TreeGraphModule):
     def _name_device(self, before: set[torch.device], now: torch.device) -> None:
         """Change the device that torch.export wrote into calls, as for `torch.arange(4, device=x.device)`."""
         unfused = self.graph if self.compiled.unfused is self.compiled.graph else self.compiled.unfused
-        self.change(replace(self.compiled, graph=self.graph, unfused=unfused).moved(before, now))
+        kinds = {device.type for device in before}
+
+        def is_moved(device: torch.device) -> bool:
+            return device in before or (device.index is None and device.type in kinds)
+
+        self.change(replace(self.compiled, graph=self.graph, unfused=unfused).moved(is_moved, now))
         for module in self.modules():
             if isinstance(module, Recomputed):
-                module.records, module.runner = moved_state(module.records, before, now), None
+                module.records, module.runner = moved_state(module.records, is_moved, now), None
 
     def _tree(self) -> Scope:
         """The module's parameters, buffers and children as a tree that can be copied and pickled."""

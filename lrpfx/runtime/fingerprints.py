@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
 
-from lrpfx.runtime.compiled_graph import restore_graph
+from lrpfx.runtime.compiled_graph import graph_state, moved_state, restore_graph
 from lrpfx.runtime.explain_module import ExplainModule, ParameterModifier, Recomputed, RuleModule
 from lrpfx.support.identity.descriptions import described
 from lrpfx.support.identity.fingerprints import fingerprint_of_tensors
@@ -17,12 +18,20 @@ def fingerprint_of_module(module: ExplainModule) -> str:
     What is derived from these, such as merged weights, is left out: it is rounded differently on other machines.
     """
     unfused = None if module.unfused_graph is module.graph else module.unfused_graph
-    graphs = [module.graph, unfused, module.compiled.fold_graph]
+    graphs = [
+        None if graph is None else _wherever(graph_state(graph))
+        for graph in (module.graph, unfused, module.compiled.fold_graph)
+    ]
     parts = [(name, _parts_of(one)) for name, one in module.named_modules(remove_duplicate=False)]
     facts = [module.composite, str(module), module.guards, graphs, [part for part in parts if part[1] is not None]]
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     own = {name: value for name, value in tensors.items() if name not in module.compiled.derived}
     return fingerprint_of_tensors(own, json.dumps(described(facts)).encode())
+
+
+def _wherever(records: list[tuple[Any, ...]]) -> fx.Graph:
+    """A graph with one device in place of all: a module is the same on each."""
+    return restore_graph(moved_state(records, lambda device: True, torch.device("cpu")))
 
 
 def _parts_of(module: nn.Module) -> Any:
@@ -31,5 +40,5 @@ def _parts_of(module: nn.Module) -> Any:
         operation = module.ruled.operation
         return module.rule, operation.function, operation.args, operation.kwargs
     if isinstance(module, Recomputed):
-        return restore_graph(module.records)
+        return _wherever(module.records)
     return (module.modify, module.parameter) if isinstance(module, ParameterModifier) else None

@@ -142,7 +142,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, (set, frozenset)):  # whose order is another one in each process
         return f"{type(value).__qualname__} {sorted(map(_shown, value))}"
     if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.tolist()!r}"
+        return f"{value.dtype} {value.shape} {[_shown(one) for one in value.reshape(-1).tolist()]}"
+    if isinstance(value, np.generic):  # whose own form is another one in each release of NumPy
+        return f"{value.dtype} {value.item()!r}"
     shown = repr(value)
     return type(value).__qualname__ if _PLACE_IN_MEMORY.search(shown) else f"{type(value).__qualname__} {shown}"
 

@@ -218,6 +218,9 @@ def _path_in_folder(dataset: Any, number: Any) -> str | None:
     """The path of a sample of torchvision's ImageFolder in its folder, also in a subset or chain of them; or else None."""
     while isinstance(dataset, (Subset, Ordered, ConcatDataset)):
         if isinstance(dataset, ConcatDataset):
+            if not -len(dataset) <= number < len(dataset):
+                return None
+            number %= len(dataset)
             place = bisect_right(dataset.cumulative_sizes, number)
             dataset, number = dataset.datasets[place], number - (dataset.cumulative_sizes[place - 1] if place else 0)
         else:

@@ -33,9 +33,8 @@ __all__ = ["FakeTensor", "FakeTensorMode", "OpOverload", "TorchDispatchMode", "d
 #: What fake tensors raise where a value, or a shape that depends on values, is asked for.
 UNKNOWN_TO_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
-#: The oldest torch for graphs of torch.export, lowered programs and ONNX files; the one for `.pt2` files, whose layout was
-#: another before, and the one for modules that torch.compile compiled.
-OLDEST_FOR_PROGRAMS, OLDEST_FOR_FILES, OLDEST_FOR_COMPILING = (2, 6), (2, 9), (2, 9)
+#: The oldest torch for `.pt2` files, whose layout was another before, and for modules that torch.compile compiled.
+OLDEST_FOR_FILES, OLDEST_FOR_COMPILING = (2, 9), (2, 9)
 
 #: The release that this version of lrpfx was written for: older ones lack some of what is named here.
 NEWEST_KNOWN = (2, 13)
