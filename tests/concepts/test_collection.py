@@ -277,6 +277,25 @@ def test_a_sample_that_could_be_loaded_before(explain_model, dataset, tmp_path):
         collect(explain_model, Failing(dataset, 0, OSError("damaged")), LAYERS, path)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": lambda one: one[1:]},
+        {"numbers": lambda one: one[::-1]},
+        {"numbers": lambda one: one.astype(float)},
+        {name: lambda one: one[None] for name in ("numbers", "digests", "labels")},
+    ],
+    ids=["lengths", "order", "dtype", "dimensions"],
+)
+def test_a_file_with_samples_in_another_form_is_refused(changes, explain_model, dataset, tmp_path):
+    path = tmp_path / "concepts.npz"
+    collect(explain_model, dataset, LAYERS, path)
+    arrays = dict(np.load(path))
+    np.savez(path, **arrays | {name: change(arrays[name]) for name, change in changes.items()})
+    with pytest.raises(lrpfx.ArtefactError, match=r"not a collection, or damaged: .* of its samples"):
+        Collection.load(path)
+
+
 def test_a_file_of_something_else_is_not_continued(explain_model, dataset, tmp_path):
     path = tmp_path / "concepts.npz"
     collect(explain_model, dataset, LAYERS, path)

@@ -92,6 +92,8 @@ def test_names_of_torchvision(photographs, tmp_path):
     assert view.keys == KEYS and view.labels.tolist() == [0] * 6 + [1] * 6 + [2] * 6
     chain = ConcatDataset([Subset(folder, [-1, 2]), folder])
     assert lrpfx.datasets.attribute(explainer(), chain, tmp_path / "d").keys == [KEYS[17], KEYS[2], *KEYS]
+    ends = Subset(ConcatDataset([Subset(folder, range(6)), folder]), [-1, 0])
+    assert lrpfx.datasets.attribute(explainer(), ends, tmp_path / "e").keys == [KEYS[17], KEYS[0]]
     part = Subset(Subset(folder, list(range(17, 0, -1))), torch.tensor([0, 3]))
     assert lrpfx.datasets.attribute(explainer(), part, tmp_path / "b").keys == [KEYS[17], KEYS[14]]
     tensors = torchvision.datasets.ImageFolder(str(photographs), transform=PREPROCESS)
@@ -194,6 +196,14 @@ def test_images_in_another_order(photographs, tmp_path):
     for images in (within_classes, [photographs / key for key in reversed(KEYS)]):
         with pytest.raises(InputError, match=r"sample .* is .* in the data and .* in the store"):
             found.picture(0, view, images=images)
+
+
+def test_images_of_samples_with_numbers(photographs, tmp_path):
+    """Numbers are names of another kind than those of files."""
+    data = [{"image": Image.open(photographs / key), "id": number, "label": number // 6} for number, key in enumerate(KEYS)]
+    view = lrpfx.datasets.attribute(explainer(), data, tmp_path / "store")
+    found = lrpfx.datasets.spray(view, labels=view.labels, **QUICK)
+    assert view.keys[7] == "7" and found.picture(1, view, images=[photographs / key for key in KEYS])
 
 
 def test_a_folder_by_the_names_of_samples(photographs, tmp_path):
