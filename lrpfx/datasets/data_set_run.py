@@ -3,7 +3,7 @@
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -46,7 +46,7 @@ from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.failures import PATIENCE, none_loaded, warning_of_failures
 from lrpfx.samples.plan import BlockPlan
-from lrpfx.samples.preparation import Preparation, batched
+from lrpfx.samples.preparation import Preparation, Sample, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.identity.descriptions import described
 from lrpfx.support.numbers import whole_number
@@ -292,17 +292,23 @@ class _Run:
 
     def _begun(self, facts: Mapping[str, Any]) -> Manifest:
         """The manifest of a new store, whose arrays are as the first sample that can be explained needs them."""
-        rows, dimensions, input_bytes = self._first_rows()
+        first = self._first_of(self.source.in_order())
+        if first is None:
+            raise self._none_could_be_loaded()
+        rows, dimensions, input_bytes = first
         narrow = names_of_relevance(rows) if self.stored.dtype == "float16" else []
         layouts = layouts_of(rows, dimensions, narrow)
         block = self.block_size or default_block(layouts, self.batch_size, input_bytes)
         return Manifest({**facts, RUN: secrets.token_hex(8)}, layouts, block, self.source.length)
 
-    def _first_rows(self, most: int | None = None) -> tuple[dict[str, Array], dict[str, tuple[str, ...]], int]:
-        """The rows of the first sample that can be explained, their dimensions, and the size of its inputs in bytes."""
+    def _first_of(self, samples: Iterable[Sample]) -> tuple[dict[str, Array], dict[str, tuple[str, ...]], int] | None:
+        """The rows of the first sample that can be explained, their dimensions, and the size of its inputs in bytes.
+
+        None if none can be loaded. Raises the first `InputError` if some can be, and none can be explained.
+        """
         compiled = self.explainer.explain_model is not self.explainer.module
         errors: list[InputError] = []
-        for sample in islice(self.source.in_order(), most):
+        for sample in samples:
             if len(errors) == PATIENCE:
                 break
             for group in batched(0, [sample]).groups:
@@ -318,12 +324,9 @@ class _Run:
                     dimensions = self.explainer.dimensions(rows, embedded=not found.arguments.leaves)
                     return rows, dimensions, sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
                 errors.append(InputError(f"sample {sample.number}: {problems[0]}", topic="values-not-finite"))
-        raise errors[0] if errors else self._none_could_be_loaded()
-
-    def _check_first(self) -> None:
-        """Raise the `InputError` of the first samples if some can be loaded, and none can be explained."""
-        if any(sample.problem is None for sample in islice(self.source.in_order(), _TRIED)):
-            self._first_rows(_TRIED)
+        if errors:
+            raise errors[0]
+        return None
 
     def _none_could_be_loaded(self) -> InputError:
         first = next(self.source.in_order(), None)
@@ -351,7 +354,7 @@ class _Run:
                 raise changed(batch.samples[0].number)
             return
         if done and is_unfinished:  # if the settings or the data let no sample be explained, no further one fails
-            self._check_first()
+            self._first_of(islice(self.source.in_order(), _TRIED))
         work = Work(self.source, plan, self.explainer, writer)
         has_warned = False
         with (
