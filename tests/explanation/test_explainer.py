@@ -430,12 +430,13 @@ def ending(end, classes=4):
     ("end", "probabilities"),
     [
         (lambda z: z.softmax(1), lambda z: z.softmax(1)),
+        (lambda z: z.softmax(-1), lambda z: z.softmax(1)),
         (lambda z: z.log_softmax(1), lambda z: z.softmax(1)),
         (torch.sigmoid, torch.sigmoid),
         (lambda z: z.softmax(1) * 1.0, lambda z: z.softmax(1)),
         (lambda z: torch.cat([z.softmax(1), z.softmax(1)], 1), lambda z: None),
     ],
-    ids=["softmax", "log-softmax", "sigmoid", "not at the end", "two"],
+    ids=["softmax", "from the end", "log-softmax", "sigmoid", "not at the end", "two"],
 )
 def test_probabilities_are_those_of_the_model(end, probabilities, photographs):
     """Models that end in a softmax or sigmoid are explained before it, whatever the sign of the logit."""
@@ -455,6 +456,7 @@ def test_probabilities_of_own_explainable_modules(photographs):
     logits = ending(nn.Identity())(input)
     for end, expected in (
         (lambda z: z.softmax(1), logits.softmax(1)),
+        (lambda z: z.softmax(-1), logits.softmax(1)),
         (lambda z: z.log_softmax(1), logits.softmax(1)),
         (torch.sigmoid, logits.sigmoid()),
         (nn.functional.logsigmoid, None),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
-from lrpfx.composites import EpsilonPlusFlat, LayerMapComposite, layer_map_base
+from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat, LayerMapComposite, layer_map_base
 from lrpfx.ir.operator import REQUIRED
 from lrpfx.operators import table as operators
 from lrpfx.rules.template import BasicHook
@@ -454,3 +454,10 @@ def test_sizes_inside_tuples_in_all_forms_of_a_graph():
     assert_close(lowered["relevance"], expected.relevance, 1e-12)
     with pytest.raises(lrpfx.errors.InputError, match="cannot run"):
         lrpfx.attribute(without_examples, torch.randn(2, 4, 8, 8), 0)
+
+
+def test_distances_of_vectors_along_the_last_dimension():
+    x, y = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    explain_model = lrpfx.transform(Binary(F.pairwise_distance), EpsilonPlus(), example_inputs=(x, y))
+    assert_close(explain_model(x, y), F.pairwise_distance(x, y), 1e-12)
+    assert all(one.any() for one in lrpfx.attribute(explain_model, (x, y), torch.cos).relevance)
