@@ -230,6 +230,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "places = torch.arange(sizes[dimension], device=gradient.device).unfold( -1, size, step).flatten()",
     ): "with one dimension, the last is the first",
     (
+        "lrpfx/samples/loaders.py",
+        "if all(type(index) is int and abs(index) < 1 << 62 for index in found):",
+        "if all(type(index) is int and abs(index) < 1 % 62 for index in found):",
+    ): "a list has the same order, and takes more memory",
+    (
         "lrpfx/adapters/virelay/__init__.py",
         'is_spectral = name == "spectral"',
         'is_spectral = name <= "spectral"',
