@@ -55,7 +55,7 @@ def of_images(name: str, count: int, size: int, device: torch.device) -> dict[st
     makers: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
         PLAIN: lambda: gradient_of(merged(network(name)).to(device)),
         "lrpfx": lambda: lrpfx_of(compiled()),
-        "lrpfx, compiled": lambda: lrpfx_of(torch.compile(compiled(), fullgraph=True)),  # type: ignore[arg-type]
+        "lrpfx, compiled": lambda: lrpfx_of(torch.compile(compiled(), fullgraph=True)),
         "Zennit": lambda: zennit_of(network(name).to(device), COMPOSITE),
     }
     return {contender: lambda make=make: partial(make(), images) for contender, make in makers.items()}

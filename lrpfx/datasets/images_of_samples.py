@@ -90,16 +90,10 @@ class ImagesOfSamples(Sequence[Any]):
             raise _invalid(f"sample {number}: {sample.problem}")
         known = self.labels[number]
         if sample.label is not None and known >= 0 and sample.label != known:
-            raise _invalid(
-                f"sample {number} has the label {sample.label} in the data and {known} in the store: pass the data set that "
-                "was explained, in the same order"
-            )
+            raise _another(f"sample {number} has the label", sample.label, known)
         now, then = Path(sample.key or ""), Path(self.keys[number])
         if now.suffix and then.suffix and now.name != then.name:  # other names are numbers, for example
-            raise _invalid(
-                f"sample {number} is {sample.key} in the data and {self.keys[number]} in the store: pass the data set that was "
-                "explained, in the same order"
-            )
+            raise _another(f"sample {number} is", sample.key, self.keys[number])
         return sample.inputs
 
     def photograph(self, number: int) -> Any:
@@ -110,6 +104,12 @@ class ImagesOfSamples(Sequence[Any]):
             return found
         low, high = (torch.tensor(bound, dtype=found.dtype)[:, None, None] for bound in bounds)
         return ((found - low) / (high - low)).clamp(0, 1)
+
+
+def _another(what: str, now: Any, then: Any) -> InputError:
+    return _invalid(
+        f"{what} {now} in the data and {then} in the store: pass the data set that was explained, in the same order"
+    )
 
 
 class _ImagePreparation(Preparation):

@@ -129,13 +129,16 @@ class Location:
             found = self.path.rglob("*.partial")
             return sorted(left.relative_to(self.path).as_posix() for left in found if _PARTIAL.search(left.name))
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files, as far as they are there."""
+    def remove(self, names: Iterable[str]) -> list[str]:
+        """Remove files, as far as they are there. Returns the names of those that were, or may have been."""
         system, root = self._opened()
+        removed = []
         with self.errors("written"):
             for name in dict.fromkeys(names):
                 with suppress(FileNotFoundError):
                     system.rm_file(f"{root}/{name}")
+                    removed.append(name)
+        return removed
 
     def remove_leftovers(self) -> None:
         """Remove `leftovers`, unless nothing can be written."""

@@ -182,9 +182,8 @@ class BlockWriter:
         self._reconcile(block, rows)
         with self.location.errors("written"):
             of_samples = [one for one in self.manifest.layouts if one.dimensions[0] == SAMPLE]
-            mark = f"{DONE}/c/{block}"
-            self.location.remove([mark])  # of a block that is tried again: half of it must not count
-            self.location.make_lasting([mark])
+            mark = self.location.remove([f"{DONE}/c/{block}"])  # of a block that is tried again: half of it must not count
+            self.location.make_lasting(mark)
             for one in of_samples:
                 values = rounded(rows[one.name]) if one.is_rounded else rows[one.name]
                 self.arrays[one.name][first : first + len(values)] = values

@@ -271,6 +271,7 @@ def _guards(exported: ExportedProgram) -> tuple[list[Guard], OpenSizes]:
     named = dict(zip(_argument_names(exported, len(args)), args, strict=True)) | keywords
     guards: list[Guard] = []
     sizes = OpenSizes({})
+    open_sizes: list[Any] = []  # as torch has them
     sources: dict[str, Place] = {}  # torch.export's name -> the tensor
     for name, structure in named.items():
         for path, number in pytree.tree_flatten_with_path(structure)[0]:
@@ -279,6 +280,7 @@ def _guards(exported: ExportedProgram) -> tuple[list[Guard], OpenSizes]:
                 guards.append(FixedValue(place, getattr(item, "value", None)))
                 continue
             shape = placeholders[item.name].meta["val"].shape
+            open_sizes += [size for size in shape if not isinstance(size, int)]
             sizes.tensors[place] = tuple(map(_expression, shape))
             sources[f"L[{name!r}]{pytree.keystr(path)}"] = place
     symbols = {
@@ -296,16 +298,10 @@ def _guards(exported: ExportedProgram) -> tuple[list[Guard], OpenSizes]:
     if has_conditions(exported):
         guards += [_condition(text, sources) for text in exported._guards_code]
     elif symbols:
-        shape = next(shape for item in placeholders.values() for shape in _shapes(item) if not isinstance(shape, int))
-        environment = shape.node.shape_env
+        environment = open_sizes[0].node.shape_env
         found = (environment.replace(guard.expr) for guard in environment.guards)  # sizes that it fixed or tied are no symbols
         guards += [_condition_of_symbols(expression, sizes) for expression in found if expression.free_symbols]
     return list(dict.fromkeys(guards)), sizes
-
-
-def _shapes(placeholder: fx.Node) -> Sequence[Any]:
-    """The sizes of an input."""
-    return getattr(placeholder.meta["val"], "shape", ())
 
 
 def _condition_of_symbols(expression: Any, sizes: OpenSizes) -> Guard:

@@ -214,9 +214,7 @@ def _distinct_nodes(node: fx.Node) -> list[fx.Node]:
 
 def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
     """The arguments of a normalized call by name, without omitted ones."""
-    bound = dict(zip(operator.arguments, node.args, strict=False))
-    bound.update(node.kwargs)
-    return bound
+    return {**_named(operator.arguments, node.args), **node.kwargs}
 
 
 def carries_relevance(argument: Any) -> bool:

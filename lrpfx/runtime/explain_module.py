@@ -422,13 +422,12 @@ class ExplainModule(TreeGraphModule):
 
     def _name_device(self, before: set[torch.device], now: torch.device) -> None:
         """Change the device that torch.export wrote into calls, as for `torch.arange(4, device=x.device)`."""
-        unfused = self.graph if self.compiled.unfused is self.compiled.graph else self.compiled.unfused
         kinds = {device.type for device in before}
 
         def is_moved(device: torch.device) -> bool:
             return device in before or (device.index is None and device.type in kinds)
 
-        self.change(replace(self.compiled, graph=self.graph, unfused=unfused).moved(is_moved, now))
+        self.change(self._with_its_graph().moved(is_moved, now))
         for module in self.modules():
             if isinstance(module, Recomputed):
                 module.records, module.runner = moved_state(module.records, is_moved, now), None
@@ -449,6 +448,10 @@ class ExplainModule(TreeGraphModule):
         """What the module runs now, with derived buffers of the present parameters."""
         self._check_tables()
         self._refold_if_changed()
+        return self._with_its_graph()
+
+    def _with_its_graph(self) -> CompiledGraph:
+        """What was compiled, with the graph that the module has now: a user may have assigned another."""
         unfused = self.graph if self.compiled.unfused is self.compiled.graph else self.compiled.unfused
         return replace(self.compiled, graph=self.graph, unfused=unfused)
 

@@ -44,6 +44,9 @@ class KnownSamples:
         place = bisect_left(self.numbers, number)
         if place == len(self) or self.numbers[place] != number:
             return None
+        return self[place]
+
+    def __getitem__(self, place: int) -> KnownSample:
         return KnownSample(int(self.digests[place]), int(self.labels[place]))
 
     def united(self, other: "KnownSamples") -> "KnownSamples":

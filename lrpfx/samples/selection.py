@@ -1,9 +1,7 @@
 """Samples that are chosen by their numbers, in batches."""
 
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,7 @@ from lrpfx.samples.items import is_indexed
 from lrpfx.samples.loaders import Workers
 from lrpfx.samples.plan import KnownSamples
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, batched, chunks_of
-from lrpfx.samples.sources import COMPARED, IndexedSource, changed, check_unchanged
+from lrpfx.samples.sources import IndexedSource, changed, check_unchanged, places_to_compare
 from lrpfx.support.numbers import is_whole
 
 
@@ -75,10 +73,8 @@ class SampleSelection:
             return
         if known.numbers[-1] >= source.length:
             raise changed(int(known.numbers[-1]))
-        numbers = sorted(random.SystemRandom().sample(known.numbers.tolist(), min(len(known), COMPARED)))
-        with closing(source.chosen(numbers)) as loaded:
-            for sample in loaded:
-                _check(sample, known)
+        places = places_to_compare(len(known))
+        source.compare(known.numbers[places].tolist(), map(known.__getitem__, places))
 
     def _iterated(self, numbers: Iterator[int], is_all: bool, known: KnownSamples) -> Iterator[Sample]:
         """The samples with these numbers, which rise. `is_all`: or as many as there are."""
@@ -86,8 +82,9 @@ class SampleSelection:
         for number, item in enumerate(self.dataset):
             if wanted is None:
                 return
-            if number in known:
-                _check(self._sample(number, item), known)
+            before = known.at(number)
+            if before is not None:
+                check_unchanged(self._sample(number, item), before)
             if number == wanted:
                 yield self._sample(number, item)
                 wanted = next(numbers, None)
@@ -98,9 +95,3 @@ class SampleSelection:
 
     def _sample(self, number: int, item: Any) -> Sample:
         return self.preparation.sample(number, lambda: item)
-
-
-def _check(sample: Sample, known: KnownSamples) -> None:
-    before = known.at(sample.number)
-    assert before is not None
-    check_unchanged(sample, before)

@@ -51,6 +51,11 @@ class SampleSource(ABC):
         """
 
 
+def places_to_compare(count: int) -> list[int]:
+    """Some of so many samples, in order: others in each call, all if there are few."""
+    return sorted(random.SystemRandom().sample(range(count), min(count, COMPARED)))
+
+
 def changed(number: int) -> InputError:
     """The error for a sample that is not what it was."""
     return InputError(
@@ -151,7 +156,7 @@ class IndexedSource(SampleSource):
         counts, blocks = plan.done.counts, plan.done.blocks
         ends = np.cumsum([counts[block] for block in blocks]) if blocks else np.zeros(1, dtype=int)
         count = int(ends[-1])
-        places = range(count) if plan.compares_all else sorted(random.SystemRandom().sample(range(count), min(count, COMPARED)))
+        places = range(count) if plan.compares_all else places_to_compare(count)
         numbers: list[int] = []
         before: list[KnownSample] = []
         for place, some in groupby(places, lambda one: int(np.searchsorted(ends, one, side="right"))):
@@ -159,6 +164,10 @@ class IndexedSource(SampleSource):
             within = [one - int(ends[place]) + counts[block] for one in some]
             numbers += [block * plan.block + one for one in within]
             before += [known[one] for one in within]
+        self.compare(numbers, before)
+
+    def compare(self, numbers: Sequence[int], before: Iterable[KnownSample]) -> None:
+        """Raise `InputError` if one of the samples with these numbers is not what it was before."""
         with closing(self.chosen(numbers)) as samples:
             for sample, one in zip(samples, before, strict=True):
                 check_unchanged(sample, one)

@@ -688,6 +688,16 @@ def failing_if_asked(output):
     return output
 
 
+def failing_for(explain_model, number):
+    """A target that begins to fail for one sample of noise."""
+    unusual = explain_model(Noise(number + 1)[number][0][None]).detach()
+
+    def target(output):
+        return failing_if_asked(output) if output.isclose(unusual).all(1).any() else output
+
+    return target
+
+
 @pytest.mark.parametrize("data", [Noise, lambda *arguments: Stream(Noise(*arguments))], ids=["sequence", "stream"])
 def test_tried_again_what_was_explained_stays(data, explain_model, tmp_path, monkeypatch):
     path = tmp_path / "store"
@@ -703,14 +713,7 @@ def test_tried_again_what_was_explained_stays(data, explain_model, tmp_path, mon
 def test_a_failure_does_not_replace_what_was_explained(explain_model, tmp_path, monkeypatch):
     """A function that fails for one sample now: what a former run found stays, in a block that is explained anew."""
     path = tmp_path / "store"
-    unusual = explain_model(Noise(24)[12][0][None]).detach()
-
-    def target(output):
-        if "FAILING" in os.environ and output.isclose(unusual).all(1).any():
-            raise ValueError("no")
-        return output
-
-    settings = {"block_size": 8, "batch_size": 8, "target": target, "record": LAYERS}
+    settings = {"block_size": 8, "batch_size": 8, "target": failing_for(explain_model, 12), "record": LAYERS}
     before = lrpfx.datasets.attribute(explain_model, Noise(24, [], [10]), path, **settings)
     expected = {name: before[name][:] for name in before.names}
     monkeypatch.setenv("FAILING", "1")
@@ -723,14 +726,7 @@ def test_a_failure_does_not_replace_what_was_explained(explain_model, tmp_path, 
 def test_half_a_block_is_not_what_was_explained(explain_model, tmp_path, monkeypatch):
     """A block of which a retry was killed in the middle may be of two runs: its failures do not get rows of before."""
     path = tmp_path / "store"
-    unusual = explain_model(Noise(24)[12][0][None]).detach()
-
-    def target(output):
-        if "FAILING" in os.environ and output.isclose(unusual).all(1).any():
-            raise ValueError("no")
-        return output
-
-    settings = {"block_size": 8, "batch_size": 8, "target": target}
+    settings = {"block_size": 8, "batch_size": 8, "target": failing_for(explain_model, 12)}
     lrpfx.datasets.attribute(explain_model, Noise(24), path, **settings)
     (path / "done" / "c" / "1").unlink()
     monkeypatch.setenv("FAILING", "1")

@@ -152,26 +152,17 @@ def assert_rounds_as_the_cpu(exact, rounded_here, rounded_there):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_cast", [True, False], ids=["bfloat16", "autocast"])
 @pytest.mark.parametrize("name", ["resnet", "vgg", "vit", "convnext"])
-def test_bfloat16(name, device):
+def test_low_precision(name, is_cast, device):
     model, x = small_family(name)
     composite = AttnLRP() if name == "vit" else EpsilonPlusFlat()
     exact = relevances(lrpfx.transform(model, composite, example_inputs=x), x, 3)
-    rounded = both(lambda: copy.deepcopy(model).bfloat16(), x.bfloat16(), composite, device)
-    assert_rounds_as_the_cpu(exact, *rounded)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["resnet", "vgg", "vit", "convnext"])
-def test_autocast(name, device):
-    model, x = small_family(name)
-    composite = AttnLRP() if name == "vit" else EpsilonPlusFlat()
-    exact = relevances(lrpfx.transform(model, composite, example_inputs=x), x, 3)
-    found = []
+    dtype, found = torch.bfloat16 if is_cast else torch.float32, []
     for place in (torch.device("cpu"), device):
-        inputs = x.float().to(place)
-        explain_model = lrpfx.transform(copy.deepcopy(model).float().to(place), composite, example_inputs=inputs)
-        with torch.autocast(place.type, dtype=torch.bfloat16):
+        inputs = x.to(place, dtype)
+        explain_model = lrpfx.transform(copy.deepcopy(model).to(place, dtype), composite, example_inputs=inputs)
+        with torch.autocast(place.type, dtype=torch.bfloat16, enabled=not is_cast):
             found.append(relevances(explain_model, inputs, 3))
     assert_rounds_as_the_cpu(exact, *found)
 

@@ -8,6 +8,7 @@ import torch
 
 import lrpfx
 from lrpfx.samples.items import identity_of, parts_of
+from lrpfx.samples.plan import KnownSamples
 from lrpfx.samples.preparation import Preparation, SampleGroup
 from lrpfx.samples.selection import SampleSelection
 
@@ -54,7 +55,7 @@ def test_labels_that_are_no_class_indices(form, label):
 
 def numbers_in_batches(dataset, samples=None, done=()):
     choosing = SampleSelection(dataset, Preparation(("x",)))
-    batches = list(choosing.batches(samples, set(done).__contains__, 2, {}))
+    batches = list(choosing.batches(samples, set(done).__contains__, 2, KnownSamples.of((), ())))
     return [[batch.samples[place].number for place in group.places] for batch in batches for group in batch.groups]
 
 
@@ -76,7 +77,7 @@ def test_samples_of_several_shapes_are_batches_of_their_own():
 def test_samples_that_cannot_be_loaded_are_in_the_batches_with_the_reason(form):
     broken = [IMAGE, (IMAGE, "cat"), IMAGE, torch.full_like(IMAGE, torch.nan), IMAGE]
     assert numbers_in_batches(form(broken)) == [[0], [2], [4]]
-    batches = SampleSelection(form(broken), Preparation(("x",))).batches(None, {1}.__contains__, 3, {})
+    batches = SampleSelection(form(broken), Preparation(("x",))).batches(None, {1}.__contains__, 3, KnownSamples.of((), ()))
     problems = {sample.number: sample.problem for batch in batches for sample in batch.samples}
     assert problems == {**dict.fromkeys((0, 2, 4)), 3: "the input has values that are not finite"}
 

@@ -686,21 +686,19 @@ def record(copies: list[Path]) -> None:
 def test(mutants: list[Mutant], copies: list[Path], results: dict[str, dict[str, str]]) -> None:
     """Tests mutants and keeps the results."""
     jobs = list(map(tests_for, mutants))
-    waiting = list(range(len(mutants)))
+    for mutant, its_jobs in zip(mutants, jobs, strict=True):
+        if not its_jobs:  # no test reaches it
+            keep(mutant, "survived", [], results)
+    waiting = [number for number, its_jobs in enumerate(jobs) if its_jobs]
     for turn in range(2):
-        met = [number for number in waiting if len(jobs[number]) > turn]
-        survivors = [number for number in waiting if turn == 0 and number not in met]  # no test reaches these
+        met, waiting = waiting, []
         for place, outcome, taken in outcomes([jobs[number][turn] for number in met], copies):
             number, mutant = met[place], mutants[met[place]]
             print(f"{mutant.module}:{mutant.line} {mutant.operator}: {outcome} in {taken:.0f} s", flush=True)
             if outcome == "survived" and len(jobs[number]) > turn + 1:
-                survivors.append(number)
+                waiting.append(number)
             else:
                 keep(mutant, outcome, jobs[number], results)
-        for number in survivors if turn == 0 else ():
-            if not jobs[number]:
-                keep(mutants[number], "survived", [], results)
-        waiting = [number for number in survivors if jobs[number]]
 
 
 def keep(mutant: Mutant, outcome: str, jobs: list[Job], results: dict[str, dict[str, str]]) -> None:
