@@ -305,6 +305,7 @@ class Mutant:
         change = hashlib.sha256("\n".join(self.change).encode()).hexdigest()[:24]
         return f"{self.module}:{self.operator}:{change}"
 
+    @functools.cached_property
     def code(self) -> str:
         """The mutated module."""
         changed = mutate_code(source_of(self.module), get_operator(self.operator)(), self.place)
@@ -314,7 +315,7 @@ class Mutant:
     @functools.cached_property
     def change(self) -> tuple[str, str]:
         """The lines that it takes away, and those that it puts there."""
-        diff = difflib.ndiff(source_of(self.module).splitlines(), self.code().splitlines())
+        diff = difflib.ndiff(source_of(self.module).splitlines(), self.code.splitlines())
         changed = [line for line in diff if line[:2] in ("- ", "+ ")]
         sides = ["\n".join(line[2:].strip() for line in changed if line[0] == side) for side in "-+"]
         return sides[0], sides[1]
@@ -424,14 +425,14 @@ def tests_for(mutant: "Mutant") -> list[Job]:
     jobs, chosen, total, limits = [], list[str](), 0.0, [FIRST_SECONDS, MORE_SECONDS]
     for taken, test in (one for tests in rounds for one in sorted(filter(None, tests))):
         if chosen and total + taken > limits[len(jobs)]:
-            jobs.append(Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code()))
+            jobs.append(Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code))
             chosen, total = [], 0.0
             if len(jobs) == len(limits):
                 break
         chosen.append(test)
         total += taken
     if chosen:
-        jobs.append(Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code()))
+        jobs.append(Job(chosen, 3 * total + SECONDS, mutant.module, mutant.code))
     return jobs
 
 
@@ -491,11 +492,7 @@ def drawn(count: int, seed: int, modules: list[str]) -> list[Mutant]:
 
 def _can_be_made(mutant: Mutant) -> bool:
     """Whether cosmic-ray can make a change: of an exception that is caught by a qualified name it cannot."""
-    try:
-        mutant.code()
-    except AttributeError:
-        return False
-    return True
+    return hasattr(mutant, "code")  # its error is an AttributeError
 
 
 def keep_original() -> None:
