@@ -329,7 +329,7 @@ def _render_with_pygraphviz(source: str, format: str) -> bytes:
         import pygraphviz
     except ImportError as error:
         raise LrpfxError(
-            "rendering a picture needs Graphviz: install its `dot` program, or pygraphviz with `pip install lrpfx[draw]`",
+            "rendering a picture needs Graphviz: install its `dot` program, or pygraphviz: pip install 'lrpfx[draw]'",
             topic="missing-package",
         ) from error
     data: bytes = pygraphviz.AGraph(string=source).draw(format=format, prog="dot")

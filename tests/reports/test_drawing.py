@@ -182,5 +182,5 @@ def test_rendering(explain_model, tmp_path, monkeypatch, with_dot):
 def test_rendering_without_any_graphviz(explain_model, monkeypatch):
     monkeypatch.setattr(drawing.shutil, "which", lambda program: None)
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
-    with pytest.raises(lrpfx.LrpfxError, match=r"pip install lrpfx\[draw\]"):
+    with pytest.raises(lrpfx.LrpfxError, match=r"pip install 'lrpfx\[draw\]'"):
         lrpfx.draw(explain_model).pipe("svg")
