@@ -63,7 +63,7 @@ Progress = bool | Callable[[int, int | None], object]
 
 
 def attribute(
-    explainer: nn.Module | Explainer,
+    explainer: nn.Module | Explainer[Any],
     data: Any,
     output: str | os.PathLike[str],
     *,
@@ -229,7 +229,7 @@ class _Run:
             question = replace(question, output=explainer.output)
         self.explainer = self._sample_explainer(module, question, is_own, others)
 
-    def _compiled(self, explainer: Explainer) -> nn.Module:
+    def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
         sample = next((one for one in self.source.in_order() if one.problem is None), None)
         if sample is None:

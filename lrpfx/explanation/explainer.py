@@ -1,14 +1,17 @@
 """The front door: a model and photographs in, explanations out."""
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any
+from typing import IO, Any, Generic, TypedDict, overload
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
+from typing_extensions import TypeVar, Unpack
 
 from lrpfx.composites import Composite
 from lrpfx.deploy.photographs import preprocessing_in
@@ -43,8 +46,30 @@ from lrpfx.support.tensors import on_device_of
 
 logger = logging.getLogger(__name__)
 
+# What type checkers know of the front door. Forms without an overload, such as tensors, which may be one photograph or several,
+# give Any. The path of a folder counts as that of a photograph; in a list, it gives explanations.
+Found = TypeVar("Found", Explanation, TextExplanation, default=Explanation)
+_Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
+_Photographs = Sequence[_Photograph | torch.Tensor | np.ndarray[Any, Any]] | Iterator[_Photograph]
+_Text = str | Mapping[str, Any] | Sequence[int] | Sequence[Mapping[str, Any]]
+_Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text]
 
-class Explainer:
+
+class _Settings(TypedDict, total=False):
+    """Settings of an explainer, except for the tokenizer, which decides what it explains."""
+
+    composite: Composite | None
+    preprocess: Callable[..., Any] | None
+    categories: Sequence[str] | Mapping[int, str] | None
+    record: str | Sequence[str]
+    output: OutputSelector
+    batch_size: int
+    example_inputs: Any
+    progress: bool
+    join: bool
+
+
+class Explainer(Generic[Found]):
     """Explains what a model says about photographs or sentences.
 
     It compiles the model at its first call, and again if a later call finds it changed: its modules, attributes and hooks, with
@@ -88,6 +113,23 @@ class Explainer:
     InputTypeError
         An argument has the wrong type.
     """
+
+    @overload
+    def __init__(
+        self: "Explainer[Explanation]",
+        model: nn.Module | Runner | Captured,
+        *,
+        tokenizer: None = None,
+        **settings: Unpack[_Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "Explainer[TextExplanation]",
+        model: nn.Module | Runner | Captured,
+        *,
+        tokenizer: Callable[..., Any],
+        **settings: Unpack[_Settings],
+    ) -> None: ...
 
     def __init__(
         self,
@@ -136,6 +178,41 @@ class Explainer:
         self._arguments: set[str] | None = None  # the names of the inputs that the model is compiled for, if they may change
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self: "Explainer[Explanation]",
+        images: _Photograph,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> Explanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation]",
+        images: _Photographs,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> Explanations: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self: "Explainer[TextExplanation]",
+        images: _Text,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> TextExplanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[TextExplanation]",
+        images: _Texts,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> TextExplanations: ...
+    @overload
+    def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any: ...
 
     def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any:
         """The explanation of a photograph or a text, or `Explanations` of several.
@@ -313,6 +390,58 @@ def _stated_by(model: Any) -> Preprocessing | None:
     """The preprocessing that the file of a program holds, or that a model states; None if there is none."""
     stored = preprocessing_in(model.manifest) if isinstance(model, Runner) else None
     return preprocessing_of(model) if stored is None else Preprocessing(stored)
+
+
+@overload
+def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+    model: nn.Module | Runner | Captured,
+    images: _Photograph,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> Explanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Photographs,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> Explanations: ...
+@overload
+def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+    model: nn.Module | Runner | Captured,
+    images: _Text,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: Callable[..., Any],
+    **settings: Unpack[_Settings],
+) -> TextExplanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Texts,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: Callable[..., Any],
+    **settings: Unpack[_Settings],
+) -> TextExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Any,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: Any = None,
+    **settings: Unpack[_Settings],
+) -> Any: ...
 
 
 def explain(

@@ -20,6 +20,7 @@ from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
 from lrpfx.images.geometry import Axis, Geometry
 from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.reports.ledger import Ledger
 from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class
 from lrpfx.support.files import as_path, written
@@ -140,7 +141,7 @@ class Explanation(Explained):
         return self._relevance_of(self.answers[0])
 
     @property
-    def ledger(self) -> Any:
+    def ledger(self) -> Ledger:
         """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
         return self._origin("the ledger", "read it before").ledger(self.target.score)
 

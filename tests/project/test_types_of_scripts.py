@@ -1,0 +1,99 @@
+"""Type checkers find the mistakes in a user's script, and complain of nothing else."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+pytestmark = pytest.mark.programs
+
+SCRIPT = '''
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lrpfx
+
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 10)).eval()
+explainer = lrpfx.Explainer(model, preprocess=lambda image: torch.zeros(3, 3, 3), categories=["cat", "dog"])
+explanation = explainer("photo.jpg", "cat")
+explanation.sheet(sigma=2.0).save("sheet.png")
+explanation.shet()  # wrong
+explanation.heatmap(sigma="wide")  # wrong
+explanation.top(3)[0].nme  # wrong
+explanation.ledger.totl("bias")  # wrong
+explanations = explainer([Path("photo.jpg"), "other.jpg"])
+explanations.shet()  # wrong
+for one in explanations:
+    one.ovrlay()  # wrong
+    one.overlay()
+explainer(torch.zeros(2, 3, 3, 3))[1].overlay()
+lrpfx.explain(model, "photo.jpg", preprocess=lambda image: torch.zeros(3, 3, 3)).shet()  # wrong
+lrpfx.explain(model, ["photo.jpg"], preprocess=lambda image: torch.zeros(3, 3, 3))[0].sheet()
+
+
+def tokenizer(text: str, return_tensors: str) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.zeros(1, 2)}
+
+
+text = lrpfx.explain(model, "A text", tokenizer=tokenizer)
+text.heatmap().to_html()
+text.heatmap().to_htm()  # wrong
+texts = lrpfx.Explainer(model, tokenizer=tokenizer)
+texts(["A text", "Another"])[0].picture.to_image()
+texts("A text").photograph  # wrong
+lrpfx.Explainer(model, preproces=None)  # wrong
+lrpfx.transfrom(model, lrpfx.composites.EpsilonPlus())  # wrong
+explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonPlus())
+attribution = lrpfx.attribute(explain_model, torch.zeros(1, 3, 3, 3), target=1)
+attribution.relevance.sum().item()
+attribution.relevence  # wrong
+lrpfx.ledger(explain_model, torch.zeros(1, 3, 3, 3)).totl("bias")  # wrong
+lrpfx.assignment(explain_model).rule_off("0")  # wrong
+lrpfx.check(model, lrpfx.composites.EpsilonPlus()).okay  # wrong
+lrpfx.load("model.onnx").explian  # wrong
+lrpfx.composites.EpsilonPlusFlatt()  # wrong
+
+
+def sheet_of(explainer: lrpfx.Explainer, path: str) -> bytes:
+    return explainer(path).sheet().tobytes()
+'''
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The script beside the package as it is installed, with passes/ in it."""
+    folder = tmp_path_factory.mktemp("script")
+    shutil.copytree(ROOT / "lrpfx", folder / "lrpfx")
+    shutil.copytree(ROOT / "passes", folder / "lrpfx" / "passes", dirs_exist_ok=True)
+    (folder / "script.py").write_text(SCRIPT)
+    return folder / "script.py"
+
+
+def wrong_lines():
+    return {number for number, line in enumerate(SCRIPT.split("\n"), 1) if line.endswith("# wrong")}
+
+
+def run(script, *command):
+    return subprocess.run([sys.executable, "-m", *command], cwd=script.parent, capture_output=True, text=True).stdout
+
+
+def test_mypy(script):
+    settings = ["--strict", "--no-warn-unused-ignores", "--follow-imports", "silent", "--cache-dir", str(script.parent / "cache")]
+    printed = run(script, "mypy", *settings, "script.py")
+    found = re.findall(r"^script\.py:(\d+): error: (.*)", printed, re.MULTILINE)
+    assert {int(number) for number, _ in found} == wrong_lines(), printed
+    assert any('no attribute "shet"; maybe "sheet"?' in message for _, message in found)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("pyright"), reason="needs pyright, and for its first run npm's registry")
+def test_pyright(script):
+    printed = run(script, "pyright", "--outputjson", "--pythonpath", sys.executable, "script.py")
+    found = [one for one in json.loads(printed)["generalDiagnostics"] if one["severity"] == "error"]
+    assert {one["range"]["start"]["line"] + 1 for one in found} == wrong_lines(), found
