@@ -12,7 +12,7 @@ from helpers import ROOT
 
 pytestmark = pytest.mark.programs
 
-SCRIPT = '''
+SCRIPT = """
 from pathlib import Path
 
 import torch
@@ -63,7 +63,7 @@ lrpfx.composites.EpsilonPlusFlatt()  # wrong
 
 def sheet_of(explainer: lrpfx.Explainer, path: str) -> bytes:
     return explainer(path).sheet().tobytes()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,14 @@ def run(script, *command):
 
 
 def test_mypy(script):
-    settings = ["--strict", "--no-warn-unused-ignores", "--follow-imports", "silent", "--cache-dir", str(script.parent / "cache")]
+    settings = [
+        "--strict",
+        "--no-warn-unused-ignores",
+        "--follow-imports",
+        "silent",
+        "--cache-dir",
+        str(script.parent / "cache"),
+    ]
     printed = run(script, "mypy", *settings, "script.py")
     found = re.findall(r"^script\.py:(\d+): error: (.*)", printed, re.MULTILINE)
     assert {int(number) for number, _ in found} == wrong_lines(), printed
