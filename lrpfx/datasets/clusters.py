@@ -15,7 +15,7 @@ from lrpfx.datasets.rows import Numbers, without_label
 from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.pictures import heatmap, overlay, sheet
+from lrpfx.pictures import LEGEND, heatmap, overlay, sheet
 from lrpfx.pictures.maps import Floats
 from lrpfx.support.html import Html
 from lrpfx.support.table import Table
@@ -214,8 +214,8 @@ class Spray:
                 row.append((f"sample {sample}", _drawn(values, images, sample)))
             rows.append(row)
         parts = f"{len(analysis.samples)} samples in {len(found)} cluster{'s' if len(found) > 1 else ''}"
-        title = settings.pop("title", f"class {label}: {parts}; the largest gap of eigenvalues speaks for {analysis.eigengap}")
-        return sheet(rows, title=title, **settings)
+        title = f"class {label}: {parts}; the largest gap of eigenvalues speaks for {analysis.eigengap}"
+        return sheet(rows, **{"title": title, "legend": LEGEND, **settings})
 
     def _rows(self, clusters: int | None) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = []

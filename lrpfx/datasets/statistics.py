@@ -12,7 +12,7 @@ from lrpfx.datasets.reduced_maps import of_equal_weight, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, column, labels_of
 from lrpfx.datasets.store_queries import column_of_relevance
 from lrpfx.errors import InputError, InputTypeError, nearest
-from lrpfx.pictures import heatmap, scale_of, sheet
+from lrpfx.pictures import LEGEND, heatmap, scale_of, sheet
 from lrpfx.pictures.maps import Floats
 from lrpfx.support.html import Html
 from lrpfx.support.optional_packages import progress_bar
@@ -109,7 +109,7 @@ class Summary:
         scale = settings.pop("scale", None) or scale_of(list(maps.values()))
         drawn = [(self._title(array, label, names), heatmap(one, scale=scale)) for label, one in maps.items()]
         rows = [drawn[start : start + columns] for start in range(0, len(drawn), columns)]
-        return sheet(rows, title=settings.pop("title", f"mean of {array}"), scale=scale, **settings)
+        return sheet(rows, scale=scale, **{"title": f"mean of {array}", "legend": LEGEND, **settings})
 
     def to_pandas(self) -> "DataFrame":
         """The rows as a DataFrame with the columns array, class (None: all), samples, total, magnitude and share.

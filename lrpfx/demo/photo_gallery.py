@@ -69,7 +69,7 @@ def by_composite(names: tuple[str, ...]) -> Image.Image:
     for name, composite in composites().items():
         found = explainer_of(composite)(files)
         rows.append([(name if not place else "", one.overlay()) for place, one in enumerate(found)])
-    return lrpfx.pictures.sheet(rows)
+    return lrpfx.pictures.sheet(rows, legend=lrpfx.pictures.LEGEND)
 
 
 def explain_photographs(directory: Path) -> None:

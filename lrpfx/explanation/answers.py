@@ -44,8 +44,29 @@ class Balance:
         """What biases, stabilizers and other constants took: all that did not reach the inputs."""
         return self.output - self.inputs
 
+    @property
+    def share(self) -> float | None:
+        """The share of the output that reached the inputs, and so is in a map of them; None if the output is 0."""
+        return self.inputs / self.output if self.output else None
+
     def __str__(self) -> str:
         return f"output {self.output:.4g} = inputs {self.inputs:.4g} + constants {self.constants:.4g}"
+
+
+def shares_in_words(balances: Sequence[Balance]) -> str:
+    """How much of the outputs maps hold, as the line below a picture; "" if that is not known."""
+    shares = sorted(one.share for one in balances if one.share is not None)
+    if not shares:
+        return ""
+    of_all = " to ".join(dict.fromkeys(map(_percent, (shares[0], shares[-1]))))
+    held = f"the map holds {of_all} of the output" if len(balances) == 1 else f"the maps hold {of_all} of the outputs"
+    negative = len(balances) == 1 and balances[0].output < 0
+    against = f", which is {balances[0].output:.3g}: the model speaks against it" if negative else ""
+    return f"{held}{against}; the rest is in biases and other constants"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from lrpfx import pictures
 from lrpfx.images.geometry import Array, Geometry
@@ -14,6 +14,12 @@ from lrpfx.pictures.style import Style
 _FINEST = 1000
 #: Pixels of a map for each pixel of the model's input, at least.
 _STEPS = 3
+#: The frame around the part of a photograph that the model saw: a light line within a dark one is seen on any photograph.
+_LIGHT, _DARK = (255, 255, 255), (90, 90, 90)
+#: Pixels of the photograph's shorter side for each pixel of a line of the frame.
+_LINE = 400
+#: What is mixed into the colour of no relevance where the model did not look.
+_UNSEEN, _SHARE = 128, 0.15
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class Canvas:
 
     Maps are those of the part that the model saw, so that the rest influences neither their scale nor their smoothing. Their
     values are relevance for each pixel of the photograph as it was, so scales of pictures in several sizes are the same.
+    Pictures have a thin frame around that part: the rest is not irrelevant, it was not seen.
     """
 
     photograph: Image.Image
@@ -58,21 +65,33 @@ class Canvas:
         drawn = pictures.heatmap(map, size=(right - left, bottom - top), style=self._in_map(map, style))
         if drawn.size == self.photograph.size:
             return drawn
-        zero = (style.colors.of_zero * 255).round().astype(int)
-        empty = Image.new("RGB", self.photograph.size, tuple(zero.tolist()))
-        empty.paste(drawn, (left, top))
-        return empty
+        unseen = (style.colors.of_zero * 255 * (1 - _SHARE) + _UNSEEN * _SHARE).round().astype(int)
+        empty = Image.new("RGB", self.photograph.size, tuple(unseen.tolist()))
+        return self._framed(empty, drawn)
 
     def overlay(self, map: Array, style: Style) -> Image.Image:
         """A map over the photograph."""
-        left, top, right, bottom = box = self.geometry.pixel_box
-        is_whole = (right - left, bottom - top) == self.photograph.size
-        seen = self.photograph if is_whole else self.photograph.crop(box)
+        box = self.geometry.pixel_box
+        seen = self.photograph if self.is_whole else self.photograph.crop(box)
         drawn = pictures.overlay(seen, map, stretch=True, style=self._in_map(map, style))
-        if is_whole:
+        if self.is_whole:
             return drawn
         whole = self.photograph.convert("L").convert("RGB") if style.grey else self.photograph.copy()
-        whole.paste(drawn, (left, top))
+        return self._framed(whole, drawn)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model saw the whole photograph."""
+        return self.geometry.pixel_box == (0, 0, *self.photograph.size)
+
+    def _framed(self, whole: Image.Image, seen: Image.Image) -> Image.Image:
+        """A picture of the photograph with what the model saw in it, and a frame around that."""
+        left, top, right, bottom = self.geometry.pixel_box
+        line = max(1, min(whole.size) // _LINE)
+        draw = ImageDraw.Draw(whole)
+        for distance, color in ((2 * line, _DARK), (line, _LIGHT)):
+            draw.rectangle((left - distance, top - distance, right - 1 + distance, bottom - 1 + distance), fill=color)
+        whole.paste(seen, (left, top))
         return whole
 
     def _in_map(self, map: Array, style: Style) -> Style:

@@ -2,7 +2,7 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.classes import index_of
-from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place
+from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place, select_output
 from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
@@ -95,6 +95,18 @@ def origin_of(explanation: Any) -> Origin | None:
     return _ORIGINS.get(id(explanation))
 
 
+@dataclass(frozen=True)
+class BothSides:
+    """Chooses the one logit of a classifier of two classes as a logit of each: that of the first is its negative."""
+
+    output: OutputSelector
+
+    def __call__(self, result: Any) -> torch.Tensor:
+        logit = select_output(result, self.output)
+        logit = logit.reshape(len(logit), 1)
+        return torch.cat([-logit, logit], 1)
+
+
 class CompiledModel(Compiled):
     """An explainable module."""
 
@@ -113,6 +125,23 @@ class CompiledModel(Compiled):
         self.record = record
         self.output = output
         self.scores = _scores_of(self.explain_model, output) if scores is None else scores
+
+    def with_names_of(self, inputs: Any) -> "CompiledModel":
+        """The same with a logit for each of two names, if the model has one logit for these inputs."""
+        if self.categories is None or len(self.categories) != 2:
+            return self
+        placed = self.placed(inputs)
+        with torch.no_grad():
+            result = self.module(**placed) if isinstance(placed, Mapping) else self.module(placed)
+            chosen = select_output(result, self.output)
+        if chosen.shape[1:].numel() != 1:
+            return self
+        if self.scores is Scores.PROBABILITIES:
+            raise InputError(
+                "two names need a logit, but the module returns one probability: lrpfx.transform(..., explain='logits')",
+                topic="classes-and-their-names",
+            )
+        return CompiledModel(self.module, self.categories, self.record, BothSides(self.output), Scores.BINARY)
 
     def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]

@@ -90,7 +90,8 @@ class Explainer(Generic[Found]):
         The function from a photograph to the model's input, as torchvision, timm and Hugging Face have them; without it, images
         are tensors that the model takes as they are.
     categories
-        The names of the classes, as a list or a dict; `weights.meta["categories"]` for torchvision's models.
+        The names of the classes, as a list or a dict; `weights.meta["categories"]` for torchvision's models. Two names for a
+        model with one logit are the class that a negative logit means, and the one that a positive logit means.
     tokenizer
         For models of text: a tokenizer of Hugging Face.
     record
@@ -359,7 +360,7 @@ class Explainer(Generic[Found]):
             return CompiledProgram(self.model, self.categories, self.record)
         self._bounds = self._range()
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
-            return CompiledModel(self.model, self.categories, self.record, self.output)
+            return CompiledModel(self.model, self.categories, self.record, self.output).with_names_of(inputs)
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
@@ -375,7 +376,7 @@ class Explainer(Generic[Found]):
             made = transform(source, composite, example_inputs=examples, explain="logits")
         self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
-        return CompiledModel(made, self.categories, self.record, self.output, scores)
+        return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
 
     def _default(self, inputs: Any) -> ByContent:
         if self.tokenizer is not None:

@@ -15,10 +15,11 @@ from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
 from lrpfx.errors import InputError, first_lines, printable
-from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of
+from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, shares_in_words
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
 from lrpfx.images.geometry import Axis, Geometry
+from lrpfx.pictures.sheets import Legend
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.reports.ledger import Ledger
 from lrpfx.request.classes import as_list, index_of
@@ -77,6 +78,11 @@ class Explained(PlainData, ABC):
     def recorded(self) -> dict[str, Array]:
         """Relevance of the recorded layers by name, without the batch."""
         return self.answers[0].layers
+
+    @property
+    def _legend(self) -> Legend:
+        name = printable(self.target.name)
+        return f"against {name}", f"for {name}"
 
     def to_numpy(self) -> Array:
         """`relevance`, as an array."""
@@ -165,7 +171,7 @@ class Explanation(Explained):
     def heatmap(
         self, *, size: tuple[int, int] | None = None, style: Style | None = None, **settings: Unpack[StyleSettings]
     ) -> Image.Image:
-        """The relevance in colours, in the size of the photograph.
+        """The relevance in colours, in the size of the photograph, with a thin frame around the part that the model saw.
 
         Scale and smoothing are those of the part of the photograph that the model saw; `sigma` is in pixels of the photograph.
 
@@ -176,7 +182,7 @@ class Explanation(Explained):
         return canvas.heatmap(canvas.map(self.answers[0].summed), styled(style, settings))
 
     def overlay(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
-        """The relevance over the photograph in grey, with scale and smoothing as for `heatmap`.
+        """The relevance over the photograph in grey, with frame, scale and smoothing as for `heatmap`.
 
         `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`.
         """
@@ -196,20 +202,27 @@ class Explanation(Explained):
             best = self.top(int(classes) if not isinstance(classes, bool) else classes)
             classes = [one.index for one in best if one.index is not None]
         answers = self._answers_for(as_list("compare", classes))
-        canvas = self._canvas(self._size_in_row(1 + len(answers)))
+        canvas = self._canvas(self._size_in_row(1 + len(answers), style.width))
         maps = [canvas.map(answer.summed) for answer in answers]
         if style.scale is None:
             style = replace(style, scale=canvas.scale_of(maps, style))
         drawn = [canvas.overlay(one, style) for one in maps]
         titles = [str(answer.category) for answer in answers]
-        return pictures.sheet([("photograph", canvas.photograph), *zip(titles, drawn, strict=True)])
+        row = [("photograph", canvas.photograph), *zip(titles, drawn, strict=True)]
+        caption = caption_of(self.rules, [answer.balance for answer in answers], canvas.is_whole)
+        return pictures.sheet(row, caption=caption, legend=pictures.LEGEND, style=style)
 
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
-        """The photograph, the map and the overlay side by side, with titles.
+        """The photograph, the map and the overlay side by side, with titles, a legend, and the share of the output in them.
 
         `style`, `settings`: as for `overlay`.
         """
-        return pictures.sheet(self.row(style, **settings), caption=self.rules)
+        style = styled(style, settings)
+        canvas = self._canvas(self._size_in_row(3, style.width))
+        if style.scale is None:
+            style = replace(style, scale=canvas.scale_of([canvas.map(self.answers[0].summed)], style))
+        caption = caption_of(self.rules, [self.balance], canvas.is_whole)
+        return pictures.sheet(self.row(style), caption=caption, legend=self._legend, style=style)
 
     def row(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> list[tuple[str, Image.Image]]:
         """The pictures of `sheet` with their titles, in the size in which it shows them.
@@ -217,7 +230,7 @@ class Explanation(Explained):
         `style`, `settings`: as for `overlay`.
         """
         style = styled(style, settings)
-        canvas = self._canvas(self._size_in_row(3))
+        canvas = self._canvas(self._size_in_row(3, style.width))
         drawn = canvas.map(self.answers[0].summed)
         return [
             (self.name, canvas.photograph),
@@ -230,10 +243,10 @@ class Explanation(Explained):
         as_it_is = Geometry(Axis(0.0, 1.0, height, height), Axis(0.0, 1.0, width, width))
         return Canvas.of(self.photograph, self.geometry or as_it_is, size)
 
-    def _size_in_row(self, columns: int) -> tuple[int, int]:
+    def _size_in_row(self, columns: int, width_of_sheet: int) -> tuple[int, int]:
         """The size of the photograph in a row of a sheet, or its own if that is smaller."""
         width, height = self.photograph.size
-        shown = min(height, pictures.height_of_row([width / height] * columns))
+        shown = min(height, pictures.height_of_row([width / height] * columns, width_of_sheet))
         return max(1, round(width * shown / height)), shown
 
     def layers(
@@ -266,7 +279,8 @@ class Explanation(Explained):
                     f"the relevance of {name} has shape {known[name].shape}, not (channels, height, width)", topic="explainers"
                 )
         maps = {"input": self.input_relevance.sum(0), **{name: known[name].sum(0) for name in chosen}}
-        return pictures.strip(maps, columns=columns, title=title, caption=caption, style=styled(style, settings))
+        drawn = styled(style, settings)
+        return pictures.strip(maps, columns=columns, title=title, caption=caption, legend=self._legend, style=drawn)
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
         known = {answer.category.index: answer for answer in self.answers if answer.category.index is not None}
@@ -367,7 +381,9 @@ class Explanations(Several[Explanation]):
         `style`, `settings`: as for `Explanation.overlay`.
         """
         style = styled(style, settings)
-        return pictures.sheet([one.row(style) for one in self._some()], caption=self.items[0].rules)
+        is_whole = all(one._canvas().is_whole for one in self._some())
+        caption = caption_of(self.items[0].rules, [one.balance for one in self.items], is_whole)
+        return pictures.sheet([one.row(style) for one in self.items], caption=caption, legend=pictures.LEGEND, style=style)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the sheet of each photograph into a folder.
@@ -377,6 +393,12 @@ class Explanations(Several[Explanation]):
         directory = as_path(folder)
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
+
+
+def caption_of(rules: str, balances: Sequence[Balance], is_whole: bool = True) -> str:
+    """What stands below a sheet: the rules, what the maps hold, and what a frame in them means."""
+    frame = "" if is_whole else "the frame is what the model saw"
+    return "\n".join(line for line in (rules, "; ".join(filter(None, (shares_in_words(balances), frame)))) if line)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

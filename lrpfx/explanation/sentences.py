@@ -15,7 +15,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, os_errors
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, checked_output, keep_origin
-from lrpfx.explanation.explanation import Explained, Several
+from lrpfx.explanation.explanation import Explained, Several, caption_of
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.request.classes import index_of
 from lrpfx.request.targets import Position, Target
@@ -26,6 +26,8 @@ from lrpfx.text.scores import of_attribution
 
 #: How many tokens, those with the largest outputs, an explanation names.
 _NAMED = 1000
+#: The width of a picture of text, and of a sheet that shows it as it is.
+_WIDTH, _WIDTH_OF_SHEET = 900, 922
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,8 +59,11 @@ class TextExplanation(Explained):
         return self.picture
 
     def sheet(self) -> Image.Image:
-        """The heatmap as a picture."""
-        return self.picture.to_image()
+        """The heatmap as a picture, with a legend and the share of the output that it shows."""
+        caption = caption_of(self.rules, [answer.balance for answer in self.answers])
+        legend = self._legend if len(self.answers) == 1 else pictures.LEGEND
+        cmap, image = self.picture.cmap, self.picture.to_image(width=_WIDTH)
+        return pictures.sheet([image], caption=caption, legend=legend, width=_WIDTH_OF_SHEET, cmap=cmap)
 
     def save(self, path: str | Path) -> Path:
         """Write the heatmap.
@@ -79,7 +84,9 @@ class TextExplanations(Several[TextExplanation]):
 
     def sheet(self) -> Image.Image:
         """The heatmaps of all texts, one above the other."""
-        return pictures.sheet([[(one.name, one.sheet())] for one in self._some()], caption=self.items[0].rules)
+        rows = [[(one.name, one.picture.to_image(width=_WIDTH))] for one in self._some()]
+        caption, cmap = caption_of(self.items[0].rules, [one.balance for one in self.items]), self.items[0].picture.cmap
+        return pictures.sheet(rows, caption=caption, legend=pictures.LEGEND, width=_WIDTH_OF_SHEET, cmap=cmap)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the heatmap of each text into a folder as .html; it is made if need be. Returns the paths."""

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from typing_extensions import Unpack
 
-from lrpfx.pictures.colors import Colors
 from lrpfx.pictures.heatmaps import heatmap
 from lrpfx.pictures.maps import Floats, array_of, invalid, relevance_map, wrong_type
 from lrpfx.pictures.pixels import on_white
@@ -24,12 +23,17 @@ _LINES = 3  # of a title; what does not fit is cut
 _PLAIN = str.maketrans({"×": "x", "–": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "ß": "ss", "ø": "o", "æ": "ae"})
 _INK, _SOFT = (20, 20, 20), (95, 95, 95)
 
+Legend = tuple[str, str]
+LEGEND: Legend = ("against the class", "for the class")
+"""What negative and positive relevance mean, at the ends of a colour bar."""
+
 
 def sheet(
     pictures: Row | Sequence[Row],
     *,
     title: str | None = None,
     caption: str | None = None,
+    legend: Legend | None = None,
     style: Style | None = None,
     **settings: Unpack[StyleSettings],
 ) -> Image.Image:
@@ -43,8 +47,11 @@ def sheet(
         A row, or a list of rows: a mapping from titles to pictures, or a list of pictures or of pairs (title, picture).
     title, caption
         Text above and below.
+    legend
+        What negative and positive relevance mean, such as ("against cat", "for cat"), at the ends of a colour bar of the
+        `cmap`. Without a `scale`, the bar says that each map has its own.
     style, **settings
-        As for `heatmap`: the `width` and `font`, and with a `scale` a colour bar of the `cmap` with numbers.
+        As for `heatmap`: the `width` and `font`, and with a `scale` the colour bar has numbers.
     """
     style = styled(style, settings)
     width, font = style.width, style.font
@@ -70,8 +77,8 @@ def sheet(
                 draw.text((lefts[place], above - number * text.height), line, fill=_INK, font=text.font)
             block.paste(_enlarged(one, height), (lefts[place], above))
         blocks.append(block)
-    if style.scale is not None:
-        blocks.append(_color_bar(style.scale, style.colors, text, width, gap))
+    if style.scale is not None or legend is not None:
+        blocks.append(_color_bar(style, legend, text, gap))
     if caption:
         blocks.append(_text_block(caption, text, width, gap, _SOFT))
 
@@ -101,12 +108,14 @@ def strip(
     columns: int = 6,
     title: str | None = None,
     caption: str | None = None,
+    legend: Legend | None = LEGEND,
     style: Style | None = None,
     **settings: Unpack[StyleSettings],
 ) -> Image.Image:
     """Relevance through the layers of a network: maps of any resolution, each pixel a square, with names and resolutions.
 
     Layers have scales of their own unless the style has one: few large pixels have more relevance each than many small ones.
+    The colour bar says so.
 
     `layers`: relevance by name, of shape (height, width), (channels, height, width), or a batch of one (1, channels, height,
     width), as `attribute(..., record=[...])` returns it; anything else is an `InputTypeError`. `columns`: how many stand in a
@@ -125,7 +134,7 @@ def strip(
             (f"{name}\n{height} x {across}", picture.resize((across * enlarged, height * enlarged), Image.Resampling.NEAREST))
         )
     rows = [found[start : start + columns] for start in range(0, len(found), columns)]
-    return sheet(rows, title=title, caption=caption, style=style)
+    return sheet(rows, title=title, caption=caption, legend=legend, style=style)
 
 
 def _map_of_layer(name: str, relevance: Any) -> Floats:
@@ -169,23 +178,37 @@ def _enlarged(picture: Image.Image, height: int) -> Image.Image:
     return picture.resize((width, height), blend)
 
 
-def _color_bar(scale: float, colors: Colors, text: "_Text", width: int, gap: int) -> Image.Image:
-    """The colours from minus to plus the scale, or from zero for a map of magnitudes, with the numbers below."""
-    across, high = min(width - 2 * gap, max(width // 3, 160)), max(8, text.height // 2)
-    shares = np.linspace(-1.0 if colors.signed else 0.0, 1.0, across)
-    line = (colors(shares) * 255).round().astype(np.uint8)
-    left = width - gap - across
-    block = Image.new("RGB", (width, high + text.height), "white")
+def _color_bar(style: Style, legend: Legend | None, text: "_Text", gap: int) -> Image.Image:
+    """The colours from minus to plus the scale, or from zero for a map of magnitudes, with numbers below and words beside."""
+    width, scale, signed = style.width, style.scale, style.colors.signed
+    against, favour = legend or ("", "")
+    ends = (against, favour) if signed or legend is None else ("neither", f"{against} or {favour}")
+    across, high = min(width - 2 * gap, max(width // 4, 160)), max(8, text.height // 2)
+    left = (width - across) // 2
+    left_words, right_words = (text.lines(words, max(1, left - 2 * gap)) for words in ends)
+    numbers = _numbers_of_bar(scale, signed)
+    block = Image.new("RGB", (width, max(high + text.height, len(left_words) * text.height, len(right_words) * text.height)))
+    block.paste("white", (0, 0, *block.size))
+    line = (style.colors(np.linspace(-1.0 if signed else 0.0, 1.0, across)) * 255).round().astype(np.uint8)
     block.paste(Image.fromarray(np.repeat(line[None], high, axis=0)), (left, 0))
-    numbers = [(0, "la", -scale if colors.signed else 0.0), (across, "ra", scale)]
-    numbers += [(across // 2, "ma", 0.0)] if colors.signed else []
     draw = ImageDraw.Draw(block)
     draw.rectangle((left, 0, left + across - 1, high - 1), outline=(150, 150, 150))
-    for place, anchor, number in numbers:
-        shown = f"{number:+.2g}" if colors.signed else f"±{number:.2g}"
-        shown = shown if number else "0"
-        draw.text((left + place, high + 2), shown, fill=_SOFT, font=text.font, anchor=anchor)
+    for words, place, anchor in ((left_words, left - gap, "ra"), (right_words, left + across + gap, "la")):
+        for number, one in enumerate(words):
+            draw.text((place, number * text.height - text.height // 5), one, fill=_SOFT, font=text.font, anchor=anchor)
+    for share, anchor, shown in numbers:
+        draw.text((left + round(share * across), high + 2), shown, fill=_SOFT, font=text.font, anchor=anchor)
     return block
+
+
+def _numbers_of_bar(scale: float | None, signed: bool) -> list[tuple[float, str, str]]:
+    """What stands below a colour bar: shares of its width, anchors and texts."""
+    if scale is None:
+        return [(0.5, "ma", "each map has its own scale")]
+    if not signed:
+        return [(0.0, "la", "0"), (1.0, "ra", f"±{scale:.2g}" if scale else "0")]
+    ends = [(0.0, "la", f"{-scale:+.2g}"), (1.0, "ra", f"{scale:+.2g}")] if scale else []
+    return [*ends, (0.5, "ma", "0")]
 
 
 def _text_block(words: str, text: "_Text", width: int, gap: int, ink: tuple[int, int, int]) -> Image.Image:

@@ -106,7 +106,9 @@ class Comparison(Rows[Compared]):
         maps = [pictures.smoothed(_chosen("sample", sample, _chosen("place", place, one)), sigma) for one in self.maps]
         shares = [one / (pictures.scale_of(one, sigma=0) or 1.0) for one in maps]
         drawn = {**dict(zip(self.titles, shares, strict=True)), "their difference": shares[0] - shares[1]}
-        return pictures.sheet({title: pictures.heatmap(one, scale=1.0, sigma=0) for title, one in drawn.items()})
+        row = {title: pictures.heatmap(one, scale=1.0, sigma=0) for title, one in drawn.items()}
+        caption = f"their difference is red where {self.titles[0]} has more"
+        return pictures.sheet(row, caption=caption, legend=pictures.LEGEND)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain data."""

@@ -67,12 +67,27 @@ def test_the_rest_of_the_photograph_is_as_it_is():
         pixels_of(canvas.overlay(canvas.map(relevance), Style(grey=False))),
         pixels_of(canvas.heatmap(canvas.map(relevance), Style())),
     )
-    outside = np.ones((150, 200), dtype=bool)
-    outside[40:90, 30:80] = False
-    assert np.array_equal(overlay[outside], pixels_of(image)[outside]) and (heatmap[outside] == 255).all()
-    assert (overlay[~outside] != pixels_of(image)[~outside]).any(-1).mean() > 0.9 and (heatmap[~outside] != 255).any(-1).all()
+    outside, seen = np.ones((150, 200), dtype=bool), np.zeros((150, 200), dtype=bool)
+    outside[38:92, 28:82] = False  # around a frame of two lines
+    seen[40:90, 30:80] = True
+    assert np.array_equal(overlay[outside], pixels_of(image)[outside]) and len(np.unique(heatmap[outside])) == 1
+    assert (heatmap[outside] < 250).all(), "what was not seen has another colour than what is not relevant"
+    assert (overlay[seen] != pixels_of(image)[seen]).any(-1).mean() > 0.9 and (heatmap[seen] != 255).any(-1).all()
+    for drawn in (overlay, heatmap):
+        for margin, color in ((1, 255), (2, 90)):
+            line = drawn[40 - margin, 30 - margin : 80 + margin], drawn[40 - margin : 90 + margin, 79 + margin]
+            assert all((one == color).all() for one in line)
     grey = pixels_of(canvas.overlay(canvas.map(relevance), Style()))[outside]
     assert np.array_equal(grey, pixels_of(image.convert("L").convert("RGB"))[outside])
+
+
+def test_a_photograph_that_was_seen_as_a_whole_has_no_frame():
+    image = photograph(60, 40)
+    canvas = Canvas.of(image, cropped(60, 40, 0, 0, 20, 2.0))
+    assert not canvas.is_whole
+    whole = Canvas.of(image, Geometry(Axis(0.0, 2.0, 20, 40), Axis(0.0, 2.0, 30, 60)))
+    nothing = np.zeros((20, 30))
+    assert whole.is_whole and (pixels_of(whole.heatmap(whole.map(nothing), Style())) == 255).all()
 
 
 def test_a_spot_is_drawn_in_its_place():
@@ -82,7 +97,8 @@ def test_a_spot_is_drawn_in_its_place():
     expected = 550 + 12.9 * 150.5, 60 + 12.9 * 50.5
     for size in (None, (400, 300), (1234, 926)):
         canvas = Canvas.of(image, geometry, size)
-        picture = pixels_of(canvas.overlay(canvas.map(relevance), Style()))[..., 0].astype(float)
+        drawn, empty = (pixels_of(canvas.overlay(canvas.map(one), Style())) for one in (relevance, 0 * relevance))
+        picture = (drawn - empty)[..., 0].astype(float)
         rows, columns = np.indices(picture.shape)
         centre = np.array([(picture * columns).sum(), (picture * rows).sum()]) / picture.sum() + 0.5
         np.testing.assert_allclose(centre * 4000 / picture.shape[1], expected, atol=4)

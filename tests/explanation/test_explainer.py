@@ -22,9 +22,9 @@ from torch.nn import functional as F
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
-from lrpfx.explanation.answers import Scores
+from lrpfx.explanation.answers import Balance, Scores, shares_in_words
 from lrpfx.explanation.explanation import Explanation, Explanations, unique_names
-from lrpfx.pictures import Style
+from lrpfx.pictures import Style, sheets
 from lrpfx.request import Target
 
 from torchvision import transforms  # isort: skip
@@ -293,6 +293,73 @@ def test_a_style_is_stated_once(explanation):
     with pytest.raises(InputTypeError, match="opacity") as caught:
         explanation.overlay(opacitty=0.5)
     assert caught.value.topic == "heatmaps"
+
+
+def texts_drawn(monkeypatch):
+    """A list of the texts that sheets are drawn with, as they are drawn."""
+    found = []
+    monkeypatch.setattr(sheets._Text, "lines", lambda self, text, *rest: found.append(text) or [text])
+    return found
+
+
+def test_pictures_say_what_colours_mean_and_how_much_they_hold(explanation, explainer, photographs, monkeypatch):
+    words = texts_drawn(monkeypatch)
+    for draw in (explanation.sheet, explanation.layers):
+        words.clear()
+        draw()
+        assert {"against fish", "for fish"} <= set(words)
+    share = explanation.balance.inputs / explanation.balance.output
+    explanation.sheet()
+    assert any(f"the map holds {share:.1%}" in one or f"the map holds {share:.0%} of the output" in one for one in words)
+    assert any("the frame is what the model saw" in one for one in words)
+    for draw in (partial(explanation.compare, [0, 1, 2]), explainer(photographs).sheet):
+        words.clear()
+        draw()
+        assert {"against the class", "for the class"} <= set(words) and any("the maps hold" in one for one in words)
+
+
+@pytest.mark.parametrize(
+    ("balances", "words"),
+    [
+        ([Balance(9.247, 0.09898)], "the map holds 1.1% of the output; "),
+        ([Balance(4.0, 3.0)], "the map holds 75% of the output; "),
+        ([Balance(-2.0, -1.0)], "the map holds 50% of the output, which is -2: the model speaks against it; "),
+        ([Balance(4.0, 3.0), Balance(1.0, 0.01)], "the maps hold 1.0% to 75% of the outputs; "),
+        ([Balance(4.0, 3.0), Balance(8.0, 6.0)], "the maps hold 75% of the outputs; "),
+    ],
+)
+def test_shares_in_words(balances, words):
+    assert shares_in_words(balances).startswith(words)
+    assert shares_in_words([Balance(0.0, 0.0)]) == "" and Balance(0.0, 0.0).share is None
+
+
+@pytest.mark.parametrize("end", [nn.Identity(), nn.Sigmoid(), nn.Flatten(0)], ids=["logit", "sigmoid", "no classes"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_one_logit_is_a_class_and_its_opposite(sign, end, photographs):
+    model = Net().eval()
+    model.classes = nn.Linear(8, 1)
+    nn.init.constant_(model.classes.bias, 3.0 * sign)
+    model.softmax = end
+    logit = float(
+        model.classes(model.second(model.first(PREPROCESS(photographs[0])[None]).relu()).relu().mean((2, 3))).detach()
+    )
+    assert logit * sign > 0
+    explainer = lrpfx.Explainer(model, preprocess=PREPROCESS, categories=["no bird", "bird"])
+    found = explainer(photographs[0])
+    assert found.target.name == ("bird" if sign > 0 else "no bird")
+    assert found.target.score == pytest.approx(abs(logit), rel=1e-5)
+    assert found.target.probability == pytest.approx(1 / (1 + np.exp(-abs(logit))), rel=1e-5)
+    assert [one.name for one in found.top()] == (["bird", "no bird"] if sign > 0 else ["no bird", "bird"])
+    bird, none = explainer(photographs[0], targets=["bird", 0]).answers
+    assert (none.category.name, none.category.score) == ("no bird", pytest.approx(-logit, rel=1e-5))
+    np.testing.assert_allclose(bird.input_relevance, -none.input_relevance, rtol=1e-4, atol=1e-9)
+    assert found.compare(2).width and found.ledger.seed == pytest.approx(abs(logit), rel=1e-5)
+
+
+def test_one_probability_is_no_logit(photographs):
+    explain_model = lrpfx.transform(ending(torch.sigmoid, 1), EpsilonPlus())
+    with pytest.raises(InputError, match="explain='logits'"):
+        lrpfx.explain(explain_model, photographs[0], preprocess=PREPROCESS, categories=["no", "yes"])
 
 
 def test_layers_and_the_ledger(explainer, photographs):

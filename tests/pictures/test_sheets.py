@@ -131,6 +131,22 @@ def test_the_colour_bar_has_the_colours_of_the_map():
             sheet([plain(RED)], scale=scale)
 
 
+def test_a_legend_says_what_the_ends_of_the_colour_bar_mean():
+    bare, both = (sheet([plain((1, 2, 3))], width=600, legend=legend) for legend in (None, ("against cat", "for cat")))
+    assert both.height > bare.height
+    below = np.asarray(both).astype(int)[box(both, (1, 2, 3))[3] :]
+    ends = (colors_of("vivid")(np.array([-0.95, 0.95])) * 255).round().astype(int)
+    (_, left), (_, right) = (np.nonzero(np.abs(below - color).max(-1) <= 6) for color in ends)
+    dark = np.nonzero(below.sum(-1) < 450)[1]
+    assert dark.min() < left.min() - 60 and dark.max() > right.max() + 40, "words on both sides of the bar"
+    numbers = sheet([plain((1, 2, 3))], width=600, legend=("against cat", "for cat"), scale=0.25)
+    assert not np.array_equal(np.asarray(numbers), np.asarray(both)), "numbers in place of a note about scales"
+    long = sheet([plain((1, 2, 3))], width=600, legend=("against a class with a rather long name " * 3, "for it"))
+    assert long.height > both.height, "words that are too long are broken into lines"
+    magnitudes = sheet([plain((1, 2, 3))], width=600, legend=("against cat", "for cat"), cmap="hot")
+    assert not np.array_equal(np.asarray(magnitudes), np.asarray(both))
+
+
 def test_small_pictures_are_enlarged_pixel_by_pixel():
     board = Image.fromarray(np.kron([[255, 0], [0, 255]], np.ones((2, 2))).astype(np.uint8))
     assert set(np.unique(np.asarray(sheet([board], width=300)))) == {0, 255}
@@ -202,6 +218,11 @@ def test_layers_have_their_own_scales_or_a_common_one():
     dark = [(picture == (0xA0, 0x00, 0x10)).all(-1) for picture in (own, common)]
     assert dark[0][:, :600].sum() == dark[0][:, 600:].sum() > 10_000  # the largest of each
     assert not dark[1][:, :600].any() and dark[1][:, 600:].sum() > 10_000
+
+
+def test_a_strip_has_a_legend_unless_it_is_declined():
+    maps = {"a": np.ones((4, 4))}
+    assert strip(maps).height == strip(maps, legend=("against cat", "for cat")).height > strip(maps, legend=None).height
 
 
 def test_rows_of_a_strip():

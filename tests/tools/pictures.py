@@ -11,7 +11,7 @@ from lrpfx.composites import EpsilonGammaBox, EpsilonPlusFlat, GammaByDepth
 from lrpfx.concepts import attribution_graph, collect, gallery, relevances
 from lrpfx.demo import digits, photographs
 from lrpfx.image import imgify
-from lrpfx.pictures import heatmap, overlay, sheet, strip
+from lrpfx.pictures import LEGEND, heatmap, overlay, sheet, strip
 
 IMAGES = Path(__file__).parent.parent.parent / "docs" / "images"
 SHOWN = ("chelsea", "rocket", "china", "flower")
@@ -35,7 +35,9 @@ def main() -> None:
         contours = overlay(photograph, relevance, grey=False, opacity=0, contours=True)
         rows.append([photograph, heatmap(relevance, size=photograph.size), overlay(photograph, relevance), contours])
     titles = ("photograph", "heatmap", "overlay", "contours, without overlay")
-    sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000).save(IMAGES / "overlays.jpg", quality=88)
+    sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000, legend=LEGEND).save(
+        IMAGES / "overlays.jpg", quality=88
+    )
 
     rows = []
     for name in ("chelsea", "china"):
@@ -43,7 +45,9 @@ def main() -> None:
         pale = imgify(relevance[0].sum(0).numpy(), symmetric=True)
         rows.append([pale, heatmap(relevance, sigma=0), heatmap(relevance)])
     titles = ("scaled by the largest magnitude", "by a percentile, not smoothed", "by a percentile and smoothed")
-    sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000).save(IMAGES / "smoothing.jpg", quality=88)
+    sheet([list(zip(titles, rows[0], strict=True)), *rows[1:]], width=1000, legend=LEGEND).save(
+        IMAGES / "smoothing.jpg", quality=88
+    )
 
     part = photographs.load("china").crop((60, 0, 487, 427))
     attribution = lrpfx.attribute(boxed, network.preprocess_whole(part)[None], record=LAYERS)
@@ -67,7 +71,7 @@ def draw_concepts(network: photographs.Classifier) -> None:
     parts = lrpfx.attribute(explain_model, x, cat, conditions=[{layer: [channel]} for channel in channels]).relevance
     maps = [("all channels", whole.relevance), *((f"channel {one}", part) for one, part in zip(channels, parts, strict=True))]
     drawn = [("input", photograph), *((title, overlay(photograph, relevance)) for title, relevance in maps)]
-    sheet(drawn).save(IMAGES / "concepts.png", optimize=True)
+    sheet(drawn, legend=LEGEND).save(IMAGES / "concepts.png", optimize=True)
 
     layers = ["_blocks.13.add", layer, "_blocks.7.add"]
     concepts = attribution_graph(explain_model, x, cat, layers=layers, width=[3, 4, 5])
