@@ -931,6 +931,22 @@ def _folded(name: str) -> str:
     return name.replace("_", "").casefold()
 
 
+def as_composite(value: Any, caller: str, **known: Any) -> Composite:
+    """The composite that a value stands for: itself, or the one of this name.
+
+    `caller`: for messages. `known`: settings that a composite gets by name if it has them. Errors: `InputError`: the name is
+    unknown; `InputTypeError`: it is neither.
+    """
+    if isinstance(value, str):
+        parameters = inspect.signature(composite_class(value)).parameters
+        return composite_named(value, **{name: setting for name, setting in known.items() if name in parameters})
+    if isinstance(value, type) and issubclass(value, Composite):
+        raise InputTypeError(f"{caller} takes a composite, not its class; did you mean {value.__name__}()?", topic="composites")
+    if not isinstance(value, Composite):
+        raise InputTypeError(f"{caller} takes a composite or its name, not {type(value).__name__}", topic="composites")
+    return value
+
+
 def composite_named(name: str, **settings: Any) -> Composite:
     """The registered composite of a `name`, as for `composite_class`, with these `settings` as its arguments.
 

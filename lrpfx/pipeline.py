@@ -12,7 +12,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
-from lrpfx.composites import Composite
+from lrpfx.composites import Composite, as_composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.capture import (
     AUTO,
@@ -130,7 +130,7 @@ def capture(
 @torch.inference_mode(False)  # tensors made in inference mode cannot take part in a gradient
 def transform(
     model: Model | Captured,
-    composite: Composite,
+    composite: Composite | str,
     example_inputs: ExampleInputs = None,
     *,
     capture: str = AUTO,
@@ -153,7 +153,7 @@ def transform(
         A module in evaluation mode, an `ExportedProgram`, or what `capture` returns for one of them; then `example_inputs`,
         `capture`, `constants` and `dynamic_shapes` were given to `capture`.
     composite
-        What gives each layer its rule.
+        What gives each layer its rule; or its name, as for `lrpfx.composites.composite_named`, for one with its defaults.
     example_inputs
         A tensor, a tuple of arguments, or a dict of keyword arguments. With them, shapes are known and every stage is verified
         against the model's output; without them, random inputs verify the stages if they fit the model.
@@ -202,7 +202,7 @@ def transform(
     InputError
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
     """
-    check_arguments(model, composite, unassigned, explain, "transform")
+    composite = checked_arguments(model, composite, unassigned, explain, "transform")
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
         refuse_settings_of_capture(example_inputs is not None or share, capture, constants, dynamic_shapes)
@@ -379,24 +379,36 @@ def refuse_settings_of_capture(
         )
 
 
+def no_module(model: Any) -> str:
+    """What to pass in place of something that is often passed as the model: its class, its weights or its name."""
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        return f"; did you mean {model.__name__}()?"
+    if isinstance(model, Mapping):
+        return ": load weights into a model first, model.load_state_dict(weights), and pass the model"
+    if isinstance(model, str):
+        return ": pass the model itself, such as torchvision.models.resnet50(weights='DEFAULT').eval()"
+    return ""
+
+
 def _check_model(model: Model, caller: str) -> None:
     if isinstance(model, ExplainModule):
         raise InputTypeError(
             "the model is an explainable module already; transform the source model instead", topic="explainable-module"
         )
     if not isinstance(model, (nn.Module, ExportedProgram)):
-        raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}")
+        remedy = no_module(model)
+        raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}{remedy}")
 
 
-def check_arguments(model: Model | Captured, composite: Composite, unassigned: str, explain: str, caller: str) -> None:
-    """Raise `InputError` for arguments of `transform`, or of another function that takes them, that do not go together."""
+def checked_arguments(
+    model: Model | Captured, composite: Composite | str, unassigned: str, explain: str, caller: str
+) -> Composite:
+    """The composite. `InputError` for arguments of `transform`, or of another function, that do not go together."""
     if not isinstance(model, Captured):
         _check_model(model, caller)
-    if isinstance(composite, type) and issubclass(composite, Composite):
-        raise InputTypeError(f"{caller} takes a composite, not its class; did you mean {composite.__name__}()?")
-    if not isinstance(composite, Composite):
-        raise InputTypeError(f"{caller} takes a composite, not {type(composite).__name__}")
+    found = as_composite(composite, caller)
     if unassigned not in ("error", "gradient"):
         raise InputError(f'unassigned is "error" or "gradient", not {unassigned!r}')
     if explain not in (OUTPUT, LOGITS):
         raise InputError(f'explain is "output" or "logits", not {explain!r}')
+    return found

@@ -289,7 +289,7 @@ def test_a_merged_batch_norm_is_named_in_the_warning():
     [
         ((torch.relu, EpsilonPlus()), "takes a torch.nn.Module or an ExportedProgram, not builtin"),
         ((nn.ReLU(), EpsilonPlus), r"not its class; did you mean EpsilonPlus\(\)"),
-        ((nn.ReLU(), {"Linear": "epsilon"}), "takes a composite, not dict"),
+        ((nn.ReLU(), {"Linear": "epsilon"}), "takes a composite or its name, not dict"),
     ],
 )
 def test_arguments_of_transform(args, message):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -43,7 +44,8 @@ class Arguments:
             named = dict(enumerate(inputs))
         else:
             raise InputTypeError(
-                f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}",
+                f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}"
+                f"{': pass torch.from_numpy(array)' if isinstance(inputs, np.ndarray) else ''}",
                 topic="kinds-of-inputs",
             )
         if not named:

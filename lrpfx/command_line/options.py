@@ -1,7 +1,6 @@
 """Options that several commands have, and what their texts mean."""
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -242,14 +241,7 @@ def class_of(text: str, categories: Sequence[str] | None, classes: int | None = 
 
     `classes`: how many there are, if that is known. Raises `InputError` for unknown classes.
     """
-    names = list(categories or ())
-    if names.count(text) == 1:
-        return names.index(text)
-    is_index = re.fullmatch("-?[0-9]+", text) is not None and text not in names
-    known = classes if categories is None else len(names)
-    if is_index and known is None:
-        return int(text)
-    return index_of(int(text) if is_index else text, categories, known or 0)
+    return index_of(text, categories, classes if categories is None else len(categories))
 
 
 def classes_of(texts: Sequence[str], categories: Sequence[str] | None) -> list[int]:

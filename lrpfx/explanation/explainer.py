@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -13,10 +14,10 @@ from PIL import Image
 from torch import nn
 from typing_extensions import TypeVar, Unpack
 
-from lrpfx.composites import Composite
+from lrpfx.composites import Composite, as_composite, composite_class
 from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
 from lrpfx.explanation.compiled import (
     Compiled,
@@ -31,9 +32,9 @@ from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import Photograph, as_photographs, count_of, is_several, photographs
+from lrpfx.images.opening import Photograph, Unreadable, as_photographs, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
-from lrpfx.pipeline import Captured, transform
+from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import TargetLike
@@ -84,8 +85,8 @@ class Explainer(Generic[Found]):
         A module in evaluation mode, what `lrpfx.capture` or `lrpfx.transform` returns (the latter also compiled by
         torch.compile), or a runner that `lrpfx.load` returns, whose file may hold the preprocessing and the categories.
     composite
-        The rules; by default they are chosen by what the model consists of (see docs/photographs.md), and the explanation says
-        which.
+        The rules, or the name of a composite, which gets the range of values of the preprocessing if it needs it; by default
+        they are chosen by what the model consists of (see docs/photographs.md), and the explanation says which.
     preprocess
         The function from a photograph to the model's input, as torchvision, timm and Hugging Face have them; without it, images
         are tensors that the model takes as they are.
@@ -136,7 +137,7 @@ class Explainer(Generic[Found]):
         self,
         model: nn.Module | Runner | Captured,
         *,
-        composite: Composite | None = None,
+        composite: Composite | str | None = None,
         preprocess: Callable[..., Any] | None = None,
         categories: Sequence[str] | Mapping[int, str] | None = None,
         tokenizer: Any = None,
@@ -152,11 +153,16 @@ class Explainer(Generic[Found]):
         given = model.model if isinstance(model, Captured) else model
         if not isinstance(given, (nn.Module, Runner)):
             raise InputTypeError(
-                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(given).__name__}",
+                f"an explainer takes a torch.nn.Module, an explainable module or a runner, not {type(given).__name__}"
+                f"{no_module(given)}",
                 topic="explainers",
             )
         model = given
         self.model = model
+        if isinstance(composite, str):
+            composite_class(composite)  # an error for a name that there is not
+        elif composite is not None:
+            as_composite(composite, "an explainer")
         self.composite = composite
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
         self.categories = _names(model, categories)
@@ -225,8 +231,9 @@ class Explainer(Generic[Found]):
             file that is open for reading; a Pillow image; an array or a tensor, as for `lrpfx.pictures.photograph_of`, which is
             one photograph if it has three axes, and several if it has four; or a list or another iterable of all these, such as
             a generator, an array or a Series of paths. "~" is the home folder. Photographs are turned upright as their files
-            say. With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a
-            row of a data set that holds it, or a chat, which is a list of messages with a role and their content.
+            say. A file of a folder that cannot be read is left out with a warning, and `Explanations.problems` says why.
+            With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a row
+            of a data set that holds it, or a chat, which is a list of messages with a role and their content.
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
@@ -248,8 +255,22 @@ class Explainer(Generic[Found]):
                 wanted.check_number(count)
         several = is_several(images)
         total = count_of(images) if self.progress else None
-        found = list(progress_bar(self._explanations(images, wanted), self.progress, "explaining", "image", total))
-        return Explanations(found) if several else found[0]
+        unreadable: list[Unreadable] = []
+        found = list(progress_bar(self._explanations(images, wanted, unreadable), self.progress, "explaining", "image", total))
+        if unreadable and not found:
+            raise unreadable[0].error
+        if unreadable:
+            names = ", ".join([*(one.name for one in unreadable[:3]), *["..."] * (len(unreadable) > 3)])
+            warnings.warn(
+                LrpfxWarning(
+                    f"{len(unreadable)} of {len(unreadable) + len(found)} files could not be read; `problems` says why: "
+                    f"{names}",
+                    topic="image-files",
+                ),
+                stacklevel=2,
+            )
+        problems = {one.name: str(one.error) for one in unreadable}
+        return Explanations(found, problems) if several else found[0]
 
     def _of_texts(self, given: Any, target: Any, targets: Any) -> TextExplanation | TextExplanations:
         if isinstance(self.model, Runner):
@@ -291,11 +312,11 @@ class Explainer(Generic[Found]):
 
     # --- photographs ---------------------------------------------------------------------------------------------------------
 
-    def _explanations(self, images: Any, wanted: TargetsOfSamples) -> Iterator[Explanation]:
-        number = 0
-        for batch in self._batches(images):
-            targets_of_batch = [wanted.of_sample(number + place) for place in range(len(batch))]
-            number += len(batch)
+    def _explanations(self, images: Any, wanted: TargetsOfSamples, unreadable: list[Unreadable]) -> Iterator[Explanation]:
+        count = 0
+        for batch in self._batches(images, unreadable):
+            targets_of_batch = [wanted.of_sample(one.place) for one in batch]
+            count += len(batch)
             inputs = torch.stack([one.input for one in batch])
             compiled = self.compiled_for(inputs)
             run = compiled.run(inputs, targets_of_batch)
@@ -304,26 +325,30 @@ class Explainer(Generic[Found]):
                 found = Explanation(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
                 keep_origin(found, Origin(compiled, one.input[None], targets, output))
                 yield found
-        wanted.check_number(number)
+        wanted.check_number(count + len(unreadable))
 
-    def _batches(self, images: Any) -> Iterator[list["_Prepared"]]:
+    def _batches(self, images: Any, unreadable: list[Unreadable]) -> Iterator[list["_Prepared"]]:
         """Photographs of one input shape, as many as run together."""
-        for _, group in groupby(self._prepared(images), lambda one: one.input.shape):
+        for _, group in groupby(self._prepared(images, unreadable), lambda one: one.input.shape):
             while batch := list(islice(group, self.batch_size)):
                 yield batch
 
-    def _prepared(self, images: Any) -> Iterator["_Prepared"]:
+    def _prepared(self, images: Any, unreadable: list[Unreadable]) -> Iterator["_Prepared"]:
+        """The photographs and their inputs. Files of folders that cannot be read are added to `unreadable`."""
         if self.preprocess is None:
             inputs = _as_inputs(images)
-            for photograph, input in zip(as_photographs(inputs), inputs, strict=True):
-                yield _Prepared(photograph, input, None)
+            for place, (photograph, input) in enumerate(zip(as_photographs(inputs), inputs, strict=True)):
+                yield _Prepared(place, photograph, input, None)
             return
-        for photograph in photographs(images):
+        for place, photograph in enumerate(photographs_or_reasons(images)):
+            if isinstance(photograph, Unreadable):
+                unreadable.append(photograph)
+                continue
             input, geometry = self.preprocess.prepared(photograph.image)
             if geometry is None:  # pictures show what the model saw
                 (seen,) = as_photographs(input[None])
                 photograph = Photograph(seen.image, photograph.name)
-            yield _Prepared(photograph, input, geometry)
+            yield _Prepared(place, photograph, input, geometry)
 
     # --- the compiled model --------------------------------------------------------------------------------------------------
 
@@ -353,7 +378,8 @@ class Explainer(Generic[Found]):
     def _range(self) -> Any:
         """The range of the values that photographs have after the preprocessing, as far as it is known by now."""
         is_own = isinstance(self.model, nn.Module) and _has_no_rules(self.model)
-        return self.preprocess.range if is_own and self.composite is None and self.preprocess is not None else None
+        is_fixed = isinstance(self.composite, Composite)
+        return self.preprocess.range if is_own and not is_fixed and self.preprocess is not None else None
 
     def _compile(self, inputs: Any) -> Compiled:
         if isinstance(self.model, Runner):
@@ -365,7 +391,7 @@ class Explainer(Generic[Found]):
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
         logger.info("transforming %s", type(self.model).__name__)
-        composite = self.composite or self._default(inputs)
+        composite = self._chosen(inputs)
         source = self.captured or self.model
         made = transform(source, composite, example_inputs=examples)
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
@@ -378,13 +404,14 @@ class Explainer(Generic[Found]):
         logger.info("explaining with %s", made.composite)
         return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
 
-    def _default(self, inputs: Any) -> ByContent:
-        if self.tokenizer is not None:
-            return ByContent(photographs=False)
-        if self.preprocess is None or self.preprocess.range is None:
-            return ByContent()
-        low, high = (torch.tensor(bound, device=inputs.device, dtype=inputs.dtype) for bound in self.preprocess.range)
-        return ByContent(low[None, :, None, None], high[None, :, None, None])
+    def _chosen(self, inputs: Any) -> Composite:
+        bounds: dict[str, torch.Tensor] = {}
+        if self.preprocess is not None and self.preprocess.range is not None:
+            low, high = (torch.tensor(bound, device=inputs.device, dtype=inputs.dtype) for bound in self.preprocess.range)
+            bounds = {"low": low[None, :, None, None], "high": high[None, :, None, None]}
+        if self.composite is not None:
+            return as_composite(self.composite, "an explainer", **bounds)
+        return ByContent(photographs=False) if self.tokenizer is not None else ByContent(**bounds)
 
 
 def _stated_by(model: Any) -> Preprocessing | None:
@@ -451,7 +478,7 @@ def explain(
     target: TargetLike = None,
     *,
     targets: Sequence[TargetLike] | None = None,
-    composite: Composite | None = None,
+    composite: Composite | str | None = None,
     preprocess: Callable[..., Any] | None = None,
     categories: Sequence[str] | Mapping[int, str] | None = None,
     tokenizer: Any = None,
@@ -489,8 +516,9 @@ def _has_no_rules(model: nn.Module | Runner) -> bool:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A photograph, the model's input that was made from it, (channels, height, width), and where its pixels come from."""
+    """A photograph and its place among all, the model's input that was made from it, and where its pixels come from."""
 
+    place: int
     photograph: Photograph
     input: torch.Tensor
     geometry: Geometry | None

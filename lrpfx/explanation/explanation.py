@@ -2,11 +2,11 @@
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -30,6 +30,17 @@ from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbered_names import numbered
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.table import Table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+#: Columns of the tables of explanations.
+_COLUMNS = {
+    **dict.fromkeys(("name", "predicted", "explained"), "str"),
+    **dict.fromkeys(("output", "probability", "relevance", "share"), "float64"),
+    "problem": "str",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +94,23 @@ class Explained(PlainData, ABC):
     def _legend(self) -> Legend:
         name = printable(self.target.name)
         return f"against {name}", f"for {name}"
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each explained class as a DataFrame.
+
+        Its columns are the name, the class that the model predicts, the explained one, its output and probability, the
+        relevance that reached the input and its share of the output, and an empty `problem`. Raises `InputError` without
+        pandas.
+        """
+        return Table(_COLUMNS, self._rows()).to_pandas()
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        predicted, rows = self.top(1)[0].name, []
+        for answer in self.answers:
+            category, balance = answer.category, answer.balance
+            figures = category.score, category.probability, balance.inputs, balance.share
+            rows.append((self.name, predicted, category.name, *figures, ""))
+        return rows
 
     def to_numpy(self) -> Array:
         """`relevance`, as an array."""
@@ -332,6 +360,7 @@ class Several(PlainData, Sequence[Kind]):
     """Explanations of several photographs or texts, in their order."""
 
     items: Sequence[Kind]
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "items", tuple(self.items))
@@ -349,7 +378,17 @@ class Several(PlainData, Sequence[Kind]):
         return len(self.items)
 
     def __repr__(self) -> str:
-        return printable(f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}>")
+        failed = f"; {len(self.problems)} could not be read: {', '.join(self.problems)}" if self.problems else ""
+        return printable(f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}{failed}>")
+
+    def top(self, count: int = 5) -> list[list[Category]]:
+        """The classes, or next tokens, with the largest outputs of each. `count`: how many."""
+        return [one.top(count) for one in self.items]
+
+    def to_pandas(self) -> "DataFrame":
+        """The rows of all explanations as a DataFrame, as for one, and a row with a `problem` for each file without one."""
+        failed = [(name, "", "", None, None, None, None, problem) for name, problem in self.problems.items()]
+        return Table(_COLUMNS, [*(row for one in self.items for row in one._rows()), *failed]).to_pandas()
 
     @abstractmethod
     def sheet(self) -> Image.Image:
@@ -360,7 +399,8 @@ class Several(PlainData, Sequence[Kind]):
         show(self.sheet())
 
     def _repr_html_(self) -> str:
-        return "".join(one._repr_html_() for one in self.items)
+        problems = (element("p", f"{name}: {problem}") for name, problem in self.problems.items())
+        return "".join([*(one._repr_html_() for one in self.items), *problems])
 
     def _some(self) -> Sequence[Kind]:
         """The explanations; `InputError` if there are none to draw."""
@@ -372,7 +412,7 @@ class Several(PlainData, Sequence[Kind]):
 class Explanations(Several[Explanation]):
     """Explanations of several photographs, in their order.
 
-    `items`: the explanations.
+    `items`: the explanations. `problems`: why files of a folder have none, by their names.
     """
 
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
@@ -385,12 +425,14 @@ class Explanations(Several[Explanation]):
         caption = caption_of(self.items[0].rules, [one.balance for one in self.items], is_whole)
         return pictures.sheet([one.row(style) for one in self.items], caption=caption, legend=pictures.LEGEND, style=style)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write the sheet of each photograph into a folder.
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the sheet of all photographs as one picture, or that of each into a folder.
 
-        `folder`: the folder, which is made if need be. Returns the paths.
+        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
         """
-        directory = as_path(folder)
+        directory = as_path(path)
+        if is_for_one_file(directory):
+            return [save_picture(self.sheet(), directory)]
         names = unique_names([Path(one.name).with_suffix("") for one in self.items])
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
 
@@ -408,6 +450,12 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 _FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"
+
+
+def is_for_one_file(path: Path) -> bool:
+    """Whether a path of several explanations means one picture: it has the ending of a file, and is no folder."""
+    suffix = path.suffix.lower()
+    return not path.is_dir() and (suffix in Image.registered_extensions() or suffix in (".npz", ".html", ".txt", ".csv"))
 
 
 def format_of_picture(path: Path) -> str:

@@ -43,13 +43,41 @@ def count_of(images: Any) -> int | None:
     return None if isinstance(images, Iterator) else sum(1 for _ in _items(images))
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A file of a folder that could not be read: its name, and the error that says why."""
+
+    name: str
+    error: InputError
+
+
 def photographs(images: Any) -> Iterator[Photograph]:
     """The photographs that `images` stands for, opened one by one; `lrpfx.Explainer` says which forms it has.
 
     Errors: `InputError`, `InputTypeError`.
     """
+    for one in photographs_or_reasons(images):
+        if isinstance(one, Unreadable):
+            raise one.error
+        yield one
+
+
+def photographs_or_reasons(images: Any) -> Iterator[Photograph | Unreadable]:
+    """The photographs, and in place of those files of folders that cannot be read, why. Errors: as for `photographs`."""
     for number, (image, name) in enumerate(_items(images)):
-        yield Photograph(_opened(image), name or f"image {number + 1}")
+        try:
+            yield Photograph(_opened(image.path if isinstance(image, _Found) else image), name or f"image {number + 1}")
+        except InputError as error:
+            if not isinstance(image, _Found):
+                raise
+            yield Unreadable(name, error)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file that was found in a folder: nobody has named it."""
+
+    path: Path
 
 
 def _items(images: Any) -> Iterator[tuple[Any, str]]:
@@ -124,7 +152,7 @@ def _files_of(path: Any) -> Iterator[tuple[Any, str]]:
     files = image_files(folder)
     if not files:
         raise InputError(f"there is no image in the folder {folder}", topic="image-files")
-    yield from ((file, str(file.relative_to(folder))) for file in files)
+    yield from ((_Found(file), str(file.relative_to(folder))) for file in files)
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -95,7 +95,8 @@ def styled(style: Style | None, settings: Mapping[str, Any]) -> Style:
     """A style, by default the plain one, with other settings. `InputTypeError` for a setting that it does not have."""
     unknown = next((name for name in settings if name not in StyleSettings.__annotations__), None)
     if unknown is not None:
-        raise wrong_type(f"a style has no {unknown!r}.{nearest(unknown, StyleSettings.__annotations__)}")
+        known = ", ".join(StyleSettings.__annotations__)
+        raise wrong_type(f"a style has no {unknown!r}, but {known}.{nearest(unknown, StyleSettings.__annotations__)}")
     if style is not None and not isinstance(style, Style):
         raise wrong_type(f"style is a lrpfx.pictures.Style, not {type(style).__name__}")
     return replace(style or Style(), **settings)

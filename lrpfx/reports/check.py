@@ -35,7 +35,7 @@ from lrpfx.passes.stages import Settings, Stage, asked_canonizers, passes_of
 from lrpfx.passes.validate import complaint, misfit
 from lrpfx.pipeline import (
     Captured,
-    check_arguments,
+    checked_arguments,
     normal_form,
     prepared,
     program_for,
@@ -164,7 +164,7 @@ def _first(rules: Sequence[str], most: int = 3) -> str:
 
 def check(
     model: Model | Captured,
-    composite: Composite,
+    composite: Composite | str,
     *inputs: Any,
     example_inputs: ExampleInputs = None,
     capture: str = AUTO,
@@ -200,7 +200,7 @@ def check(
     InputTypeError
         An argument has the wrong type, or example inputs are given in two ways.
     """
-    check_arguments(model, composite, unassigned, explain, "check")
+    composite = checked_arguments(model, composite, unassigned, explain, "check")
     check_front_end(capture)
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):

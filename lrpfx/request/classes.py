@@ -1,5 +1,6 @@
 """Classes by index or by name, and lists of them."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,19 @@ import torch
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.support.numbers import is_whole
 
+#: Classes that an error suggests.
+_SUGGESTED = 6
+
 
 def index_of(target: Any, categories: Sequence[str] | None, classes: int | None = None) -> int:
-    """The index of a class that is given by its index or its name.
+    """The index of a class that is given by its index, also as text, or by its name, which wins.
 
     `target`: the class. `categories`: the names of the classes, if they are known. `classes`: how many there are, if that is
     known. Errors: `InputError`: there is no such class, or there are several; an `InputTypeError` if it is neither an index nor
     a name.
     """
+    if isinstance(target, str) and is_index(target) and target not in (() if categories is None else categories):
+        target = int(target)
     if isinstance(target, str):
         if categories is None:
             raise InputError(
@@ -27,7 +33,7 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
         found = found or [index for index, name in enumerate(categories) if name.casefold() == target.casefold()]
         if not found:
             raise InputError(
-                f"there is no class named {target!r}.{nearest(target, categories)}", topic="classes-and-their-names"
+                f"there is no class named {target!r}{_similar(target, categories)}", topic="classes-and-their-names"
             )
         if len(found) > 1:
             raise InputError(
@@ -42,6 +48,23 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
     if classes is not None and not 0 <= target < classes:
         raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
     return int(target)
+
+
+def is_index(text: str) -> bool:
+    """Whether a text is the index of a class."""
+    return re.fullmatch("-?[0-9]+", text) is not None
+
+
+def _similar(name: str, categories: Sequence[str]) -> str:
+    """The end of a sentence with the classes that contain a text, those where it is a word first, or else the nearest one."""
+    text = name.casefold().strip()
+    found = [index for index, one in enumerate(categories) if text and text in one.casefold()]
+    found.sort(key=lambda index: re.search(rf"\b{re.escape(text)}\b", categories[index].casefold()) is None)
+    if not found:
+        return f".{nearest(name, categories)}"
+    shown = [f"{categories[index]!r} ({index})" for index in found[:_SUGGESTED]]
+    rest = len(found) - len(shown)
+    return f"; the classes that contain it are {', '.join(shown)}" + (f" and {rest} more" if rest else "")
 
 
 def as_list(caller: str, values: Any) -> list[Any]:

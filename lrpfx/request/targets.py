@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.classes import is_index
 from lrpfx.request.outputs import one_place
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
@@ -151,7 +152,12 @@ class Class(_OfClasses):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         super().check(output, chosen)
         if isinstance(self.index, str):
-            message = f"a target is an index, not the name {self.index!r}; lrpfx.Explainer(categories=) knows classes by name"
+            remedy = (
+                f"write target={self.index}, without quotes"
+                if is_index(self.index)
+                else "lrpfx.Explainer(categories=) knows classes by name"
+            )
+            message = f"a target is an index, not the name {self.index!r}; {remedy}"
             raise InputTypeError(message, topic="targets")
         if not 0 <= self.index < output.shape[1]:
             raise InputError(f"target {self.index} is out of range: the output has {output.shape[1]} classes", topic="targets")
@@ -471,9 +477,26 @@ class Function(Target):
         if not isinstance(found, torch.Tensor) or found.shape != output.shape:
             shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             raise InputError(
-                f"the target function returned {shape} for an output of shape {tuple(output.shape)}", topic="targets"
+                f"the target function returned {shape} for an output of shape {tuple(output.shape)}, in which it gives each "
+                f"value its relevance{self._as_output(found, output)}",
+                topic="targets",
             )
         return found
+
+    def _as_output(self, found: Any, output: torch.Tensor) -> str:
+        """What to write for a function that returns the value to explain of each sample, as gradients need it."""
+        if isinstance(found, float):
+            found = torch.tensor(found)
+        if not isinstance(found, torch.Tensor) or found.numel() not in (1, len(output)):
+            return ""
+        if output.ndim == 2:  # the value of one class, or its sum over the batch
+            values = found.detach().to(output).reshape(-1)
+            matches = (output == values[:, None]).all(0) if len(values) == len(output) else output.sum(0) == values
+            if int(matches.sum()) == 1:
+                return f"; to explain this class, write target={int(matches.nonzero())}"
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        called = "your_function" if name == "<lambda>" else name
+        return f"; to explain the value that it computes, write output=lambda output: {called}(output).reshape(-1, 1)"
 
     def __str__(self) -> str:
         return "relevance given as a function"

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.request.classes import as_list, index_of
+from lrpfx.request.classes import as_list, index_of, is_index
 from lrpfx.request.targets import Label, Largest, Target, TargetLike, as_target, check_one_of
 
 #: Words for the class of the largest output, and for the class that a sample has.
@@ -28,7 +28,7 @@ def as_target_of_samples(value: TargetLike, categories: Sequence[str] | None) ->
             f"relevance, not {type(value).__name__}",
             topic="targets",
         )
-    if isinstance(value, str) and categories is None:
+    if isinstance(value, str) and categories is None and not is_index(value):
         raise InputError(
             f'target is "{PREDICTED}", "{TRUE}", the index of a class or a function of the output, not {value!r}; names of '
             "classes need an lrpfx.Explainer with categories=",

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus
+from lrpfx.composites import EpsilonGammaBox, EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Balance, Scores, shares_in_words
 from lrpfx.explanation.explanation import Explanation, Explanations, unique_names
@@ -122,6 +122,8 @@ def test_several_classes(explainer, photographs, targets):
         (4, InputError, "out of range: the output has 4 classes"),
         (-1, InputError, "out of range"),
         ("fisch", InputError, "no class named 'fisch'. Did you mean 'fish'"),
+        ("NAI", InputError, r"no class named 'NAI'; the classes that contain it are 'snail' \(3\)"),
+        ("4", InputError, "out of range: the output has 4 classes"),
         (1.5, InputTypeError, "a target is an index.*, not float"),
         (True, InputTypeError, "bool"),
         ([0, 1], InputError, "2 classes, one for each, but 1 were given.* targets="),
@@ -131,6 +133,109 @@ def test_several_classes(explainer, photographs, targets):
 def test_wrong_targets(explainer, photographs, target, error, message):
     with pytest.raises(error, match=message):
         explainer(photographs[0], target)
+
+
+def test_classes_that_contain_a_word_come_before_those_that_contain_its_letters(model, photographs):
+    explainer = lrpfx.Explainer(model, preprocess=PREPROCESS, categories=["catamaran", "tiger cat", "dog", "Egyptian cat"])
+    with pytest.raises(InputError, match=r"'tiger cat' \(1\), 'Egyptian cat' \(3\), 'catamaran' \(0\)"):
+        explainer(photographs[0], "cat")
+
+
+def test_an_index_may_be_text_unless_a_class_has_that_name(model, photographs):
+    assert lrpfx.explain(model, photographs[0], "2", preprocess=PREPROCESS, categories=NAMES).target.name == "fish"
+    assert lrpfx.explain(model, photographs[0], "2", preprocess=PREPROCESS).target.index == 2
+    named = lrpfx.explain(model, photographs[0], "2", preprocess=PREPROCESS, categories=["2", "1", "0", "3"])
+    assert named.target.index == 0
+
+
+def test_a_composite_by_its_name(model, photographs):
+    for name in ("EpsilonPlus", "epsilon_plus"):
+        by_name = lrpfx.explain(model, photographs[0], 1, preprocess=PREPROCESS, composite=name)
+        assert by_name == lrpfx.explain(model, photographs[0], 1, preprocess=PREPROCESS, composite=EpsilonPlus())
+    box = lrpfx.Explainer(model, preprocess=PREPROCESS, composite="EpsilonGammaBox")
+    bounded = lrpfx.Explainer(model, preprocess=PREPROCESS, composite=EpsilonGammaBox(low=-2.0, high=2.0))
+    expected = bounded(photographs[0], 1).relevance  # the range is that of the preprocessing
+    np.testing.assert_allclose(box(photographs[0], 1).relevance, expected, rtol=1e-4, atol=1e-9)
+    with pytest.raises(InputError, match="no composite named 'EpsilonPlos'"):
+        lrpfx.Explainer(model, composite="EpsilonPlos")
+    with pytest.raises(InputTypeError, match=r"did you mean EpsilonPlus\(\)"):
+        lrpfx.Explainer(model, composite=EpsilonPlus)
+
+
+class OneClass:
+    """The target of libraries that work with gradients: the value of one class for each sample."""
+
+    def __init__(self, category):
+        self.category = category
+
+    def __call__(self, output):
+        return output[self.category] if output.ndim == 1 else output[:, self.category]
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [
+        (OneClass(2), "write target=2"),
+        (lambda output: output[:, 2].sum(), "write target=2"),
+        (lambda output: output[:, 2:3], "write target=2"),
+        (lambda output: output[:, 2] - output[:, 1], r"write output=lambda output: your_function\(output\).reshape\(-1, 1\)"),
+    ],
+)
+def test_functions_that_return_a_value_for_each_sample_get_the_line_to_write(model, photographs, target, remedy):
+    with pytest.raises(InputError, match=remedy):
+        lrpfx.explain(model, photographs[:2], target, preprocess=PREPROCESS)
+    inputs = torch.stack([PREPROCESS(one) for one in photographs[:2]])
+    explain_model = lrpfx.transform(model, "epsilon_plus", example_inputs=inputs)
+    with pytest.raises(InputError, match=remedy):
+        lrpfx.attribute(explain_model, inputs, target)
+
+
+def test_the_line_to_write_for_a_function_is_right(model, photographs):
+    def difference(output):
+        return output[:, 2] - output[:, 1]
+
+    found = lrpfx.explain(model, photographs[0], preprocess=PREPROCESS, output=lambda output: difference(output).reshape(-1, 1))
+    contrast = lrpfx.explain(model, photographs[0], {2: 1.0, 1: -1.0}, preprocess=PREPROCESS)
+    np.testing.assert_allclose(found.relevance, contrast.relevance, rtol=1e-4, atol=1e-8)
+
+
+def folder_with_a_broken_file(folder, photographs):
+    for number, photograph in enumerate(photographs):
+        photograph.save(folder / f"{number}.png")
+    (folder / "1.png").write_bytes(b"no picture")
+    return folder
+
+
+def test_a_broken_file_in_a_folder_is_a_row_with_its_reason(explainer, photographs, tmp_path):
+    folder = folder_with_a_broken_file(tmp_path, photographs)
+    with pytest.warns(LrpfxWarning, match="1 of 3 files could not be read; `problems` says why: 1.png"):
+        found = explainer(folder, [3, 2, 1])
+    assert [one.name for one in found] == ["0.png", "2.png"] and [one.target.index for one in found] == [3, 1]
+    assert list(found.problems) == ["1.png"] and "not an image" in found.problems["1.png"] and "1.png" in repr(found)
+    frame = found.to_pandas()
+    assert frame["name"].tolist() == ["0.png", "2.png", "1.png"] and frame["explained"].tolist() == ["snail", "dog", ""]
+    assert frame["problem"].tolist() == ["", "", found.problems["1.png"]]
+    assert frame["share"][0] == pytest.approx(found[0].balance.share)
+    assert found.problems["1.png"] in found._repr_html_()
+    with pytest.raises(InputError, match="is not an image"):
+        explainer([folder / "0.png", folder / "1.png"])  # which the user has named
+    for number in (0, 2):
+        (folder / f"{number}.png").unlink()
+    with pytest.raises(InputError, match="is not an image"):
+        explainer(folder)
+
+
+def test_several_explanations_as_one_picture_and_as_a_table(explainer, photographs, tmp_path):
+    found = explainer(photographs, targets=["cat", "dog"])
+    (path,) = found.save(tmp_path / "all.png")
+    assert path == tmp_path / "all.png" and Image.open(path).size == found.sheet().size
+    (tmp_path / "folder.png").mkdir()
+    assert len(found.save(tmp_path / "folder.png")) == len(found.save(tmp_path / "new.v2")) == 3
+    with pytest.raises(InputError, match="saved as"):
+        found.save(tmp_path / "all.npz")
+    assert [one[0].name for one in found.top(2)] == [one.top(1)[0].name for one in found] and len(found.top(2)[0]) == 2
+    assert len(found.to_pandas()) == 6 and found[0].to_pandas()["explained"].tolist() == ["cat", "dog"]
+    assert found.to_pandas()["output"].tolist()[:2] == pytest.approx([one.category.score for one in found[0].answers])
 
 
 def test_wrong_arguments(model, explainer, photographs):
