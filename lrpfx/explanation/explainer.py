@@ -59,7 +59,7 @@ _Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text]
 class _Settings(TypedDict, total=False):
     """Settings of an explainer, except for the tokenizer, which decides what it explains."""
 
-    composite: Composite | None
+    composite: Composite | str | None
     preprocess: Callable[..., Any] | None
     categories: Sequence[str] | Mapping[int, str] | None
     record: str | Sequence[str]
@@ -340,10 +340,11 @@ class Explainer(Generic[Found]):
             for place, (photograph, input) in enumerate(zip(as_photographs(inputs), inputs, strict=True)):
                 yield _Prepared(place, photograph, input, None)
             return
-        for place, photograph in enumerate(photographs_or_reasons(images)):
-            if isinstance(photograph, Unreadable):
-                unreadable.append(photograph)
+        for place, found in enumerate(photographs_or_reasons(images)):
+            if isinstance(found, Unreadable):
+                unreadable.append(found)
                 continue
+            photograph = found
             input, geometry = self.preprocess.prepared(photograph.image)
             if geometry is None:  # pictures show what the model saw
                 (seen,) = as_photographs(input[None])
@@ -405,7 +406,7 @@ class Explainer(Generic[Found]):
         return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
 
     def _chosen(self, inputs: Any) -> Composite:
-        bounds: dict[str, torch.Tensor] = {}
+        bounds: dict[str, Any] = {}
         if self.preprocess is not None and self.preprocess.range is not None:
             low, high = (torch.tensor(bound, device=inputs.device, dtype=inputs.dtype) for bound in self.preprocess.range)
             bounds = {"low": low[None, :, None, None], "high": high[None, :, None, None]}
@@ -494,7 +495,8 @@ def explain(
     It makes an `Explainer` and calls it once. To explain more than once, keep the explainer. `images`, `target` and `targets`
     are as for its call. Other arguments: as for `Explainer`.
     """
-    explainer = Explainer(
+    make: Any = Explainer  # whose overloads are too many for a type checker to try with all of these unions
+    explainer = make(
         model,
         composite=composite,
         preprocess=preprocess,
