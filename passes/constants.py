@@ -1,6 +1,7 @@
 """What the graph shows about constants: tensors of one number, such as torch.ones, and values that are held constant."""
 
 import operator
+from collections import deque
 from typing import Any
 
 import torch
@@ -21,6 +22,27 @@ _PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor":
 
 def number_filling(value: Any) -> float | None:
     """The number that all entries of a value are, as the graph shows: that of torch.ones, a view or sum of it, or a number."""
+    terms: dict[fx.Node, list[float | fx.Node | None]] = {}  # of each sum of numbers, the nearest to the value first
+    waiting = deque([_number_or_sum(value)])
+    while waiting:
+        one = waiting.popleft()
+        if one is None:
+            return None
+        if isinstance(one, float):
+            found = one
+        elif one not in terms:
+            terms[one] = [_number_or_sum(term) for term in one.args]
+            waiting.extend(terms[one])
+    numbers: dict[Any, float] = {}
+    for node in next(iter(terms)).graph.nodes if terms else ():
+        if node in terms:
+            given = (torch.tensor(numbers.get(term, term), dtype=torch.float64) for term in terms[node])
+            found = numbers[node] = float(node.target(*given))
+    return found
+
+
+def _number_or_sum(value: Any) -> float | fx.Node | None:
+    """What a view, a conversion or a choice of entries is made of: a number, or a call that adds up or scales others."""
     filled = False
     while isinstance(value, fx.Node):
         if value.op == "get_attr":
@@ -36,10 +58,7 @@ def number_filling(value: Any) -> float | None:
         spelling = spelling_of(value)
         row = None if spelling is None else spelling.operator
         if row is not None and row.merging.affine_in and not filled and not value.kwargs and callable(value.target):
-            numbers = [number_filling(one) for one in value.args]
-            return (
-                None if None in numbers else float(value.target(*(torch.tensor(one, dtype=torch.float64) for one in numbers)))
-            )
+            return value
         moves = row is not None and (row.entries.moves or row.entries.converts) and len(value.all_input_nodes) == 1
         if row is None or not moves or row.entries.fills is Fill.NUMBER:
             return None

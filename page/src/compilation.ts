@@ -1,10 +1,11 @@
 // The compilation: its stages, the code after each, and what each changed.
 import { difference, type Line } from "./diff";
 import type { Graph, Stage } from "./document";
-import { h } from "./dom";
+import { h, styled } from "./dom";
 import { plural } from "./format";
 
 const CONTEXT = 3;
+const PART = 100; // lines
 
 export function compilation(graph: Graph): HTMLElement {
   let [chosen, whole] = [firstChange(graph), false];
@@ -91,7 +92,13 @@ function places(title: string, found: readonly [string, string][]): HTMLElement 
 }
 
 function code(text: string): HTMLElement {
-  return h("pre", { class: "code", tabindex: 0, "aria-label": "code" }, text);
+  const lines = text.split("\n");
+  const ended = lines.map((line, place) => (place < lines.length - 1 ? `${line}\n` : line));
+  return h(
+    "pre",
+    { class: "code", tabindex: 0, role: "region", "aria-label": "code" },
+    inParts(ended, (part) => part.join("")),
+  );
 }
 
 function changes(before: string, after: string): HTMLElement {
@@ -102,10 +109,10 @@ function changes(before: string, after: string): HTMLElement {
     for (let other = place - CONTEXT; other <= place + CONTEXT; other++) near.add(other);
   });
   if (!near.size) return h("p", { class: "note" }, "No line of the code changed.");
-  const all = h("div", { class: "lines" });
+  const rows: [string, string][] = []; // class and text
   let skipped = 0;
   const gap = () => {
-    if (skipped) all.append(h("span", { class: "gap" }, `⋯ ${plural(skipped, "line")} as before\n`));
+    if (skipped) rows.push(["gap", `⋯ ${plural(skipped, "line")} as before\n`]);
     skipped = 0;
   };
   lines.forEach((line, place) => {
@@ -114,10 +121,27 @@ function changes(before: string, after: string): HTMLElement {
       return;
     }
     gap();
-    all.append(h("span", { class: line.kind }, `${sign(line)} ${line.text}\n`));
+    rows.push([line.kind, `${sign(line)} ${line.text}\n`]);
   });
   gap();
-  return h("pre", { class: "code diff", tabindex: 0, "aria-label": "changes of the code" }, all);
+  const shown = inParts(rows, (part) => part.map(([kind, text]) => h("span", { class: kind }, text)));
+  return h("pre", { class: "code diff", tabindex: 0, role: "region", "aria-label": "changes of the code" }, shown);
+}
+
+/** Lines in parts, of which a browser lays out those that are seen. */
+function inParts<Row extends string | [string, string]>(
+  rows: readonly Row[],
+  draw: (part: Row[]) => string | HTMLElement[],
+): HTMLElement {
+  const longest = rows.reduce((most, row) => Math.max(most, (typeof row === "string" ? row : row[1]).length), 0);
+  const all = h("div", { class: "lines" });
+  for (let start = 0; start < rows.length; start += PART) {
+    const part = rows.slice(start, start + PART);
+    const drawn = draw(part);
+    const size = { width: `${longest + 1}ch`, "contain-intrinsic-height": `${1.5 * part.length}em` };
+    all.append(styled(h("div", { class: "part" }, ...(typeof drawn === "string" ? [drawn] : drawn)), size));
+  }
+  return all;
 }
 
 function sign(line: Line): string {

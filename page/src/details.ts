@@ -1,25 +1,16 @@
 // What is known of the node or module that is chosen.
 import type { Colors } from "./colors";
 import type { Graph, Report, Thumbnail } from "./document";
-import { h, styled } from "./dom";
+import { breakable, h, styled } from "./dom";
 import type { Flows } from "./flows";
-import { cut, percent, plural, shapeOf, shortRule, shown } from "./format";
+import { percent, plural, shapeOf, shortRule, shown } from "./format";
+import { term } from "./terms";
 import { type Group, type Item, isEnd, isReentered } from "./tree";
-
-const MEANINGS: Record<string, string> = {
-  bias: "biases of the layer",
-  expansion: "the constant term of the expansion of a layer that is not linear, such as a softmax",
-  stabilizer: "terms that keep denominators away from zero",
-  absent: "outputs without contributions to follow (empty)",
-  constants: "parameters and numbers that received relevance",
-  stopped: "held back by the rule on purpose",
-  unexplained: "rounding, or a bug",
-};
 
 const HELP = [
   "Relevance starts at the output, at the top, and flows down along the bands to what each value was computed from.",
-  "A band is as wide as the relevance that it carries. Click a module to open or fold it, and a node to see its rule and its account.",
-  "Drag or scroll to move, Ctrl and scroll to zoom, / to search.",
+  "A band is as wide as the relevance that it carries. Red speaks for the explained output, blue against it; beside a band stands the shape of the value, for one sample. Click a module to open or fold it, and a node to see its rule and its account.",
+  "Drag or scroll to move, Ctrl and scroll or two fingers to zoom, / to search. The address of the page leads back to what is chosen.",
 ];
 
 export function details(
@@ -69,7 +60,7 @@ function ofNode(
   return h(
     "div",
     { class: "details" },
-    h("h2", {}, node.name),
+    h("h2", {}, breakable(node.name)),
     h(
       "p",
       { class: "pill-row" },
@@ -128,14 +119,13 @@ function account(report: Report, graph: Graph, flows: Flows, place: number, go: 
   const whole = flows.magnitude;
   const rows: [string, number, string][] = [];
   if (found) {
-    rows.push(["in", found.in, "relevance of its value"]);
+    rows.push(["in", found.in, ""]);
     report.parts.forEach((part, number) => {
       const value = found.parts[number] ?? 0;
-      if (!(Math.abs(value) <= 1e-9 * whole)) rows.push([part, value, MEANINGS[part] ?? part]);
+      if (!(Math.abs(value) <= 1e-9 * whole)) rows.push([part, value, ""]);
     });
-    if (!(Math.abs(found.unexplained) <= 1e-9 * whole))
-      rows.push(["unexplained", found.unexplained, MEANINGS.unexplained ?? ""]);
-    rows.push(["out", found.out, "passed on to its inputs"]);
+    if (!(Math.abs(found.unexplained) <= 1e-9 * whole)) rows.push(["unexplained", found.unexplained, ""]);
+    rows.push(["out", found.out, ""]);
   } else if (relevance !== null) rows.push(["relevance", relevance, "of its value"]);
   return [
     h("h3", {}, "Relevance"),
@@ -144,7 +134,7 @@ function account(report: Report, graph: Graph, flows: Flows, place: number, go: 
   ];
 }
 
-/** A table of amounts with bars. `label`: what assistive technology calls it. */
+/** A table of amounts with bars, each with a name and a remark. `label`: what assistive technology calls it. */
 export function bars(
   label: string,
   rows: [string, number, string][],
@@ -155,12 +145,12 @@ export function bars(
   return h(
     "table",
     { class: "bars", "aria-label": label },
-    ...rows.map(([name, value, meaning]) => {
+    ...rows.map(([name, value, remark]) => {
       const share = Number.isFinite(value) ? Math.abs(value) / longest : 0;
       return h(
         "tr",
-        { title: [name, meaning].filter(Boolean).join(": ") },
-        h("th", { scope: "row" }, cut(name, 24)),
+        { title: remark },
+        h("th", { scope: "row" }, remark ? breakable(name) : term(name)),
         h("td", { class: "number" }, told(value)),
         h(
           "td",
@@ -191,7 +181,7 @@ function neighbours(graph: Graph, flows: Flows, place: number, go: (node: number
           h(
             "button",
             { type: "button", class: "link", click: () => go(node) },
-            h("span", {}, graph.nodes[node]?.name ?? ""),
+            h("span", {}, breakable(graph.nodes[node]?.name ?? "")),
             h("span", { class: "number" }, `${shown(value, flows.magnitude)}  (${percent(flows.share(value))})`),
           ),
         ),
@@ -244,7 +234,7 @@ function ofGroup(
   return h(
     "div",
     { class: "details" },
-    h("h2", {}, item.path || item.label),
+    h("h2", {}, breakable(item.path || item.label)),
     h("p", {}, `A module of ${plural(item.nodes.length, "node")}.`),
     h(
       "p",
@@ -264,7 +254,7 @@ function ofGroup(
           h(
             "button",
             { type: "button", class: "link", click: () => go(node) },
-            h("span", {}, graph.nodes[node]?.name ?? ""),
+            h("span", {}, breakable(graph.nodes[node]?.name ?? "")),
             h("span", { class: "number" }, shown(lost, flows?.magnitude)),
           ),
         ),

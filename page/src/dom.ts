@@ -37,6 +37,12 @@ export function s<Tag extends keyof SVGElementTagNameMap>(
   return element;
 }
 
+/** A name whose lines end after its dots, not in the middle of a word. */
+export function breakable(name: string): HTMLElement {
+  const parts = name.split(".");
+  return h("bdi", {}, ...parts.flatMap((part, place) => (place ? [".", h("wbr"), part] : [part])));
+}
+
 /** An element with styles that depend on data. */
 export function styled<Kind extends HTMLElement | SVGElement>(element: Kind, styles: Record<string, string>): Kind {
   for (const [name, value] of Object.entries(styles)) element.style.setProperty(name, value);

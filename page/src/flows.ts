@@ -20,6 +20,9 @@ export class Flows {
   /** What shares are of: the seed, or its magnitude where positive and negative parts of the seed nearly cancel. */
   readonly whole: string;
   private readonly inputs = new Map<number, number>();
+  /** The edges along which relevance comes to each node. */
+  private readonly coming: number[][];
+  private readonly amounts = new Map<Item, number>();
 
   constructor(
     readonly graph: Graph,
@@ -30,6 +33,10 @@ export class Flows {
     this.magnitude = Number(ledger.magnitude) || 1;
     this.whole = Math.abs(this.seed) >= LEAST * this.magnitude ? "seed" : "magnitude of the seed";
     this.edges = (view.flows ?? []).map(Number);
+    this.coming = graph.nodes.map(() => []);
+    graph.edges.forEach(([source], edge) => {
+      this.coming[source]?.push(edge);
+    });
     for (const [node, into, out, ...rest] of ledger.rows) {
       if (typeof node !== "number") continue;
       const figures = rest.map(Number);
@@ -67,11 +74,14 @@ export class Flows {
   /** The relevance that enters an item from outside, in all: see `isReentered`. */
   entering(item: Item): number | null {
     if (item.kind === "leaf") return this.relevance(item.node);
+    let sum = this.amounts.get(item);
+    if (sum !== undefined) return sum;
+    sum = 0;
     const inside = new Set(item.nodes);
-    let sum = 0;
-    this.graph.edges.forEach(([source, target], edge) => {
-      if (inside.has(source) && !inside.has(target)) sum += this.edges[edge] ?? 0;
-    });
+    for (const node of item.nodes)
+      for (const edge of this.coming[node] ?? [])
+        if (!inside.has(this.graph.edges[edge]?.[1] ?? -1)) sum += this.edges[edge] ?? 0;
+    this.amounts.set(item, sum);
     return sum;
   }
 

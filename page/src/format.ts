@@ -26,6 +26,12 @@ export function shapeOf(shape: readonly number[] | null): string {
   return shape === null ? "not known: no example inputs were given" : shape.length ? shape.join(" × ") : "one number";
 }
 
+/** A shape in few letters, without the samples of a batch of `batch`; nothing where it is not known. */
+export function sizesOf(shape: readonly number[] | null | undefined, batch: number | undefined): string {
+  if (!shape) return "";
+  return (shape.length > 1 && shape[0] === batch ? shape.slice(1) : shape).join("×");
+}
+
 export function plural(count: number, noun: string): string {
   return `${count} ${noun}${count === 1 ? "" : "s"}`;
 }
@@ -44,18 +50,27 @@ export function cut(text: string, most: number): string {
 }
 
 const pen = document.createElement("canvas").getContext("2d");
-const widths = new Map<string, number>();
+const widths = new Map<string, Map<string, number>>();
 
-/** The width of a text in pixels, in the page's letters. */
+/** The width of a text in pixels, in the page's letters: the sum of those of its characters. */
 export function widthOf(text: string, size: number, bold = false): number {
-  const key = `${bold ? "b" : ""}${size} ${text}`;
-  let found = widths.get(key);
-  if (found === undefined) {
-    if (pen) pen.font = `${bold ? 600 : 400} ${size}px ${getComputedStyle(document.body).fontFamily}`;
-    found = pen ? pen.measureText(text).width : text.length * size * 0.6;
-    widths.set(key, found);
+  const font = `${bold ? 600 : 400} ${size}px`;
+  let known = widths.get(font);
+  if (!known) {
+    known = new Map();
+    widths.set(font, known);
   }
-  return found;
+  let sum = 0;
+  for (const character of text) {
+    let width = known.get(character);
+    if (width === undefined) {
+      if (pen) pen.font = `${font} ${getComputedStyle(document.body).fontFamily}`;
+      width = pen ? pen.measureText(character).width : size * 0.6;
+      known.set(character, width);
+    }
+    sum += width;
+  }
+  return sum;
 }
 
 /** A text cut in its middle so that it is at most `most` pixels wide. */

@@ -39,8 +39,6 @@ export interface Placed {
   bands: Band[];
 }
 
-type Dagre = DagreGraph<GraphLabel, NodeLabel, EdgeLabel>;
-
 export type SizeOf = (item: Item) => [number, number];
 
 const HEAD = 26;
@@ -49,26 +47,111 @@ const TOP = "top";
 const BOTTOM = "bottom";
 /** Nodes of one level beyond which a simpler way to rank them is taken, which takes less time. */
 const MANY = 120;
+/** Pixels to which sizes are rounded up: levels that differ in less are laid out alike. */
+const STEP = 8;
 
 interface Level extends Placed {
   top: number | null;
   bottom: number | null;
 }
 
-export function layOut(graph: Graph, tree: Tree, open: ReadonlySet<string>, sizeOf: SizeOf): Placed {
-  return level(graph, tree, tree.root, 0, open, sizeOf);
+interface Joined {
+  from: string;
+  to: string;
+  edges: number[];
 }
 
-function level(
-  graph: Graph,
-  tree: Tree,
-  group: Group,
-  depth: number,
-  open: ReadonlySet<string>,
-  sizeOf: SizeOf,
-): Level {
-  const inner = new Map<string, Level>();
-  const dagre: Dagre = new DagreGraph({ multigraph: false });
+/** Where the boxes of one level stand, the middle of each, and the bends of the bands between them. */
+interface Places {
+  width: number;
+  height: number;
+  middles: [number, number][];
+  bends: [number, number][][];
+}
+
+/** Lays out a graph, and keeps the levels that folding leaves as they are. */
+export class Layout {
+  private readonly levels = new Map<string, Level>();
+  /** Of levels with boxes and bands of the same sizes: repeated modules are laid out once. */
+  private readonly known = new Map<string, Places>();
+  private readonly bands = new Map<Group, Map<string, Joined>>();
+
+  constructor(
+    graph: Graph,
+    private readonly tree: Tree,
+    private readonly sizeOf: SizeOf,
+  ) {
+    for (const group of tree.groups.values()) this.bands.set(group, new Map());
+    graph.edges.forEach(([source, target], edge) => {
+      this.join(source, target, edge);
+    });
+  }
+
+  /** Add an edge to a band of each level that it crosses: between its children, or to the ports of the level. */
+  private join(source: number, target: number, edge: number): void {
+    const [read, reader] = [this.tree.around[source] ?? [], this.tree.around[target] ?? []];
+    for (let depth = 0; depth < Math.max(read.length, reader.length); depth++) {
+      const same = read[depth] === reader[depth];
+      for (const group of same ? [read[depth]] : [read[depth], reader[depth]]) {
+        if (!group) continue;
+        const childOf = (around: Group[], node: number) =>
+          around[depth] === group ? ((around[depth + 1] ?? this.tree.leaves[node])?.id ?? null) : null;
+        const [from, to] = [childOf(reader, target) ?? TOP, childOf(read, source) ?? BOTTOM];
+        if (from === to) continue;
+        const bands = this.bands.get(group);
+        const key = JSON.stringify([from, to]);
+        const band = bands?.get(key);
+        if (band) band.edges.push(edge);
+        else bands?.set(key, { from, to, edges: [edge] });
+      }
+    }
+  }
+
+  /** A group was opened or folded. */
+  changed(group: Group): void {
+    for (const one of [group, ...(this.tree.above.get(group) ?? [])]) this.levels.delete(one.id);
+  }
+
+  all(open: ReadonlySet<string>): Placed {
+    return this.level(this.tree.root, 0, open);
+  }
+
+  private level(group: Group, depth: number, open: ReadonlySet<string>): Level {
+    const kept = this.levels.get(group.id);
+    if (kept) return kept;
+    const inner = new Map<string, Level>();
+    const bands = this.bands.get(group) ?? new Map<string, Joined>();
+    const sizes: [number, number][] = [];
+    const places = new Map<string, number>();
+    const add = (id: string, size: [number, number]) => {
+      places.set(id, sizes.length);
+      sizes.push(size);
+    };
+    for (const child of group.children) {
+      let [width, height] = this.sizeOf(child);
+      if (child.kind === "group" && open.has(child.id)) {
+        const found = this.level(child, depth + 1, open);
+        inner.set(child.id, found);
+        [width, height] = [Math.max(found.width, 90), found.height];
+      }
+      add(child.id, [STEP * Math.ceil(width / STEP), height]);
+    }
+    const pairs: [number, number][] = [];
+    for (const { from, to } of bands.values()) {
+      for (const port of [TOP, BOTTOM]) if ((from === port || to === port) && !places.has(port)) add(port, [12, 1]);
+      pairs.push([places.get(from) ?? 0, places.get(to) ?? 0]);
+    }
+    const key = JSON.stringify([sizes, pairs]);
+    const found = this.known.get(key) ?? placesOf(sizes, pairs, group.children.length);
+    this.known.set(key, found);
+    const level = assembled(group, depth, inner, bands, { sizes, places, found });
+    this.levels.set(group.id, level);
+    return level;
+  }
+}
+
+function placesOf(sizes: [number, number][], pairs: [number, number][], children: number): Places {
+  const dagre: DagreGraph<GraphLabel, NodeLabel, EdgeLabel> = new DagreGraph({ multigraph: false });
   dagre.setGraph({
     rankdir: "TB",
     nodesep: 22,
@@ -76,104 +159,78 @@ function level(
     edgesep: 14,
     marginx: 0,
     marginy: 0,
-    ranker: group.children.length > MANY ? "longest-path" : "network-simplex",
+    ranker: children > MANY ? "longest-path" : "network-simplex",
   });
   dagre.setDefaultEdgeLabel(() => ({}));
-  const bands = bandsOf(graph, tree, group, depth);
-  const joined = new Set([...bands.values()].flatMap(({ from, to }) => [from, to]));
-  const last = group.children.find((child) => joined.has(child.id))?.id;
-  for (const child of group.children) {
-    const isOpen = child.kind === "group" && open.has(child.id);
-    let [width, height] = sizeOf(child);
-    if (isOpen) {
-      const found = level(graph, tree, child, depth + 1, open, sizeOf);
-      inner.set(child.id, found);
-      [width, height] = [Math.max(found.width, 90), found.height];
-    }
-    dagre.setNode(child.id, { width, height });
+  const joined = new Set(pairs.flat());
+  const last = sizes.findIndex((_, place) => place < children && joined.has(place));
+  sizes.forEach(([width, height], place) => {
+    dagre.setNode(String(place), { width, height });
     // What nothing flows through stands at the end, not beside the output.
-    if (!joined.has(child.id) && last && last !== child.id) dagre.setEdge(last, child.id, { weight: 0 });
-  }
-  for (const { from, to } of bands.values()) {
-    for (const port of [TOP, BOTTOM])
-      if ((from === port || to === port) && !dagre.hasNode(port)) dagre.setNode(port, { width: 12, height: 1 });
-    dagre.setEdge(from, to, {});
-  }
-  dagreLayout(dagre);
-  return assembled(group, depth, dagre, inner, bands);
-}
-
-/** The bands of one level: the edges between its children, and to its ports, added up. */
-function bandsOf(
-  graph: Graph,
-  tree: Tree,
-  group: Group,
-  depth: number,
-): Map<string, { from: string; to: string; edges: number[] }> {
-  const bands = new Map<string, { from: string; to: string; edges: number[] }>();
-  const childOf = (node: number): string | null => {
-    const around = tree.around[node] ?? [];
-    if (around[depth] !== group) return null;
-    return around[depth + 1]?.id ?? tree.leaves[node]?.id ?? null;
-  };
-  graph.edges.forEach(([source, target], edge) => {
-    const [reader, read] = [childOf(target), childOf(source)];
-    if (reader === read) return;
-    const [from, to] = [reader ?? TOP, read ?? BOTTOM];
-    const key = JSON.stringify([from, to]);
-    const band = bands.get(key);
-    if (band) band.edges.push(edge);
-    else bands.set(key, { from, to, edges: [edge] });
+    if (!joined.has(place) && last >= 0) dagre.setEdge(String(last), String(place), { weight: 0 });
   });
-  return bands;
+  for (const [from, to] of pairs) dagre.setEdge(String(from), String(to), {});
+  dagreLayout(dagre);
+  const { width = 0, height = 0 } = dagre.graph() as { width?: number; height?: number };
+  return {
+    width,
+    height,
+    middles: sizes.map((_, place) => {
+      const { x = 0, y = 0 } = dagre.node(String(place)) ?? {};
+      return [x, y];
+    }),
+    bends: pairs.map(([from, to]) => {
+      const drawn = dagre.edge(String(from), String(to)) as { points?: { x: number; y: number }[] } | undefined;
+      return (drawn?.points ?? []).slice(1, -1).map(({ x, y }): [number, number] => [x, y]);
+    }),
+  };
 }
 
 function assembled(
   group: Group,
   depth: number,
-  dagre: Dagre,
   inner: Map<string, Level>,
-  bands: Map<string, { from: string; to: string; edges: number[] }>,
+  bands: Map<string, Joined>,
+  { sizes, places, found }: { sizes: [number, number][]; places: Map<string, number>; found: Places },
 ): Level {
-  const size = dagre.graph() as { width?: number; height?: number };
   const isRoot = depth === 0;
   const [left, above] = isRoot ? [0, 0] : [MARGIN, HEAD + 8];
-  const width = (size.width ?? 0) + 2 * left;
-  const height = (size.height ?? 0) + (isRoot ? 0 : above + MARGIN);
+  const width = found.width + 2 * left;
+  const height = found.height + (isRoot ? 0 : above + MARGIN);
   const result: Level = { width, height, boxes: [], bands: [], top: null, bottom: null };
-  const ends = new Map<string, { x: number; top: number; bottom: number; portTop: number; portBottom: number }>();
+  const ends = new Map<string, { top: number; bottom: number; portTop: number; portBottom: number }>();
+  const middleOf = (id: string): [number, number] => found.middles[places.get(id) ?? 0] ?? [0, 0];
   for (const port of [TOP, BOTTOM]) {
-    if (!dagre.hasNode(port)) continue;
-    const x = placeOf(dagre, port).x + left;
+    if (!places.has(port)) continue;
+    const x = middleOf(port)[0] + left;
     if (port === TOP) result.top = x;
     else result.bottom = x;
-    ends.set(port, { x, top: height, bottom: 0, portTop: x, portBottom: x });
+    ends.set(port, { top: height, bottom: 0, portTop: x, portBottom: x });
   }
   for (const child of group.children) {
-    const node = placeOf(dagre, child.id);
-    const [x, y] = [node.x - node.width / 2 + left, node.y - node.height / 2 + above];
-    const found = inner.get(child.id);
-    result.boxes.push({ item: child, x, y, width: node.width, height: node.height, open: found !== undefined });
-    const shift = x + (found ? (node.width - found.width) / 2 : 0);
+    const [wide, high] = sizes[places.get(child.id) ?? 0] ?? [0, 0];
+    const [middle, centre] = middleOf(child.id);
+    const [x, y] = [middle - wide / 2 + left, centre - high / 2 + above];
+    const level = inner.get(child.id);
+    result.boxes.push({ item: child, x, y, width: wide, height: high, open: level !== undefined });
+    const shift = x + (level ? (wide - level.width) / 2 : 0);
     ends.set(child.id, {
-      x: node.x + left,
       top: y,
-      bottom: y + node.height,
-      portTop: found?.top == null ? node.x + left : shift + found.top,
-      portBottom: found?.bottom == null ? node.x + left : shift + found.bottom,
+      bottom: y + high,
+      portTop: level?.top == null ? middle + left : shift + level.top,
+      portBottom: level?.bottom == null ? middle + left : shift + level.bottom,
     });
-    if (!found) continue;
-    for (const box of found.boxes) result.boxes.push({ ...box, x: box.x + shift, y: box.y + y });
-    for (const band of found.bands)
+    if (!level) continue;
+    for (const box of level.boxes) result.boxes.push({ ...box, x: box.x + shift, y: box.y + y });
+    for (const band of level.bands)
       result.bands.push({ ...band, points: band.points.map(([px, py]) => [px + shift, py + y]) });
   }
+  let number = 0;
   for (const [key, { from, to, edges }] of bands) {
     const [start, end] = [ends.get(from), ends.get(to)];
-    const drawn = dagre.edge(from, to) as { points?: { x: number; y: number }[] } | undefined;
+    const bends = found.bends[number++] ?? [];
     if (!start || !end) continue;
-    const between = (drawn?.points ?? [])
-      .slice(1, -1)
-      .map((point): [number, number] => [point.x + left, point.y + above]);
+    const between = bends.map(([x, y]): [number, number] => [x + left, y + above]);
     const backwards = start.bottom > end.top;
     const first: [number, number] = [start.portBottom, backwards ? start.top : start.bottom];
     const last: [number, number] = [end.portTop, backwards ? end.bottom : end.top];
@@ -188,11 +245,6 @@ function assembled(
     });
   }
   return result;
-}
-
-function placeOf(dagre: Dagre, id: string): { x: number; y: number; width: number; height: number } {
-  const { x = 0, y = 0, width = 0, height = 0 } = dagre.node(id) ?? {};
-  return { x, y, width, height };
 }
 
 /** A smooth line that leaves and reaches its ends vertically. */

@@ -1,8 +1,12 @@
 // The ledger as a table that can be sorted and filtered: the graph's contents for those who cannot see it.
 import type { Graph, Report } from "./document";
-import { h } from "./dom";
+import { breakable, h } from "./dom";
 import type { Flows } from "./flows";
 import { shortRule, shown } from "./format";
+import { hinted, MEANINGS } from "./terms";
+
+/** Rows that are added at a time, when the end of the table comes near. */
+const PART = 200;
 
 interface Row {
   node: number | null;
@@ -34,7 +38,7 @@ export function ledgerTable(report: Report, graph: Graph, flows: Flows, go: (nod
     h(
       "th",
       { scope: "col", "aria-sort": "none", class: column > 2 ? "number" : null },
-      h("button", { type: "button", click: () => sort(column) }, title, h("i", { "aria-hidden": "true" })),
+      headOf(title, () => sort(column)),
     ),
   );
   const filter = h("input", {
@@ -72,32 +76,69 @@ export function ledgerTable(report: Report, graph: Graph, flows: Flows, go: (nod
     return found.sort((one, other) => sign * (figure(one) - figure(other)));
   }
 
+  let found: Row[] = [];
+  const scroll = h("div", {
+    class: "scroll",
+    tabindex: 0,
+    role: "region",
+    "aria-label": "Table",
+    scroll: () => more(),
+  });
+  const rest = h("p", { class: "note rest" });
+
   function fill(): void {
-    const found = ordered();
+    found = ordered();
     count.textContent = `${found.length} of ${rows.length}`;
-    body.replaceChildren(
-      ...found.map((row) =>
-        h(
-          "tr",
-          {},
-          h("th", { scope: "row" }, row.node === null ? row.texts[0] : link(row.node, row.texts[0])),
-          h("td", {}, row.texts[1]),
-          h("td", {}, row.texts[2]),
-          ...kept.map((column) => {
-            const value = row.figures[column] ?? 0;
-            const text = shown(value, whole);
-            return h("td", { class: `number${text === "0" ? " nothing" : value < 0 ? " below" : ""}` }, text);
-          }),
-        ),
-      ),
+    body.replaceChildren();
+    add();
+  }
+
+  /** Add rows until the table goes on well below what is seen of it. */
+  function more(): void {
+    if (scroll.scrollTop + 2 * scroll.clientHeight > scroll.scrollHeight) add();
+  }
+
+  function add(): void {
+    const start = body.children.length;
+    body.append(...found.slice(start, start + PART).map((row, place) => rowOf(row, start + place)));
+    const missing = found.length - body.children.length;
+    rest.textContent = missing ? `${missing} more rows follow on the page` : "";
+  }
+
+  function rowOf(row: Row, place: number): HTMLElement {
+    return h(
+      "tr",
+      { "aria-rowindex": place + 2 },
+      h("th", { scope: "row" }, row.node === null ? row.texts[0] : link(row.node, row.texts[0])),
+      h("td", {}, row.texts[1]),
+      h("td", {}, row.texts[2]),
+      ...kept.map((column) => {
+        const value = row.figures[column] ?? 0;
+        const text = shown(value, whole);
+        return h("td", { class: `number${text === "0" ? " nothing" : value < 0 ? " below" : ""}` }, text);
+      }),
     );
   }
 
   function link(node: number, name: string): HTMLElement {
-    return h("button", { type: "button", class: "link", title: "Show it in the graph", click: () => go(node) }, name);
+    return h(
+      "button",
+      { type: "button", class: "link", title: "Show it in the graph", click: () => go(node) },
+      breakable(name),
+    );
   }
 
   fill();
+  scroll.append(
+    h(
+      "table",
+      { class: "accounts", "aria-rowcount": rows.length + 1 },
+      h("caption", { class: "unseen" }, `Ledger of ${graph.title}`),
+      h("thead", {}, h("tr", {}, ...heads)),
+      body,
+    ),
+    rest,
+  );
   return h(
     "div",
     { class: "ledger" },
@@ -112,18 +153,14 @@ export function ledgerTable(report: Report, graph: Graph, flows: Flows, go: (nod
         `Each row is the account of one node: the relevance that came in, what became of it, and what it passed on. ${balanceOf(report, flows)}`,
       ),
     ),
-    h(
-      "div",
-      { class: "scroll" },
-      h(
-        "table",
-        { class: "accounts" },
-        h("caption", { class: "unseen" }, `Ledger of ${graph.title}`),
-        h("thead", {}, h("tr", {}, ...heads)),
-        body,
-      ),
-    ),
+    scroll,
   );
+}
+
+function headOf(title: string, sort: () => void): HTMLElement {
+  const button = h("button", { type: "button", click: sort }, title, h("i", { "aria-hidden": "true" }));
+  const meaning = MEANINGS[title];
+  return meaning ? hinted(button, meaning) : button;
 }
 
 function balanceOf(report: Report, flows: Flows): string {

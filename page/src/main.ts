@@ -132,11 +132,6 @@ function drawSide(): void {
   );
 }
 
-const TOLD: Record<string, string> = {
-  seed: "the explained output, where relevance starts",
-  absent: "outputs without contributions to follow",
-};
-
 function balance(): HTMLElement {
   if (!flows) {
     const known = now.balance;
@@ -157,11 +152,11 @@ function balance(): HTMLElement {
     );
   }
   const { ledger, magnitude } = flows;
-  const rows: [string, number, string][] = [["output", Number(ledger.seed), TOLD.seed ?? ""]];
+  const rows: [string, number, string][] = [["output", Number(ledger.seed), ""]];
   for (const [name, value] of ledger.inputs) rows.push([name, Number(value), "reached this input"]);
   report.parts.forEach((part, place) => {
     const value = Number(ledger.totals[place] ?? 0);
-    if (!(Math.abs(value) <= 1e-9 * magnitude)) rows.push([part, value, TOLD[part] ?? `taken by ${part}`]);
+    if (!(Math.abs(value) <= 1e-9 * magnitude)) rows.push([part, value, ""]);
   });
   return h(
     "div",
@@ -190,6 +185,7 @@ function graphView(place: number): GraphView {
     view = new GraphView(graph, colors, (item) => {
       chosen = item;
       inspect();
+      remember();
     });
     graphViews.set(place, view);
   }
@@ -204,14 +200,62 @@ function inspect(): void {
 /** Show a node in the graph. */
 function go(node: number): void {
   if (now.graph === null) return;
-  if (panel !== "graph") document.getElementById("tab-graph")?.click();
-  graphView(now.graph).reveal(node);
+  reveal(graphView(now.graph).tree.leaves[node]);
+}
+
+function reveal(item: Item | undefined): void {
+  if (now.graph === null || !item) return;
+  choosePanel("graph");
+  graphView(now.graph).reveal(item);
+}
+
+function choosePanel(name: Panel): void {
+  if (panel !== name) document.getElementById(`tab-${name}`)?.click();
 }
 
 function open(name: Panel): void {
   panel = name;
   for (const one of PANELS) panels[one].hidden = one !== name;
   fill(name);
+  remember();
+}
+
+// --- the address -------------------------------------------------------------------------------------------------------------------
+
+/** Write what is shown into the address of the page, which leads back to it. */
+function remember(): void {
+  if (!document.body.dataset.ready) return;
+  const parts = new URLSearchParams();
+  if (report.views.length > 1) parts.set("view", String(report.views.indexOf(now) + 1));
+  if (panel !== "graph") parts.set("show", panel);
+  const nodes = now.graph === null ? [] : (report.graphs[now.graph]?.nodes ?? []);
+  if (chosen?.kind === "leaf") {
+    const name = nodes[chosen.node]?.name ?? "";
+    parts.set("node", name);
+    if (nodes.filter((node) => node.name === name).length > 1) parts.set("place", String(chosen.node));
+  } else if (chosen?.path) parts.set("module", chosen.path);
+  try {
+    history.replaceState(null, "", `#${parts}`);
+  } catch {
+    // A page inside of another one may have no address of its own.
+  }
+}
+
+/** Show what the address says. */
+function follow(): void {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  const view = report.views[Number(parts.get("view") ?? 0) - 1];
+  if (view && view !== now) show(view);
+  const name = parts.get("node");
+  const graph = now.graph === null ? undefined : report.graphs[now.graph];
+  if (now.graph !== null && graph) {
+    const { leaves, groups } = graphView(now.graph).tree;
+    const place = Number(parts.get("place") ?? -1);
+    const named = graph.nodes.findIndex((node, other) => node.name === name && (place < 0 || other === place));
+    reveal(leaves[named] ?? groups.get(`g:${parts.get("module")}`));
+  }
+  const wanted = PANELS.find((one) => one === parts.get("show"));
+  if (wanted) choosePanel(wanted);
 }
 
 function fill(name: Panel): void {
@@ -320,9 +364,11 @@ function start(): void {
     const writes = event.target instanceof HTMLInputElement && event.target.type !== "range";
     if (event.key !== "/" || writes || now.graph === null) return;
     event.preventDefault();
-    if (panel !== "graph") document.getElementById("tab-graph")?.click();
+    choosePanel("graph");
     graphView(now.graph).focusSearch();
   });
+  follow();
+  addEventListener("hashchange", follow);
   document.body.dataset.ready = "true";
   performance.mark("ready");
 }

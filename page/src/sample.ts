@@ -10,8 +10,8 @@ import {
   type View,
   type Word,
 } from "./document";
-import { h, styled } from "./dom";
-import { cut, shown } from "./format";
+import { breakable, h, styled } from "./dom";
+import { shown } from "./format";
 
 const COARSE = 100; // pixels across, below which each is seen
 
@@ -26,7 +26,32 @@ export function sampleOf(sample: Sample, view: View, colors: Colors, names: read
       h("p", { class: "warning", role: "note" }, "There is no map: its relevance has values that are not finite."),
     );
   if (sample.kind === "text") return text(sample.words, view, colors, names);
-  return h("div", { class: "values" }, ...(view.inputs ?? []).map((one) => values(one)));
+  const bars = ["var(--positive)", "var(--negative)"] as const;
+  return h("div", { class: "values" }, meaningOf(view, bars), ...(view.inputs ?? []).map((one) => values(one)));
+}
+
+/** What the two colours say. */
+function meaningOf(view: View, [red, blue]: readonly [string, string]): HTMLElement {
+  const entry = (color: string, told: string) =>
+    h("span", {}, styled(h("i", { class: "swatch" }), { background: color }), ` ${told}`);
+  return h("p", { class: "meaning" }, entry(red, `red: for ${view.target.name}`), entry(blue, "blue: against"));
+}
+
+/** The colours of a map and their scale. */
+function scaleOf(largest: string, view: View, colors: Colors): HTMLElement {
+  const [red, blue] = [colors.behind(0.75), colors.behind(-0.75)];
+  return h(
+    "div",
+    {},
+    h(
+      "div",
+      { class: "scale" },
+      h("span", {}, `−${largest}`),
+      styled(h("i", {}), { background: colors.gradient() }),
+      h("span", {}, largest),
+    ),
+    meaningOf(view, [red.background, blue.background]),
+  );
 }
 
 // --- photographs ---------------------------------------------------------------------------------------------------------------
@@ -89,18 +114,11 @@ function photograph(
     checked: true,
     change: () => frame.classList.toggle("grey", grey.checked),
   });
-  const scale = shown(map.drawn.scale, 0, 2);
   return h(
     "div",
     {},
     frame,
-    h(
-      "div",
-      { class: "scale" },
-      h("span", {}, `−${scale}`),
-      styled(h("i", {}), { background: colors.gradient() }),
-      h("span", {}, scale),
-    ),
+    scaleOf(shown(map.drawn.scale, 0, 2), view, colors),
     readout,
     h("div", { class: "controls" }, h("label", {}, "map ", opacity), h("label", {}, grey, " photograph in grey")),
   );
@@ -181,13 +199,7 @@ function text(words: Word[], view: View, colors: Colors, names: readonly string[
     "div",
     {},
     h("div", { class: "text", role: "group", "aria-label": "The text; each word shows its relevance" }, ...buttons),
-    h(
-      "div",
-      { class: "scale" },
-      h("span", {}, `−${shown(largest, 0, 2)}`),
-      styled(h("i", {}), { background: colors.gradient() }),
-      h("span", {}, shown(largest, 0, 2)),
-    ),
+    scaleOf(shown(largest, 0, 2), view, colors),
     others.length > 0 && h("h3", {}, "Relevance of other inputs"),
     others.length > 0 && bars("Relevance of other inputs", others, 0),
     path,
@@ -217,7 +229,7 @@ function grid(steps: Step[], chosen: number, words: Word[], colors: Colors): HTM
         return h(
           "tr",
           {},
-          h("th", { scope: "row", title: name }, cut(name.split(".").slice(-4).join("."), 18)),
+          h("th", { scope: "row", title: name }, breakable(name.split(".").slice(-4).join("."))),
           h("td", {}, flows ? strip(flows, chosen, words, colors) : "not followed"),
           h("td", { class: "number" }, flows ? shown(flows[chosen] ?? 0, 0, 3) : ""),
           h("td", {}, strip(all, chosen, words, colors)),

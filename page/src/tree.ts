@@ -29,6 +29,8 @@ export class Tree {
   readonly around: Group[][] = [];
   readonly leaves: Leaf[] = [];
   readonly groups = new Map<string, Group>();
+  /** For each group, those that it is in, the outermost first. */
+  readonly above = new Map<Group, Group[]>();
 
   constructor(graph: Graph) {
     const names = graph.nodes.map((node) => node.name);
@@ -48,6 +50,7 @@ export class Tree {
 
   private place(group: Group, above: Group[]): void {
     this.groups.set(group.id, group);
+    this.above.set(group, above);
     const around = [...above, group];
     for (const child of group.children) {
       if (child.kind === "group") this.place(child, around);
@@ -108,18 +111,29 @@ function leaf(node: number, label: string): Leaf {
 }
 
 const entered = new WeakMap<Group, boolean>();
+const sources = new WeakMap<Graph, number[][]>();
+
+/** What each node reads. */
+function readBy(graph: Graph): number[][] {
+  let read = sources.get(graph);
+  if (!read) {
+    read = graph.nodes.map((): number[] => []);
+    for (const [source, target] of graph.edges) read[target]?.push(source);
+    sources.set(graph, read);
+  }
+  return read;
+}
 
 /** Whether relevance that left a module enters it again, so that what enters in all counts some of it more than once. */
 export function isReentered(graph: Graph, group: Group): boolean {
   const known = entered.get(group);
   if (known !== undefined) return known;
+  const read = readBy(graph);
   const inside = new Set(group.nodes);
-  const read = graph.nodes.map((): number[] => []);
-  for (const [source, target] of graph.edges) read[target]?.push(source);
-  const outside = (nodes: readonly number[]) =>
-    nodes.flatMap((node) => read[node] ?? []).filter((node) => !inside.has(node));
-  const reached = new Set(outside(group.nodes));
-  for (const node of reached) for (const next of outside([node])) reached.add(next); // a set is read on as it grows
+  const earliest = group.nodes[0] ?? 0; // what was computed before it leads to nothing inside
+  const outside = (node: number) => (read[node] ?? []).filter((one) => one > earliest && !inside.has(one));
+  const reached = new Set(group.nodes.flatMap(outside));
+  for (const node of reached) for (const next of outside(node)) reached.add(next); // a set is read on as it grows
   const found = [...reached].some((node) => (read[node] ?? []).some((source) => inside.has(source)));
   entered.set(group, found);
   return found;
