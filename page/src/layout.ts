@@ -10,6 +10,7 @@ import {
   type NodeLabel,
 } from "@dagrejs/dagre";
 import type { Graph } from "./document";
+import { widthOf } from "./format";
 import type { Group, Item, Tree } from "./tree";
 
 export interface Box {
@@ -132,7 +133,7 @@ export class Layout {
       if (child.kind === "group" && open.has(child.id)) {
         const found = this.level(child, depth + 1, open);
         inner.set(child.id, found);
-        [width, height] = [Math.max(found.width, 90), found.height];
+        [width, height] = [Math.max(found.width, 44 + widthOf(child.label, 12, true)), found.height];
       }
       add(child.id, [STEP * Math.ceil(width / STEP), height]);
     }

@@ -162,7 +162,7 @@ function gathered(parent: Group, all: Item[], apart: (item: Item) => boolean = (
       groups.push({
         kind: "group",
         id: `r:${start}:${parent.id}`,
-        label: `${head.label} … ${tail.label}`,
+        label: `${head.label} – ${tail.label}`,
         path: parent.path,
         children: run,
         nodes,

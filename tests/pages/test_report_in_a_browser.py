@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ from lrpfx.pages.report import document
 pytestmark = pytest.mark.examples
 
 LARGEST, LATEST = 5e6, 2000  # bytes and milliseconds for a report on a ResNet-50
+SOON = 2000  # milliseconds for a step in a graph of thousands of nodes
+WIDE, NARROW = (1280, 900), (390, 844)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +112,7 @@ def test_it_opens(browser, two_composites):
 @needs_chromium
 def test_modules_fold_and_unfold(browser, two_composites):
     opened(browser, two_composites[0])
+    button(browser, "Fit").click()
     (block,) = all_of(browser, '[data-id="g:_blocks.10"]')
     assert block.get_attribute("aria-expanded") == "false"
     before = len(boxes(browser))
@@ -147,6 +152,186 @@ def test_a_search_finds_a_node_and_its_account(browser, two_composites):
     assert f"{row[1]:.3f}".replace("-", "−") in shown[0] and any("bias" in line for line in shown)
     chosen = browser.switch_to.active_element
     assert chosen.get_attribute("data-id") == f"n:{names.index(node['name'])}"
+
+
+class Norms(Layered):
+    """`norm` is a module; others have the word in their names, and more have the rule Norm."""
+
+    def forward(self, x):
+        return self.norm(x) + self.first_norm(x) + self.normal(x) * 1.0
+
+
+@needs_chromium
+def test_names_are_found_before_rules_and_modules_are_opened(browser, folder):
+    norm = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    model = Norms(norm=norm, first_norm=torch.nn.Linear(4, 4), normal=torch.nn.Linear(4, 4))
+    _, path = report_of(model, folder / "norms.html")
+    opened(browser, path)
+    button(browser, "Fold all").click()
+    type_keys(browser, "/", "norm")
+    found = [each.text.splitlines() for each in all_of(browser, "[role=option]")]
+    names = [name for name, _ in found]
+    assert (found[0] == ["norm", "module of 2 nodes"] and names[1] == "first_norm") or names[1].startswith("norm")
+    by_name = ["norm" in name for name in names]
+    assert by_name == sorted(by_name, reverse=True) and not all(by_name) and {"first_norm", "normal"} <= set(names)
+    type_keys(browser, "\ue007")
+    (module,) = all_of(browser, '[data-id="g:norm"]')
+    assert module.get_attribute("aria-expanded") == "true" and one(browser, ".inspector h2").text == "norm"
+    assert browser.switch_to.active_element == module and '"norm.0, ' in json.dumps(boxes(browser))
+    type_keys(browser, "/", "linear normal")
+    assert [each.text.splitlines()[0] for each in all_of(browser, "[role=option]")][:1] == ["normal"]
+
+
+@needs_chromium
+def test_the_address_leads_back(browser, two_composites):
+    path = two_composites[0]
+    opened(browser, path)
+    button(browser, "EpsilonPlusFlat").click()
+    button(browser, "palace").click()
+    type_keys(browser, "/", "blocks.10._exp", "\ue007")
+    node = browser.current_url
+    button(browser, "Ledger").click()
+    ledger = browser.current_url
+    for address, panel in ((node, "graph"), (ledger, "ledger")):
+        browser.get("about:blank")
+        browser.get(address)
+        assert one(browser, ".side h2").text == "palace" and "EpsilonPlusFlat(" in one(browser, ".side").text
+        assert all_of(browser, "[role=tabpanel]:not([hidden])")[0].get_attribute("id") == panel
+        button(browser, "Graph").click()
+        assert one(browser, ".inspector h2").text == "_blocks.10._expand_conv"
+    browser.execute_script("location.hash = 'module=_blocks.3'")
+    wait_for(lambda: one(browser, ".inspector h2").text == "_blocks.3")
+    browser.get("about:blank")
+    opened(browser, f"{path}#view=99&node=nothing&module=<b>&show=else&place=x")
+    assert one(browser, ".inspector h2").text == "How to read this"
+
+
+@needs_chromium
+def test_bands_have_the_shapes_of_values(browser, folder):
+    x = torch.rand(2, 3, 8, 8)
+    layers = torch.nn.Conv2d(3, 5, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(180, 2)
+    module = lrpfx.transform(torch.nn.Sequential(*layers).eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    opened(browser, lrpfx.report((module, x, 0), folder / "shapes.html"))
+    assert sorted(each.text for each in all_of(browser, ".graph .shape")) == sorted(["2", "180", "5×6×6", "5×6×6", "3×8×8"])
+
+
+@needs_chromium
+def test_the_minimap_moves_the_window(browser, two_composites):
+    opened(browser, two_composites[0])
+    button(browser, "Fit").click()
+    assert not one(browser, ".minimap").is_displayed()
+    button(browser, "Unfold all").click()
+    assert one(browser, ".minimap").is_displayed()
+    in_sight = (
+        "const c = document.querySelector('.graph').getBoundingClientRect();"
+        "const e = [...document.querySelectorAll('.graph [data-id]')].filter(e => { const b = e.getBoundingClientRect();"
+        "return b.bottom > c.top && b.top < c.bottom }); return e.map(each => each.ariaLabel)"
+    )
+    assert any(label.startswith("output, ") for label in browser.execute_script(in_sight))
+    map_ = one(browser, ".minimap canvas")
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(browser).move_to_element_with_offset(map_, 0, map_.size["height"] // 2 - 2).click().perform()
+    found = browser.execute_script(in_sight)
+    assert any(", input, " in label for label in found) and not any(label.startswith("output, ") for label in found)
+
+
+@needs_chromium
+def test_terms_and_colors_are_explained(browser, two_composites):
+    opened(browser, two_composites[0])
+    told = one(browser, ".meaning").text
+    assert told.startswith("red: for tiger cat") and told.endswith("blue: against")
+    swatches = [each.value_of_css_property("background-color") for each in all_of(browser, ".meaning .swatch")]
+    red, blue = ([int(part) for part in re.findall(r"\d+", color)[:3]] for color in swatches)
+    assert red[0] > max(red[1:]) and blue[2] > max(blue[:2])
+    terms = {each.text: each.get_attribute("aria-description") for each in all_of(browser, ".side .term")}
+    assert {"output", "bias"} <= set(terms) and all(terms.values())
+    button(browser, "Ledger").click()
+    for head in all_of(browser, ".accounts thead button")[3:]:
+        browser.execute_script("arguments[0].focus()", head)
+        assert one(browser, "[role=tooltip]").text == head.get_attribute("aria-description")
+        type_keys(browser, "\ue00c")
+        assert not one(browser, "[role=tooltip]").is_displayed()
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=str)
+def test_words_are_whole(browser, folder, size):
+    """Also long names of classes, inputs and nodes."""
+
+    class Long(Layered):
+        def forward(self, the_only_input_of_this_model_whose_name_is_long):
+            return self.a_module_whose_name_is_long(the_only_input_of_this_model_whose_name_is_long)
+
+    model = Long(a_module_whose_name_is_long=torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))).eval()
+    x = torch.rand(1, 4)
+    module = lrpfx.transform(model, lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    name = "a composite whose name, which its user gave, is as long as this"
+    with window(browser, size):
+        opened(browser, lrpfx.report({name: (module, x, [0, 1]), "other": (module, x, 0)}, folder / "long.html"))
+        assert "the_only_input_of_this_model_whose_name_is_long" in one(browser, ".side").text
+        assert name in [each.text for each in all_of(browser, "[role=tab]")]
+        for panel in ("Graph", "Ledger", "Compilation"):
+            button(browser, panel).click()
+            assert "…" not in one(browser, "body").text.replace("rules…", "").replace("Filter…", "")
+            cut = browser.execute_script(
+                "return [...document.querySelectorAll('button, th, td, h1, h2, h3, p, dd, li')].filter(e => e.offsetWidth &&"
+                " getComputedStyle(e).overflowX !== 'visible' && e.scrollWidth > e.clientWidth).map(e => e.outerHTML)"
+            )
+            assert not cut, cut
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= size[0]
+
+
+@contextmanager
+def window(browser, size):
+    """A window of this size; a narrow one is that of a telephone."""
+    width, height = size
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": width < 500, "maxTouchPoints": 2})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def touch(browser, *steps):
+    """Fingers at the places of each step; those of the last one are lifted."""
+    for kind, fingers in zip(("touchStart", *["touchMove"] * (len(steps) - 1)), steps, strict=True):
+        points = [{"x": x, "y": y, "id": finger} for finger, (x, y) in enumerate(fingers)]
+        browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
+@needs_chromium
+def test_fingers_move_zoom_and_choose(browser, two_composites):
+    place = (
+        'const b = document.querySelector(\'[data-id^="n:"][aria-label^="output, "]\').getBoundingClientRect();'
+        "return [b.x + b.width / 2, b.y + b.height / 2, b.width]"
+    )
+    with window(browser, NARROW):
+        opened(browser, two_composites[0])
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= NARROW[0]
+        browser.execute_script("document.querySelector('.work').scrollIntoView()")
+        x, y, width = browser.execute_script(place)
+        touch(browser, [(x, y)], [(x + 10, y + 30)], [(x + 20, y + 60)])
+        moved = browser.execute_script(place)
+        assert moved == pytest.approx([x + 20, y + 60, width], abs=2)
+        assert one(browser, ".inspector h2").text == "How to read this", "moving the graph by a box chose it"
+        fingers = [[(150 - step, y + 100), (150 + step, y + 100)] for step in (30, 45, 60)]
+        touch(browser, *fingers)
+        assert browser.execute_script(place)[2] == pytest.approx(2 * width, rel=0.05)
+        x, y, _ = browser.execute_script(place)
+        touch(browser, [(x, y)])
+        wait_for(lambda: one(browser, ".inspector h2").text == "output")
+
+
+def wait_for(condition, seconds=5):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @needs_chromium
@@ -237,7 +422,8 @@ def test_shares_have_the_sign_of_the_seed(browser, folder, weights, target, shar
     opened(browser, lrpfx.report((module, x, target), folder / "shares.html"))
     hints = browser.execute_script(
         "return [...document.querySelectorAll('.graph .band')].map(band => {"
-        "band.dispatchEvent(new PointerEvent('pointerenter')); return document.querySelector('.hint').textContent })"
+        "band.dispatchEvent(new PointerEvent('pointermove', {bubbles: true}));"
+        "return document.querySelector('.hint').textContent })"
     )
     assert len(hints) == 3
     for hint in hints:
@@ -426,6 +612,18 @@ def test_the_compilation_shows_what_changed(browser, two_composites):
     assert lines["removed"] and {line[2:].rstrip("\n") for line in lines["removed"]} <= set(before)
     assert lines["added"] and {line[2:].rstrip("\n") for line in lines["added"]} <= set(after)
     assert len(after) - len(before) == len(lines["added"]) - len(lines["removed"])
+    for number, stage in enumerate(stages[1:], start=1):
+        stage.click()
+        texts = {
+            kind: browser.execute_script(
+                "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent.slice(2, -1))", f".diff .{kind}"
+            )
+            for kind in ("added", "removed")
+        }
+        before, after = (Counter(graph["codes"][graph["history"][one]["code"]].split("\n")) for one in (number - 1, number))
+        assert before - Counter(texts["removed"]) + Counter(texts["added"]) == after
+    stages[place].click()
+    after = graph["codes"][graph["history"][place]["code"]].split("\n")
     all_of(browser, ".places summary")[0].click()
     assert "_bn0" in one(browser, ".places").text
     button(browser, "Whole code").click()
@@ -520,23 +718,131 @@ def test_the_path_of_a_word(browser, folder):
         assert len(strip.find_elements("css selector", "i")) == len(words)
 
 
-@needs_chromium
-@pytest.mark.parametrize("nodes", [1, 1000])
-def test_graphs_of_any_size(browser, folder, nodes):
-    class Chain(Layered):
-        def forward(self, x):
-            for _ in range(max(1, nodes // 4)):
-                x = x * 2 if nodes == 1 else self.layer(x).relu() * 0.9 + x
-            return x
+class Chain(Layered):
+    """So many nodes in no module but the model."""
 
+    def __init__(self, nodes):
+        super().__init__(layer=torch.nn.Linear(4, 4))
+        self.nodes = nodes
+
+    def forward(self, x):
+        if self.nodes == 1:
+            return x * 2
+        for _ in range(self.nodes // 4):
+            x = self.layer(x).relu() * 0.9 + x
+        return x
+
+
+class Stages(torch.nn.Sequential):
+    """So many nodes in stages of ten blocks with a skip connection and a gate each."""
+
+    def __init__(self, nodes):
+        class Block(Layered):
+            def forward(self, x):
+                y = self.norm(x)
+                return x + self.out(self.left(y).relu() * self.right(y).sigmoid())
+
+        def block():
+            left, right, out = (torch.nn.Linear(4, 4) for _ in range(3))
+            return Block(norm=torch.nn.LayerNorm(4), left=left, right=right, out=out)
+
+        super().__init__(*(torch.nn.Sequential(*(block() for _ in range(10))) for _ in range(nodes // 80)))
+
+
+def report_of(model, path, targets=(0, 1)):
     x = torch.rand(1, 4)
-    module = lrpfx.transform(Chain(layer=torch.nn.Linear(4, 4)), lrpfx.composites.EpsilonPlus(), example_inputs=x)
-    opened(browser, lrpfx.report((module, x, 0), folder / f"chain{nodes}.html"))
+    module = lrpfx.transform(model.eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    return module, lrpfx.report((module, x, list(targets)), path)
+
+
+@needs_chromium
+@pytest.mark.parametrize("nodes", [1, 300])
+def test_graphs_of_any_size(browser, folder, nodes):
+    module, path = report_of(Chain(nodes), folder / f"chain{nodes}.html")
+    opened(browser, path)
     assert 2 < len(boxes(browser)) <= 45
-    start = time.perf_counter()
     button(browser, "Unfold all").click()
-    assert time.perf_counter() - start < 10
     assert sum(", rule " in label for label in boxes(browser)) == len(lrpfx.to_networkx(module))
+
+
+def milliseconds(browser, script):
+    """How long the page takes for this, until it has been drawn."""
+    return browser.execute_async_script(
+        "const done = arguments[arguments.length - 1], start = performance.now();"
+        f"{script}; requestAnimationFrame(() => setTimeout(() => done(performance.now() - start)))"
+    )
+
+
+def clicks(text):
+    return f"[...document.querySelectorAll('button')].find(each => each.innerText === '{text}').click()"
+
+
+@needs_chromium
+@pytest.mark.parametrize(("model", "nodes"), [(Chain, 5000), (Stages, 2500)], ids=["chain", "stages"])
+def test_large_graphs_are_soon_drawn(browser, folder, model, nodes):
+    module, path = report_of(model(nodes), folder / f"{model.__name__}.html")
+    count = len(lrpfx.to_networkx(module))
+    assert 0.95 * nodes < count < 1.05 * nodes
+    steps = {
+        "unfold": clicks("Unfold all"),
+        "whole": clicks("Fit"),
+        "ledger": clicks("Ledger"),
+        "compilation": clicks("Compilation"),
+        "stages": "for (const each of document.querySelectorAll('.stages button')) each.click()",
+        "graph": clicks("Graph"),
+        "target": clicks("class 1"),
+        "print": "dispatchEvent(new Event('beforeprint'))",
+        "printed": "dispatchEvent(new Event('afterprint'))",
+        "fold": clicks("Fold all"),
+    }
+    times = []
+    for _ in range(2):
+        browser.get("about:blank")
+        opened(browser, path)
+        times.append({name: milliseconds(browser, script) for name, script in steps.items()})
+    least = {name: min(one[name] for one in times) for name in steps}
+    assert max(least.values()) < SOON, least
+    start = time.perf_counter()
+    assert len(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 10_000
+    assert time.perf_counter() - start < 20
+    # All of it can be reached: by the search, by keys, and in the ledger as it is scrolled.
+    last = [label for label in boxes(browser) if label.startswith("output, ")]
+    type_keys(browser, "/", "add_1" if model is Chain else "3.7.out", "\ue007")
+    found = browser.switch_to.active_element
+    assert len(last) == 1 and "rule" in found.get_attribute("aria-label") and len(boxes(browser)) <= 402
+    edge = browser.execute_script("return document.querySelector('.graph').getBoundingClientRect().toJSON()")
+    place = browser.execute_script("return arguments[0].getBoundingClientRect().toJSON()", found)
+    assert edge["left"] < place["left"] < edge["right"] and edge["top"] < place["top"] < edge["bottom"]
+    type_keys(browser, *["\ue015"] * 30)
+    assert browser.switch_to.active_element.get_attribute("aria-label") != found.get_dom_attribute("aria-label")
+    button(browser, "Ledger").click()
+    rows = len(lrpfx.ledger(module, torch.rand(1, 4), 0).to_dict()["entries"])
+    assert f"{rows} of {rows}" in one(browser, ".ledger .toolbar").text
+    before = len(all_of(browser, ".accounts tbody tr"))
+    assert before < 500 and f"{rows - before} more rows" in one(browser, ".ledger .rest").get_attribute("textContent")
+    browser.execute_script("document.querySelector('.scroll').scrollTop = 1e9")
+    wait_for(lambda: len(all_of(browser, ".accounts tbody tr")) > before)
+
+
+@needs_chromium
+def test_outlines_are_chosen_like_boxes(browser, folder):
+    """Where all of a large graph is seen, a click takes the node at its place."""
+    _, path = report_of(Chain(800), folder / "outlines.html")
+    opened(browser, path)
+    button(browser, "Unfold all").click()
+    button(browser, "Fit").click()
+    assert all_of(browser, ".graph path.outline")
+    x, y = browser.execute_script(
+        "const e = [...document.querySelectorAll('.graph path.outline')].map(each => each.getBoundingClientRect());"
+        "return [e[0].x + e[0].width / 2, e[0].y + e[0].height - 1]"
+    )
+    browser.execute_script(
+        "document.elementFromPoint(arguments[0], arguments[1]).dispatchEvent(new MouseEvent('click',"
+        " {bubbles: true, clientX: arguments[0], clientY: arguments[1]}))",
+        x,
+        y,
+    )
+    assert "How to read" not in one(browser, ".inspector").text
 
 
 @needs_chromium
@@ -583,19 +889,55 @@ def test_ends_and_modules_of_one_name_are_several_boxes(browser, folder, module_
     assert len(all_of(browser, ".band .line")) - len(all_of(browser, ".legend .line")) == 6
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
-def test_the_script_is_that_of_its_source(tmp_path):
+@pytest.fixture(scope="module")
+def page_modules(tmp_path_factory):
+    """The source of the page, with the packages that it is built and checked with."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm")
+    folder = tmp_path_factory.mktemp("page") / "page"
+    shutil.copytree(ROOT / "page", folder, ignore=shutil.ignore_patterns("node_modules"))
+    command = ["npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return folder
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=str)
+@pytest.mark.parametrize("kind", ["photographs", "text"])
+def test_axe_finds_nothing(browser, folder, page_modules, two_composites, kind, size):
+    """Roles, names, contrasts and landmarks, by axe-core, in both themes."""
+    if kind == "photographs":
+        path = two_composites[0]
+    else:
+        path = lrpfx.report(report_pictures.of_a_sentence(), folder / "accessible.html")
+    with window(browser, size):
+        opened(browser, path)
+        browser.execute_script((page_modules / "node_modules" / "axe-core" / "axe.min.js").read_text())
+        states = {
+            "start": "",
+            "node": "document.querySelector('[data-id^=\"n:\"]').dispatchEvent(new MouseEvent('click', {bubbles: true}))",
+            "search": "const i = document.querySelector('[role=combobox]'); i.value = 'a'; i.focus()",
+            "hint": "document.querySelector('.term').focus()",
+            "dark": "document.querySelector('.theme').click()",
+            "ledger": "document.getElementById('tab-ledger').click()",
+            "compilation": "document.getElementById('tab-compilation').click()",
+            "light": "document.querySelector('.theme').click()",
+        }
+        for state, script in states.items():
+            browser.execute_script(script)
+            found = browser.execute_async_script(
+                "const done = arguments[arguments.length - 1];"
+                "axe.run().then(r => done([r.passes.length, r.violations.map(v => [v.id, v.nodes.map(n => n.html)])]))"
+            )
+            assert found[0] > 10 and not found[1], (state, found[1])
+
+
+def test_the_script_is_that_of_its_source(page_modules, tmp_path):
     """What is in the package is what page/ builds; `make report-page` brings it up to date."""
-    ignored = shutil.ignore_patterns("node_modules")
-    shutil.copytree(ROOT / "page", tmp_path / "page", ignore=ignored)
-    (tmp_path / "built").mkdir()
-    for command in (
-        ["npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"],
-        ["npm", "run", "lint"],
-        ["npm", "run", "build", "--", str(tmp_path / "built")],
-    ):
-        run = subprocess.run(command, cwd=tmp_path / "page", capture_output=True, text=True)
+    for command in (["npm", "run", "lint"], ["npm", "run", "build", "--", str(tmp_path)]):
+        run = subprocess.run(command, cwd=page_modules, capture_output=True, text=True)
         assert run.returncode == 0, run.stdout + run.stderr
-    assert sorted(os.listdir(tmp_path / "built")) == ["LICENCES.txt", "page.css", "page.js"]
-    for name in os.listdir(tmp_path / "built"):
-        assert (tmp_path / "built" / name).read_text() == (ROOT / "lrpfx" / "pages" / name).read_text(), name
+    assert sorted(os.listdir(tmp_path)) == ["LICENCES.txt", "page.css", "page.js"]
+    for name in os.listdir(tmp_path):
+        assert (tmp_path / name).read_text() == (ROOT / "lrpfx" / "pages" / name).read_text(), name
