@@ -33,11 +33,28 @@ class _Table(dict[str, Any]):
         return self.get(name, default)
 
 
+def let_patches_be_read() -> None:
+    """Let `lxt.efficient.monkey_patch` be called as its documentation says. After `supply_what_was_removed`."""
+    import lxt.efficient  # after what it needs
+
+    original = lxt.efficient.monkey_patch
+
+    def monkey_patch(module: ModuleType, patch_map: Mapping[Any, Callable[..., Any]]) -> None:
+        original(module, patch_map=patch_map)
+        _make_readable(module)
+
+    lxt.efficient.monkey_patch = monkey_patch
+
+
 def patch(module: ModuleType, rules: Mapping[Any, Callable[..., Any]]) -> None:
     """Replace methods and functions of a module of transformers by LXT's. Models made afterwards have them."""
     from lxt.efficient import monkey_patch  # after what it needs
 
     monkey_patch(module, patch_map=rules)
+    _make_readable(module)
+
+
+def _make_readable(module: ModuleType) -> None:
     table = getattr(module, "ALL_ATTENTION_FUNCTIONS", None)
     if type(table) is dict:
         module.ALL_ATTENTION_FUNCTIONS = _Table(table)  # type: ignore[attr-defined]

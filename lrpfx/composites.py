@@ -305,6 +305,11 @@ class LayerMapComposite(Composite):
 
     `layer_map`: entries (type or tuple of types, rule), with types of modules or the kinds of `lrpfx.types`. `canonizers`: as
     for `Composite`.
+
+    Examples
+    --------
+    >>> kinds = [(lrpfx.types.Linear, lrpfx.rules.Epsilon()), (lrpfx.types.Activation, lrpfx.rules.Pass())]
+    >>> explain_model = lrpfx.transform(model, lrpfx.composites.LayerMapComposite(kinds))
     """
 
     def __init__(self, layer_map: LayerMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -383,6 +388,11 @@ class NameMapComposite(Composite):
         Entries (names, rule), with names or patterns with `*`, `?` or `[...]`.
     canonizers
         As for `Composite`.
+
+    Examples
+    --------
+    >>> names = lrpfx.composites.NameMapComposite([("0", lrpfx.rules.Flat())])
+    >>> composite = lrpfx.composites.MixedComposite([names, lrpfx.composites.EpsilonPlus()])
     """
 
     def __init__(self, name_map: NameMap, canonizers: Sequence[Any] | None = None) -> None:
@@ -548,6 +558,10 @@ class EpsilonGammaBox(_BuiltInComposite):
 
     `low` and `high`, the lowest and highest value of the input: as for `lrpfx.rules.ZBox`. `gamma`: as for
     `lrpfx.rules.Gamma`. Other arguments: as for `EpsilonPlusFlat`.
+
+    Examples
+    --------
+    >>> explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonGammaBox(low=0.0, high=1.0))
     """
 
     def __init__(
@@ -598,6 +612,10 @@ class GammaByDepth(_BuiltInComposite):
     ------
     InputError
         `early` or `late` is not positive, or one of `low` and `high` is missing.
+
+    Examples
+    --------
+    >>> explain_model = lrpfx.transform(model, lrpfx.composites.GammaByDepth(low=0.0, high=1.0))
     """
 
     def __init__(
@@ -744,6 +762,10 @@ class EpsilonPlusFlat(_EpsilonFlatComposite):
 
     `first_map`: entries for the first layer, as for `SpecialFirstLayerMapComposite`, that precede those of the composite.
     Other arguments: as for `EpsilonPlus`.
+
+    Examples
+    --------
+    >>> explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonPlusFlat())
     """
 
     convolution = formulas.ZPlus
@@ -805,6 +827,11 @@ class AttnLRP(_BuiltInComposite):
     References
     ----------
     .. [1] Achtibat et al. 2024, https://arxiv.org/abs/2402.05602
+
+    Examples
+    --------
+    >>> encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> explain_model = lrpfx.transform(encoder, lrpfx.composites.AttnLRP(), example_inputs=torch.rand(1, 5, 8))
     """
 
     def __init__(

@@ -21,7 +21,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 def address(topic: str) -> str:
     """The address of the section of Troubleshooting about a topic."""
-    return f"{DOCUMENTATION}/troubleshooting/#{topic}"
+    return f"{DOCUMENTATION}/troubleshooting.html#{topic}"
 
 
 class _Explained(BaseException):

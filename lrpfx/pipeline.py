@@ -107,6 +107,12 @@ def capture(
     ------
     CaptureError, VerificationError, InputError
         As for `transform`.
+
+    Examples
+    --------
+    >>> captured = lrpfx.capture(model, example_inputs=x)
+    >>> of_zplus = lrpfx.transform(captured, lrpfx.composites.EpsilonPlus())
+    >>> of_gamma = lrpfx.transform(captured, lrpfx.composites.GammaByDepth())
     """
     _check_model(model, "capture")
     canonizers = Composite(canonizers=canonizers).canonizers  # which checks them
@@ -201,6 +207,12 @@ def transform(
         A stage does not compute what the model computes.
     InputError
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
+
+    Examples
+    --------
+    >>> explain_model = lrpfx.transform(model, lrpfx.composites.EpsilonPlusFlat())
+    >>> bool((explain_model(x) == model(x)).all())
+    True
     """
     composite = checked_arguments(model, composite, unassigned, explain, "transform")
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
@@ -328,6 +340,11 @@ def node_names(
         The model is of another type.
     CaptureError
         The model cannot be traced.
+
+    Examples
+    --------
+    >>> lrpfx.node_names(model)
+    ['input', '0', '1', '2', '3']
     """
     if isinstance(model, ExplainModule):
         graph = model.unfused_graph

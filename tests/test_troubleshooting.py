@@ -53,7 +53,7 @@ def dropout():
 def test_errors_know_their_topic(topic, function, args):
     error = raised(function, *args)
     assert error.topic == topic, error
-    assert error.help == address(topic) == f"{DOCUMENTATION}/troubleshooting/#{topic}"
+    assert error.help == address(topic) == f"{DOCUMENTATION}/troubleshooting.html#{topic}"
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,11 @@ class SmoothGrad(_Sampling):
     References
     ----------
     .. [1] Smilkov et al. 2017, https://arxiv.org/abs/1706.03825
+
+    Examples
+    --------
+    >>> attributor = lrpfx.attribution.SmoothGrad(model, noise_level=0.1, n_iter=5)
+    >>> output, gradient = attributor(x, torch.eye(2))
     """
 
     noise_level: float = 0.1

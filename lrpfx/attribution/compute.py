@@ -174,6 +174,12 @@ def attribute(
     References
     ----------
     .. [1] Achtibat et al. 2023, https://www.nature.com/articles/s42256-023-00711-8
+
+    Examples
+    --------
+    >>> attribution = lrpfx.attribute(explain_model, x, target=1, record=["0"])
+    >>> attribution.relevance.shape, attribution.layers["0"].shape
+    (torch.Size([2, 3, 8, 8]), torch.Size([2, 4, 6, 6]))
     """
     question = Question(target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress)
     found = Computation(explain_model, inputs, question)

@@ -48,6 +48,12 @@ def condition(explain_model: nn.Module, layers: Key | Sequence[Key]) -> ExplainM
         A name is unknown, or no relevance flows at a place, or it has a mask already.
     InputTypeError
         An argument has the wrong type.
+
+    Examples
+    --------
+    >>> conditioned = lrpfx.condition(explain_model, "0")
+    >>> conditioned.mask_names
+    {'0': 'mask_0'}
     """
     module = explainable(explain_model, "condition")
     if module is not explain_model:

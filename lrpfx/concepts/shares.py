@@ -83,6 +83,11 @@ def relevances(
     relevance is summed over tokens. `sample`: one of the batch; by default, relevance is summed over the batch. Errors:
     `InputError`: the layer was not recorded, or the attribution has several targets or a condition; `InputTypeError`: an
     argument has the wrong type.
+
+    Examples
+    --------
+    >>> attribution = lrpfx.attribute(explain_model, x, target=1, record="0")
+    >>> channels = lrpfx.concepts.relevances(attribution, "0").indices
     """
     if of is Expert:
         return _of_experts(attribution, layer, sample)

@@ -97,6 +97,10 @@ def save(
         The file cannot be written, or it fails its self-test.
     LoweringError
         ONNX or ExecuTorch cannot express the program.
+
+    Examples
+    --------
+    >>> path = lrpfx.save(lrpfx.lower(explain_model, x), "model.onnx")
     """
     given, target, backend = _written_by(path, compiled=False)
     return write_with(program, given, target, backend, photographs_part(preprocess, categories))
@@ -253,6 +257,12 @@ def load(path: str | os.PathLike[str], *, allow_native: bool = True, signed_by: 
     ------
     ArtefactError
         The file is damaged, truncated or not an artefact of lrpfx.
+
+    Examples
+    --------
+    >>> runner = lrpfx.load("model.onnx")
+    >>> runner(x, torch.tensor([1, 0]))["relevance"].shape
+    torch.Size([2, 3, 8, 8])
     """
     path = as_path(path)
     _check_torch(path)

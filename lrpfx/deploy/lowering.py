@@ -176,6 +176,12 @@ def lower(
         The module cannot become a plain program, or the program differs from it.
     InputError
         An argument has an invalid value. An argument of the wrong type is an `InputTypeError`.
+
+    Examples
+    --------
+    >>> program = lrpfx.lower(explain_model, x)
+    >>> sorted(program.module()(x, torch.tensor([1, 0])))
+    ['output', 'relevance']
     """
     module = explainable(explain_model, "lower")
     module = copy.deepcopy(module) if module.shares_memory else module  # a program is what the module is now

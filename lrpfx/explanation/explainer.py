@@ -114,6 +114,14 @@ class Explainer(Generic[Found]):
         An argument has an invalid value, or two exclude each other.
     InputTypeError
         An argument has the wrong type.
+
+    Examples
+    --------
+    >>> explainer = lrpfx.Explainer(model, preprocess=preprocess, categories=["cat", "dog"])
+    >>> for explanation in explainer(["cat.jpg", "dog.jpg"], "cat"):
+    ...     print(explanation.name, explanation.target.name, explanation.relevance.shape)
+    cat.jpg cat (40, 60)
+    dog.jpg cat (40, 60)
     """
 
     @overload
@@ -494,6 +502,11 @@ def explain(
 
     It makes an `Explainer` and calls it once. To explain more than once, keep the explainer. `images`, `target` and `targets`
     are as for its call. Other arguments: as for `Explainer`.
+
+    Examples
+    --------
+    >>> explanation = lrpfx.explain(model, "cat.jpg", preprocess=preprocess, categories=["cat", "dog"])
+    >>> picture = explanation.sheet()
     """
     make: Any = Explainer  # whose overloads are too many for a type checker to try with all of these unions
     explainer = make(

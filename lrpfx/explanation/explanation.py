@@ -151,6 +151,14 @@ class Explanation(Explained):
     the composite, as text. `scores`: what the numbers of the output are. `photograph`: in RGB. `geometry`: where the model's
     input lies on the photograph, or None if the preprocessing cannot be undone: the photograph is then the model's input.
     `input`: the model's input, (channels, height, width).
+
+    Examples
+    --------
+    >>> explanation = explainer("cat.jpg")
+    >>> explanation.relevance.shape, explanation.photograph.size
+    ((40, 60), (60, 40))
+    >>> explanation.save("cat.png").name
+    'cat.png'
     """
 
     categories: Sequence[str] | None
@@ -213,6 +221,10 @@ class Explanation(Explained):
         """The relevance over the photograph in grey, with frame, scale and smoothing as for `heatmap`.
 
         `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`.
+
+        Examples
+        --------
+        >>> picture = explanation.overlay(sigma=1.0, contours=True)
         """
         canvas = self._canvas()
         return canvas.overlay(canvas.map(self.answers[0].summed), styled(style, settings))
@@ -224,6 +236,10 @@ class Explanation(Explained):
 
         Classes that are not explained yet need the compiled model, each time. `classes`: indices or names, or how many of the
         top ones. `style`, `settings`: as for `overlay`.
+
+        Examples
+        --------
+        >>> picture = explanation.compare(["cat", "dog"])
         """
         style = styled(style, settings)
         if isinstance(classes, (int, np.integer)):
@@ -292,6 +308,10 @@ class Explanation(Explained):
         `names`: nodes with an output (channels, height, width), by default the recorded ones, or else the last of each
         resolution. Layers that were not recorded need the compiled model. Other arguments: as for `lrpfx.pictures.strip`, with
         `settings`. Raises `InputError` for relevance of another shape.
+
+        Examples
+        --------
+        >>> picture = explanation.layers(["0", "1"], columns=2)
         """
         known = {name: value for name, value in self.recorded.items() if value.ndim == 3}
         chosen, remedy = [] if names is None else as_list("layers", names), "pass record= when you explain"
@@ -413,6 +433,13 @@ class Explanations(Several[Explanation]):
     """Explanations of several photographs, in their order.
 
     `items`: the explanations. `problems`: why files of a folder have none, by their names.
+
+    Examples
+    --------
+    >>> explanations = explainer(["cat.jpg", "dog.jpg"])
+    >>> len(explanations), explanations[1].name
+    (2, 'dog.jpg')
+    >>> picture = explanations.sheet()
     """
 
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:

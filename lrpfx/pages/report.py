@@ -55,6 +55,10 @@ def report(what: Any, path: str | os.PathLike[str], *, title: str | None = None,
     InputError
         An argument has an invalid value, or the path cannot be written. The errors of `lrpfx.attribute` and `lrpfx.ledger` are
         raised too.
+
+    Examples
+    --------
+    >>> path = lrpfx.report((explain_model, x, 1), "report.html")
     """
     target = as_path(path)
     if target.suffix.lower() not in SUFFIXES:

@@ -31,6 +31,10 @@ def heatmap(
 
     `size`: (width, height) of the picture, by default a pixel for each of the map. `style`: how it is drawn; `settings` are
     fields of `Style` that replace those of `style`. Other arguments: as for `relevance_map`, which says what errors it raises.
+
+    Examples
+    --------
+    >>> picture = lrpfx.pictures.heatmap(attribution.relevance[0], sigma=1.0)
     """
     style = styled(style, settings)
     values, scale = _map_and_scale(relevance, style, channels)

@@ -199,6 +199,11 @@ def check(
         The example inputs do not fit the model's forward, or an option has an invalid value.
     InputTypeError
         An argument has the wrong type, or example inputs are given in two ways.
+
+    Examples
+    --------
+    >>> lrpfx.check(model, lrpfx.composites.EpsilonPlusFlat()).ok
+    True
     """
     composite = checked_arguments(model, composite, unassigned, explain, "check")
     check_front_end(capture)

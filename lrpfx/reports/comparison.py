@@ -158,6 +158,12 @@ def compare(
     `explain_model` and `other`: the modules. `target`: by default the class that both give. Raises `InputError` if the modules
     have other inputs that carry relevance, or give different classes and there is no target, and the errors of
     `lrpfx.attribute` and `lrpfx.ledger`. Other arguments: as for `lrpfx.attribute`.
+
+    Examples
+    --------
+    >>> other = lrpfx.transform(model, lrpfx.composites.EpsilonPlus())
+    >>> [row.name for row in lrpfx.compare(explain_model, other, x, target=1).changed]
+    ['0']
     """
     modules = explainable(explain_model, "compare"), explainable(other, "compare")
     first, second = (ledger(module, inputs, target, output=output) for module in modules)

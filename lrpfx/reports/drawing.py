@@ -119,6 +119,10 @@ def draw(
     ------
     InputError
         The depth is less than 1.
+
+    Examples
+    --------
+    >>> source = lrpfx.draw(explain_model).source
     """
     if depth is not None and depth < 1:
         raise InputError(f"depth is at least 1, or None for all; got {depth}", topic="reports")

@@ -60,6 +60,11 @@ def history(compiled: nn.Module | ExportedProgram) -> History:
     Each prints as Python code with the changes of its pass.
 
     `compiled`: the result of `lrpfx.transform` or `lrpfx.lower`. Raises `InputTypeError`: it is anything else.
+
+    Examples
+    --------
+    >>> [record.name for record in lrpfx.history(explain_model)][:3]
+    ['symbolic', 'normalize_operators', 'remove_inplace']
     """
     if not isinstance(compiled, ExportedProgram):
         return History(explainable(compiled, "history").compiled.history)

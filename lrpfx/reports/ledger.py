@@ -220,6 +220,12 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, 
     cancel: a small difference of large numbers is not determined.
 
     Other arguments: as for `lrpfx.attribute`, and so are the errors. A list of targets is an `InputError`.
+
+    Examples
+    --------
+    >>> accounts = lrpfx.ledger(explain_model, x, target=1)
+    >>> accounts.unexplained < 1e-4
+    True
     """
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):

@@ -79,6 +79,11 @@ class Epsilon(BasicHook):
     References
     ----------
     .. [1] Bach et al. 2015, eq. 58, https://doi.org/10.1371/journal.pone.0130140
+
+    Examples
+    --------
+    >>> rule = lrpfx.rules.Epsilon(1e-3)
+    >>> composite = lrpfx.composites.LayerMapComposite([(nn.Linear, rule)])
     """
 
     shown = ("epsilon", "zero_params")
@@ -164,6 +169,10 @@ class ZPlus(BasicHook):
     References
     ----------
     .. [1] Montavon et al. 2017, https://doi.org/10.1016/j.patcog.2016.11.008
+
+    Examples
+    --------
+    >>> composite = lrpfx.composites.NameMapComposite([("0", lrpfx.rules.ZPlus())])
     """
 
     shown = ("stabilizer", "zero_params", "conserve")
@@ -298,6 +307,10 @@ class Gamma(BasicHook):
     ----------
     .. [1] Montavon et al. 2019, https://doi.org/10.1007/978-3-030-28954-6_10
     .. [2] Andéol et al. 2021, https://arxiv.org/abs/2106.04923, which has this form
+
+    Examples
+    --------
+    >>> composite = lrpfx.composites.EpsilonPlus(layer_map=[(lrpfx.types.Convolution, lrpfx.rules.Gamma(0.1))])
     """
 
     shown = ("gamma", "stabilizer", "zero_params")
@@ -393,6 +406,10 @@ class ZBox(_OtherInputs):
     References
     ----------
     .. [1] Montavon et al. 2017, eq. 13, https://doi.org/10.1016/j.patcog.2016.11.008
+
+    Examples
+    --------
+    >>> composite = lrpfx.composites.EpsilonPlusFlat(first_map=[(nn.Conv2d, lrpfx.rules.ZBox(0.0, 1.0))])
     """
 
     shown = ("low", "high", "stabilizer", "zero_params")

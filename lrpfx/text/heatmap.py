@@ -65,6 +65,12 @@ def heatmap(
         A shape does not fit, or can be read in two ways.
     InputTypeError
         An argument has the wrong type.
+
+    Examples
+    --------
+    >>> picture = lrpfx.text.heatmap([-0.4, 0.9], ["not", "good"])
+    >>> picture.save("text.html").name
+    'text.html'
     """
     if isinstance(scale, bool) or not (scale in SCALES or (isinstance(scale, (int, float)) and 0 < scale < np.inf)):
         raise InputError(f"scale is {', '.join(map(repr, SCALES))} or a positive number, not {scale!r}", topic="text-heatmaps")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import typer
 from helpers import ROOT
-from tools.documentation import DOCUMENTS, run
+from tools.documentation import DOCUMENTS, shown
 
 from lrpfx.command_line.application import app
 from lrpfx.deploy.backends import BACKENDS
@@ -27,11 +27,10 @@ def own_backends():
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_show_what_their_code_prints(path, own_table, own_backends):
     torch.set_default_dtype(torch.float32)
-    text = path.read_text()
-    words, numbers = words_and_numbers(run(text))
-    shown_words, shown_numbers = words_and_numbers(text)
-    assert words == shown_words
-    assert numbers == pytest.approx(shown_numbers, rel=0.01)
+    words, numbers = words_and_numbers(shown(path))
+    words_before, numbers_before = words_and_numbers(path.read_text())
+    assert words == words_before
+    assert numbers == pytest.approx(numbers_before, rel=0.01)
 
 
 def words_and_numbers(text):

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +16,24 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
 
 
-def run(text):
+#: A document whose code changes transformers for the whole process
+FOR_LXT = "from_lxt.md"
+
+
+def shown(path):
     """The document with the output of its code as it is now."""
+    if path.name != FOR_LXT:
+        return run(path.read_text())
+    folders = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-W", "ignore", __file__, "--print", str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run(text):
+    """A text with the output of its code as it is now."""
     namespace = {"__name__": "__main__"}
 
     def execute(match):
@@ -34,8 +52,15 @@ def run(text):
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--print"]:
+        import for_lxt
+
+        for_lxt.supply_what_was_removed()
+        for_lxt.let_patches_be_read()
+        sys.stdout.write(run(Path(sys.argv[2]).read_text()))
+        return
     for document in [Path(name) for name in sys.argv[1:]] or DOCUMENTS:
-        document.write_text(run(document.read_text()))
+        document.write_text(shown(document))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What `make docs` adds to mkdocs: tutorials are run, links leave the documentation, and no public name is forgotten."""
+"""What `make docs` adds to mkdocs.
+
+Tutorials are run, links leave the documentation, no public name is forgotten, the search knows words of other libraries, and
+there are pages for agents.
+"""
 
 import functools
 import logging
@@ -15,7 +19,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools import notebooks
+from tools import notebooks, public_api
 from tools.public_names import public_names
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,9 +30,38 @@ _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 _SKIPPED_OR_NAME = re.compile(
     r"<(?P<tag>pre|a|autoref|h[1-6])\b.*?</(?P=tag)>|<code>(?P<name>[A-Za-z_][\w.]*)(?:\([^<]*\))?</code>", re.DOTALL
 )
+_HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 _scratch = tempfile.TemporaryDirectory()
+#: page -> words by which it is looked for, of this field and of other libraries; the search prefers them to all other words
+SYNONYMS = {
+    "photographs.md": ["heatmap", "saliency", "attribution", "images"],
+    "visualizing.md": ["heatmap", "overlay", "colormap", "matplotlib"],
+    "glossary.md": ["saliency map", "attribution map", "definitions"],
+    "gpus.md": ["CUDA", "device", "graphics card"],
+    "installation.md": ["pip", "conda", "CUDA", "CPU"],
+    "performance.md": ["speed", "memory", "slow", "bfloat16", "float16"],
+    "language_models.md": ["LLM", "BERT", "GPT", "Llama", "tokens"],
+    "concepts.md": ["CRP", "channels", "heads", "neurons"],
+    "composites.md": ["rules", "hyperparameters", "ViT"],
+    "ledger.md": ["conservation", "completeness", "additivity", "convergence delta"],
+    "adapters.md": ["metrics", "faithfulness", "sanity check"],
+    "datasets.md": ["batch", "SpRAy", "clusters"],
+    "from_pytorch_grad_cam.md": ["Grad-CAM", "GradCAM", "CAM"],
+    "from_captum.md": ["captum"],
+    "from_shap.md": ["SHAP", "Shapley", "DeepExplainer"],
+    "from_lxt.md": ["LXT", "AttnLRP"],
+    "from_zennit_crp.md": ["CRP", "zennit-crp"],
+    "coming_from_zennit.md": ["zennit", "hooks"],
+    "patents.md": ["licence", "license", "commercial"],
+}
+#: Where a name is documented comes before where it is used.
+_BOOSTS = {"reference/explaining.md": 4.0, "reference/compiling.md": 2.0, "reference/attributing.md": 2.0}
+#: Long tables and texts, in which any word occurs.
+_BOOSTS |= dict.fromkeys(["changelog.md", "testing.md", "reference/all.md", "transformers.md", "torchvision.md"], 0.1)
 #: page -> what replaces the places of outputs in its HTML
 _outputs: dict[str, list[str]] = {}
+#: page -> its Markdown
+_sources: dict[str, str] = {}
 
 
 def address() -> str:
@@ -56,13 +89,14 @@ def _installed_layout() -> Path:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     changelog = _LINK.sub(lambda link: link[0].removeprefix("docs/"), (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     files.append(File.generated(config, "changelog.md", content=changelog))
+    files.append(File.generated(config, "reference/all.md", content=public_api.page()))
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         path = Path(str(file.abs_src_path))
         log.info("Running %s", file.src_uri)
         text, outputs = notebooks.as_page(notebooks.executed(path))
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         _outputs[page] = outputs
-        download = f'<a class="md-button" href="../{path.name}" download>Download this notebook</a>'
+        download = f'<a class="md-button" href="{path.name}" download>Download this notebook</a>'
         files.append(File.generated(config, page, content=f"{text}\n\n{download}\n"))
     return files
 
@@ -79,7 +113,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link[0]
         return f"{address()}/blob/HEAD/{target.relative_to(ROOT)}"
 
-    return _LINK.sub(moved, markdown)
+    page.meta.setdefault("tags", SYNONYMS.get(page.file.src_uri, []))
+    if page.file.src_uri in _BOOSTS:
+        page.meta["search"] = {"boost": _BOOSTS[page.file.src_uri]}
+    _sources[page.file.src_uri] = _LINK.sub(moved, markdown)
+    return _sources[page.file.src_uri]
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -107,10 +145,21 @@ def _classes() -> dict[str, str]:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
+    _write_for_agents(config)
     listed = reference(Path(config.site_dir))
     for name, _ in public_names():
         if name not in listed:
             log.warning("%s is not in the reference: it needs a docstring, and a page in docs/reference", name)
+
+
+def _write_for_agents(config: MkDocsConfig) -> None:
+    """The pages as Markdown beside their HTML, and llms.txt, which leads to them."""
+    site = Path(config.site_dir)
+    for page, text in _sources.items():
+        (site / page).write_text(text, encoding="utf-8")
+    titles = {page: found[1] for page, text in _sources.items() if (found := _HEADING.search(text))}
+    text = public_api.llms_text(config.site_name, str(config.site_description), config.nav or [], titles)
+    (site / "llms.txt").write_text(text, encoding="utf-8")
 
 
 def reference(site: Path) -> set[str]:
