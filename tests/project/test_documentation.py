@@ -2,8 +2,10 @@
 
 import re
 import shlex
+from importlib import metadata
 
 import pytest
+import tomllib
 import torch
 import typer
 from helpers import ROOT
@@ -24,8 +26,21 @@ def own_backends():
     BACKENDS.update(before)
 
 
+#: what the guides compare with
+OTHERS = {
+    "from_pytorch_grad_cam.md": "grad-cam",
+    "from_captum.md": "captum",
+    "from_shap.md": "shap",
+    "from_lxt.md": "lxt",
+    "from_zennit_crp.md": "zennit-crp",
+}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents_show_what_their_code_prints(path, own_table, own_backends):
+    other = OTHERS.get(path.name)
+    if other is not None and not list(metadata.distributions(name=other)):
+        pytest.skip(f"needs {other}")
     torch.set_default_dtype(torch.float32)
     words, numbers = words_and_numbers(shown(path))
     words_before, numbers_before = words_and_numbers(path.read_text())
@@ -45,6 +60,17 @@ def test_links_and_pictures_exist(path):
     for target in re.findall(r"\]\(([^)#]+)\)", prose):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+
+
+def test_extras_exist():
+    """Those that a page or a tutorial tells to install, and the page on installation has all of them."""
+    known = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    tutorials = (ROOT / "docs" / "tutorials").glob("*.*")
+    for path in (*DOCUMENTS, *tutorials):
+        told = re.findall(r"pip install [^`\n]*?(?:lrpfx|\.)\[([\w,]+)\]", path.read_text().replace("\\", ""))
+        assert {extra for found in told for extra in found.split(",")} <= known, path
+    listed = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "installation.md").read_text()))
+    assert known - {"test", "docs", "lint", "mutants"} <= listed
 
 
 def test_patents_are_spoken_of():

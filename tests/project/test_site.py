@@ -9,13 +9,16 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.parse
 import zlib
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT
+from tools import public_api
 from tools.public_names import public_names
 
 nbformat = pytest.importorskip("nbformat")
@@ -94,16 +97,16 @@ def test_nothing_is_loaded_from_elsewhere(site):
 def test_the_reference_has_every_public_name(site):
     names = {name for name, _ in public_names()}
     assert len(names) > 300 and names <= site_hooks.reference(site)
-    page = (site / "reference" / "rules" / "index.html").read_text()
+    page = (site / "reference" / "rules.html").read_text()
     assert 'id="lrpfx.rules.Gamma"' in page and 'id="lrpfx.rules.Hook.propagate"' in page
 
 
 @pytest.mark.examples
 def test_names_in_the_text_lead_to_the_reference(site):
-    page = (site / "ledger" / "index.html").read_text()
-    assert re.search(r'href="\.\./reference/attributing/#lrpfx\.ledger"[^>]*><code>lrpfx\.ledger', page)
-    page = (site / "composites" / "index.html").read_text()
-    assert re.search(r'href="\.\./reference/composites/#lrpfx\.composites\.GammaByDepth"', page)
+    page = (site / "ledger.html").read_text()
+    assert re.search(r'href="reference/attributing\.html#lrpfx\.ledger"[^>]*><code>lrpfx\.ledger', page)
+    page = (site / "composites.html").read_text()
+    assert re.search(r'href="reference/composites\.html#lrpfx\.composites\.GammaByDepth"', page)
 
 
 @pytest.mark.examples
@@ -122,7 +125,7 @@ def test_a_name_that_is_missing_fails(site, tmp_path, caplog):
 @pytest.mark.examples
 @pytest.mark.parametrize("name", [path.stem for path in TUTORIALS])
 def test_tutorials_show_pictures(site, name):
-    page = (site / "tutorials" / name / "index.html").read_text()
+    page = (site / "tutorials" / f"{name}.html").read_text()
     assert page.count('<div class="output') >= 4 and 'class="output-' not in page
     assert ("data:image/" in page or 'title="' in page) and "Traceback" not in page
 
@@ -153,7 +156,7 @@ def _brightness(color):
 
 @needs_chromium
 @pytest.mark.examples
-@pytest.mark.parametrize("page", ["", "reference/explaining/", "tutorials/photograph/"])
+@pytest.mark.parametrize("page", ["", "reference/explaining.html", "tutorials/photograph.html"])
 def test_pages_in_a_browser(address, browser, page):
     """In dark and light: no complaint in the console, no request to another host, and all pictures are there."""
     from selenium.webdriver.support.ui import WebDriverWait
@@ -176,15 +179,93 @@ def test_pages_in_a_browser(address, browser, page):
     assert_silent(browser, address)
 
 
-@needs_chromium
-@pytest.mark.examples
-def test_search_finds_a_name(address, browser):
+def found_by(browser, words):
+    """The search's results in their order: page#section."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    browser.get(address)
     field = browser.find_element("css selector", ".md-search__input")
     browser.execute_script("arguments[0].focus()", field)
-    field.send_keys("GammaByDepth")
-    found = WebDriverWait(browser, 30).until(lambda _: browser.find_elements("css selector", ".md-search-result__link"))
-    assert any("reference/composites" in link.get_attribute("href") for link in found)
-    assert_silent(browser, address, "blob:")
+    field.send_keys(words)
+
+    def results(_):
+        links = browser.find_elements("css selector", ".md-search-result__link")
+        parts = [urllib.parse.urlsplit(link.get_attribute("href")) for link in links]
+        return [f"{Path(part.path).name}#{part.fragment}" for part in parts]
+
+    return WebDriverWait(browser, 30).until(results)
+
+
+#: what is looked for -> a result among the first three pages
+SEARCHES = {
+    "Explainer": "explaining.html#lrpfx.Explainer",
+    "GammaByDepth": "composites.html#lrpfx.composites.GammaByDepth",
+    "heatmap": "visualizing.html#",
+    "saliency": "glossary.html#heatmap-saliency-map-attribution-map",
+    "CUDA": "gpus.html#",
+    "grad-cam": "from_pytorch_grad_cam.html#",
+    "record": "intermediate_relevance.html#",
+    "conservation": "ledger.html#",
+}
+
+
+@needs_chromium
+@pytest.mark.examples
+@pytest.mark.parametrize("words", SEARCHES)
+def test_search(site, address, browser, words):
+    """On a server and from a file, where browsers start no workers."""
+    for place, origins in ((address, (address, "blob:")), (f"{site.as_uri()}/index.html", ("file://", "about:"))):
+        browser.get(place)
+        found = found_by(browser, words)
+        pages = list(dict.fromkeys(one.partition("#")[0] for one in found))
+        assert SEARCHES[words] in found and pages.index(SEARCHES[words].partition("#")[0]) < 3, found
+        assert_silent(browser, *origins)
+
+
+@needs_chromium
+@pytest.mark.examples
+def test_the_routes_of_the_start_page(site, browser):
+    """From files and without a network, each route leads to a page with its heading, and to the section that it names."""
+    start = f"{site.as_uri()}/index.html"
+    browser.get(start)
+    routes = [
+        one.get_attribute("href") for one in browser.find_elements("css selector", ".md-content .routes a, .md-content td a")
+    ]
+    assert len(routes) > 20
+    for route in dict.fromkeys(routes):
+        browser.get(start)
+        link = next(one for one in browser.find_elements("css selector", ".md-content a") if one.get_attribute("href") == route)
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", link)
+        link.click()
+        assert browser.current_url == route and route.startswith("file://")
+        assert browser.find_element("css selector", ".md-content h1").text
+        section = route.partition("#")[2]
+        assert not section or browser.find_element("id", section).is_displayed()
+        assert_silent(browser, "file://")
+
+
+@pytest.mark.examples
+def test_links_lead_to_files(site):
+    """Every link within the site, as it is: nobody completes "guide/" to "guide/index.html" without a server."""
+    for path in site.rglob("*.html"):
+        for link in re.findall(r'<a [^>]*href="([^"#?]+)', path.read_text()):
+            if not re.match(r"\w+:", link) and path.name != "404.html":
+                assert (path.parent / urllib.parse.unquote(link)).is_file(), (path, link)
+
+
+@pytest.mark.examples
+def test_pages_for_agents(site):
+    """llms.txt leads to Markdown, and one page has every public name."""
+    text = (site / "llms.txt").read_text()
+    pages = re.findall(r"\]\((.+?)\)", text)
+    assert text.startswith("# lrpfx\n\n> ") and len(pages) > 50
+    assert all((site / page).read_text().strip() for page in pages)
+    listed = (site / "reference" / "all.md").read_text()
+    assert all(name in listed for name, _ in public_names())
+
+
+def test_signatures_are_those_of_the_code():
+    page = public_api.page()
+    assert "- `lrpfx.transform(model: nn.Module | Captured, composite: Composite" in page
+    assert "- `lrpfx.node_names(" in page and "- `lrpfx.Explanation.balance`: How much" in page
+    entries = [line for line in page.split("\n") if line.startswith("- `lrpfx.")]
+    assert len(entries) > 400 and all(re.search(r"`: \S", line) for line in entries if "__version__" not in line)

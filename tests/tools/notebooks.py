@@ -13,12 +13,12 @@ from nbclient import NotebookClient
 LONGEST = 300  # seconds
 
 
-def executed(path: Path) -> Any:
-    """A notebook with the outputs of its cells; the first error ends it."""
+def executed(path: Path, kernel: str = "python3") -> Any:
+    """A notebook with the outputs of its cells; the first error ends it. `kernel`: the name of that which runs it."""
     notebook = nbformat.read(path, 4)
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": os.fspath(folder)}}
-        settings = {"timeout": LONGEST, "kernel_name": "python3", "coalesce_streams": True}
+        settings = {"timeout": LONGEST, "kernel_name": kernel, "coalesce_streams": True}
         client = NotebookClient(notebook, resources=resources, **settings)
         client.execute(env={**os.environ, "TQDM_DISABLE": "1"})
     return notebook

@@ -28,8 +28,10 @@ log = logging.getLogger("mkdocs.hooks.lrpfx")
 
 _LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 _SKIPPED_OR_NAME = re.compile(
-    r"<(?P<tag>pre|a|autoref|h[1-6])\b.*?</(?P=tag)>|<code>(?P<name>[A-Za-z_][\w.]*)(?:\([^<]*\))?</code>", re.DOTALL
+    r"<(?P<tag>pre|a|autoref|h[1-6])\b.*?</(?P=tag)>|<code>(?P<name>[A-Za-z_][\w.]*)(?:\([^<]*)?</code>", re.DOTALL
 )
+#: In the tables of guides for those who come from elsewhere, the first column has names of others.
+_NAME_OF_LRPFX = re.compile(rf"<tr>\s*<td>.*?</td>|{_SKIPPED_OR_NAME.pattern}", re.DOTALL)
 _HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 _scratch = tempfile.TemporaryDirectory()
 #: page -> words by which it is looked for, of this field and of other libraries; the search prefers them to all other words
@@ -43,19 +45,20 @@ SYNONYMS = {
     "language_models.md": ["LLM", "BERT", "GPT", "Llama", "tokens"],
     "concepts.md": ["CRP", "channels", "heads", "neurons"],
     "composites.md": ["rules", "hyperparameters", "ViT"],
-    "ledger.md": ["conservation", "completeness", "additivity", "convergence delta"],
+    "ledger.md": ["ledger", "conservation", "completeness", "additivity", "convergence delta"],
+    "intermediate_relevance.md": ["record", "hidden layers"],
     "adapters.md": ["metrics", "faithfulness", "sanity check"],
     "datasets.md": ["batch", "SpRAy", "clusters"],
     "from_pytorch_grad_cam.md": ["Grad-CAM", "GradCAM", "CAM"],
     "from_captum.md": ["captum"],
-    "from_shap.md": ["SHAP", "Shapley", "DeepExplainer"],
+    "from_shap.md": ["SHAP", "Shapley"],
     "from_lxt.md": ["LXT", "AttnLRP"],
     "from_zennit_crp.md": ["CRP", "zennit-crp"],
     "coming_from_zennit.md": ["zennit", "hooks"],
     "patents.md": ["licence", "license", "commercial"],
 }
 #: Where a name is documented comes before where it is used.
-_BOOSTS = {"reference/explaining.md": 4.0, "reference/compiling.md": 2.0, "reference/attributing.md": 2.0}
+_BOOSTS = {"reference/explaining.md": 2.0, "reference/compiling.md": 2.0, "reference/attributing.md": 2.0}
 #: Long tables and texts, in which any word occurs.
 _BOOSTS |= dict.fromkeys(["changelog.md", "testing.md", "reference/all.md", "transformers.md", "torchvision.md"], 0.1)
 #: page -> what replaces the places of outputs in its HTML
@@ -96,7 +99,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text, outputs = notebooks.as_page(notebooks.executed(path))
         page = file.src_uri.removesuffix(".ipynb") + ".md"
         _outputs[page] = outputs
+        notebook = f"{address().removeprefix('https://')}/blob/HEAD/{path.relative_to(ROOT)}"
+        colab = f"https://colab.research.google.com/{notebook.replace('github.com', 'github', 1)}"
         download = f'<a class="md-button" href="{path.name}" download>Download this notebook</a>'
+        download += f' <a class="md-button" href="{colab}">Open it in Colab</a>'
         files.append(File.generated(config, page, content=f"{text}\n\n{download}\n"))
     return files
 
@@ -122,7 +128,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Names in the text lead to the reference, and outputs are in their places."""
-    html = _SKIPPED_OR_NAME.sub(_linked, html)
+    names = _NAME_OF_LRPFX if page.file.src_uri.startswith("from_") else _SKIPPED_OR_NAME
+    html = names.sub(_linked, html)
     for number, output in enumerate(_outputs.get(page.file.src_uri, [])):
         html = html.replace(notebooks.place(number), output)
     return html
