@@ -13,7 +13,6 @@ import urllib.parse
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from browsers import assert_silent, chromium, needs_chromium, ready
@@ -117,7 +116,7 @@ def test_a_name_that_is_missing_fails(site, tmp_path, caplog):
     assert len(kept) == len(lines) - 2
     (tmp_path / "objects.inv").write_bytes(head + b"zlib.\n" + zlib.compress(b"".join(kept)))
     with caplog.at_level(logging.WARNING):
-        site_hooks.on_post_build(SimpleNamespace(site_dir=tmp_path))
+        site_hooks.warn_of_missing_names(tmp_path)
     assert [record.args[0] for record in caplog.records] == ["lrpfx.attribute", "lrpfx.rules.Gamma"]
     assert all(record.name.startswith("mkdocs.") for record in caplog.records), "strict mode counts no others"
 
@@ -265,7 +264,7 @@ def test_pages_for_agents(site):
 
 def test_signatures_are_those_of_the_code():
     page = public_api.page()
-    assert "- `lrpfx.transform(model: nn.Module | Captured, composite: Composite" in page
+    assert "- `lrpfx.transform(model: Model | Captured, composite: Composite" in page
     assert "- `lrpfx.node_names(" in page and "- `lrpfx.Explanation.balance`: How much" in page
     entries = [line for line in page.split("\n") if line.startswith("- `lrpfx.")]
     assert len(entries) > 400 and all(re.search(r"`: \S", line) for line in entries if "__version__" not in line)

@@ -153,7 +153,12 @@ def _classes() -> dict[str, str]:
 
 def on_post_build(config: MkDocsConfig) -> None:
     _write_for_agents(config)
-    listed = reference(Path(config.site_dir))
+    warn_of_missing_names(Path(config.site_dir))
+
+
+def warn_of_missing_names(site: Path) -> None:
+    """Warn of public names that the reference of a site does not document."""
+    listed = reference(site)
     for name, _ in public_names():
         if name not in listed:
             log.warning("%s is not in the reference: it needs a docstring, and a page in docs/reference", name)
