@@ -101,7 +101,7 @@ def reshaped_to_sizes(b: Builder) -> None:
     operand = b.signal(3, 4)
     text = b.choice(
         [
-            "{0}.view({0}.shape[0], {0}.shape[1] * {0}.shape[2], -1)",
+            "{0}.contiguous().view({0}.shape[0], {0}.shape[1] * {0}.shape[2], -1)",
             "{0}.reshape(({0}.shape[0], -1))",
             "{0}.reshape(*{0}.shape[:2], -1)",
             "{0}.reshape({0}.size(0), {0}.size(-1), -1)",
