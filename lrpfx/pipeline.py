@@ -2,9 +2,8 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -28,7 +27,7 @@ from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.prepare import Model, Prepared, prepare
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_verified
+from lrpfx.passes.driver import Verification, named, run_passes, verify
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
@@ -120,8 +119,9 @@ def capture(
     settings = Settings(constants=constants)
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
-    def finish(program: Program, verification: Verification | None) -> Captured:
-        program, verification = _canonized(program, verification, asked)
+    def finish(program: Program, verification: Verification | None, asked: CaptureSettings) -> Captured:
+        verification = _canonized(program, verification, asked)
+        verify(program, verification)
         program.shared = weakref.WeakValueDictionary()
         return Captured(
             program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _marks_of(program.root)
@@ -218,15 +218,14 @@ def transform(
     settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
     if isinstance(model, Captured):
         refuse_settings_of_capture(example_inputs is not None or share, capture, constants, dynamic_shapes)
-        graph_of = partial(program_for, model, composite)
-        program = _settled(*graph_of(), settings, model._dynamic_shapes, lambda: graph_of()[0])
+        program = named(lambda each: _settled(*program_for(model, composite, each), settings, model._dynamic_shapes))
         alias_tensors(program.root, program.derived)
     else:
         source = prepared(model, composite.canonizers)
         asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
-        def finish(program: Program, verification: Verification | None) -> Program:
-            return _settled(*_canonized(program, verification, asked), settings, dynamic_shapes)
+        def finish(program: Program, verification: Verification | None, asked: CaptureSettings) -> Program:
+            return _settled(program, _canonized(program, verification, asked), settings, dynamic_shapes)
 
         program = captured(asked, finish)
     _warn(program)
@@ -253,23 +252,20 @@ def prepared(model: Model, canonizers: Sequence[Any]) -> Prepared:
     return prepare(model, needed_in_graphs(canonizers))
 
 
-def _canonized(
-    program: Program, verification: Verification | None, asked: CaptureSettings
-) -> tuple[Program, Verification | None]:
-    """The program after those passes of CANONIZE that all composites have in common, and what verifies later ones."""
-    verification = verification or guessed_verification(program, asked.source, asked.share)
-    return run_verified(program, passes_of(NO_SETTINGS, Stage.CANONIZE), verification), verification
+def _canonized(program: Program, verification: Verification | None, asked: CaptureSettings) -> Verification | None:
+    """Run those passes of CANONIZE that all composites have in common. Returns what verifies later ones."""
+    if verification is None:
+        verification = guessed_verification(program, asked.source, asked.share)
+        if verification is not None:
+            verification.each = asked.verify_each
+    run_passes(program, passes_of(NO_SETTINGS, Stage.CANONIZE), verification)
+    return verification
 
 
-def _settled(
-    canonized: Program,
-    verification: Verification | None,
-    settings: Settings,
-    dynamic_shapes: DynamicShapes,
-    again: Callable[[], Program] | None = None,
-) -> Program:
-    """The final program of a composite. The canonized one is consumed; `again` makes it once more."""
-    program = run_verified(canonized, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification, again)
+def _settled(program: Program, verification: Verification | None, settings: Settings, dynamic_shapes: DynamicShapes) -> Program:
+    """The final program of a composite. The canonized one is consumed."""
+    run_passes(program, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification)
+    verify(program, verification)
     if verification is not None:
         program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
         hold_sizes(program, verification, dynamic_shapes)
@@ -287,7 +283,7 @@ def _warn(program: Program) -> None:
 
 def _normalize(settings: Settings) -> Normalize:
     """NORMALIZE, which captures run: it shows whether a graph is right and whether another front end may follow more."""
-    return lambda program, verification: run_verified(program, passes_of(settings, Stage.NORMALIZE), verification)
+    return lambda program, verification: run_passes(program, passes_of(settings, Stage.NORMALIZE), verification)
 
 
 def normal_form(
@@ -300,7 +296,14 @@ def normal_form(
     """The normalized graph of a model, and its output on the example inputs, with which later stages are verified."""
     source = model if isinstance(model, Prepared) else prepare(model, needs_values=False)
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings))
-    return captured(asked, lambda *found: found)
+
+    def finish(
+        program: Program, verification: Verification | None, asked: CaptureSettings
+    ) -> tuple[Program, Verification | None]:
+        verify(program, verification)
+        return program, verification
+
+    return captured(asked, finish)
 
 
 def settings_of(
@@ -355,7 +358,7 @@ def node_names(
     return [name for name, _ in named_nodes(graph)]
 
 
-def program_for(captured: Captured, composite: Composite) -> tuple[Program, Verification | None]:
+def program_for(captured: Captured, composite: Composite, verify_each: bool = False) -> tuple[Program, Verification | None]:
     """A copy of a captured program, and what verifies it. `InputError` for a composite that needs another graph."""
     needed = needed_in_graphs(composite.canonizers)
     if len(needed) != len(captured._canonizers) or any(one not in captured._canonizers for one in needed):
@@ -382,7 +385,10 @@ def program_for(captured: Captured, composite: Composite) -> tuple[Program, Veri
     program = captured._program.copied()
     program.root = tree_with_same_tensors(program.root)  # canonizers may put tensors into it
     program.notes.clear()  # they were given when the model was captured
-    return program, None if captured._verification is None else captured._verification.copied()
+    verification = None if captured._verification is None else captured._verification.copied()
+    if verification is not None:
+        verification.each = verify_each
+    return program, verification
 
 
 def refuse_settings_of_capture(

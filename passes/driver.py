@@ -8,19 +8,21 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from lrpfx.errors import LrpfxError, PassError, VerificationError, add_note
+from lrpfx.errors import LrpfxError, PassError, VerificationError, add_note, first_lines
 from lrpfx.ir.node import attribute_of, calls, has_info, is_data, leaves_of, map_arguments, node_info, update_info
+from lrpfx.operators.table import may_overwrite
 from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.runtime.compiled_graph import PassRecord
 from lrpfx.support.torch_internals import Interpreter, pytree
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 DUMP_VARIABLE = "LRPFX_DUMP_DIR"
 
@@ -37,6 +39,22 @@ _SINGLE_PRECISION = (1e-3, 1e-4)
 _CANCELLATION = 0.02
 
 
+class UnnamedError(VerificationError):
+    """One of several passes that were verified together is wrong."""
+
+
+def named(attempt: Callable[[bool], Result]) -> Result:
+    """What `attempt(False)` returns. If it verifies several wrong passes together, `attempt(True)`, which verifies each.
+
+    The error then names the first pass that is wrong.
+    """
+    try:
+        return attempt(False)
+    except UnnamedError as error:
+        logger.info("verifying pass by pass: %s", first_lines(error, 1))
+        return attempt(True)
+
+
 class Verification:
     """The source model's outputs on some inputs, for comparison with the graph's outputs after every change."""
 
@@ -49,6 +67,7 @@ class Verification:
         """
         self.records = records
         self.again = again
+        self.each = False  # whether `run_passes` verifies each pass, or leaves them to `verify`
         self.choices: dict[Any, list[torch.Tensor]] | None = None  # that the source of the outputs made, once they are needed
         self.args = fresh(args)
         self.expected = leaves_of(fresh(expected))
@@ -183,11 +202,12 @@ def fresh(values: Any) -> Any:
 
 
 class _Interpreter(Interpreter):
-    """Runs a graph. Optionally records shapes and dtypes, and passes copies of parameters and buffers."""
+    """Runs a graph, on copies of parameters and buffers if it may overwrite them. Optionally records shapes and dtypes."""
 
-    def __init__(self, program: Program, records: bool, copies: bool) -> None:
+    def __init__(self, program: Program, records: bool, overwrites: bool) -> None:
         super().__init__(program.root, graph=program.graph)
-        self.records, self.copies = records, copies
+        self.records = records
+        self.copies = overwrites and any(map(may_overwrite, program.graph.nodes))
         self.copied = set[fx.Node]()
 
     def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
@@ -217,8 +237,8 @@ def run_pass(
     missing = [need for need in step.requires if need not in program.properties]
     if missing:
         raise PassError(f"the pass {step.name} needs a graph that is {', '.join(map(str, missing))}, but no pass ensures this")
-    if step.changes_outputs and verification is not None and program.unverified:
-        _verify(program, verification)
+    if step.changes_outputs:
+        verify(program, verification)
     began = log_begin(step.stage, step.name)
     before = _structure(program)
     try:
@@ -238,51 +258,33 @@ def run_pass(
         verification.expect_outputs_of(program)
         return result
     program.unverified += [step.name] if changed else []
-    if verify_now and verification is not None and program.unverified and not step.unfinished:
-        _verify(program, verification)
+    if verify_now and not step.unfinished:
+        verify(program, verification)
     return result
 
 
-def run_passes(
-    program: Program, steps: Sequence[GraphPass], verification: Verification | None = None, verify_each: bool = True
-) -> None:
-    """Run the passes that apply, in order. The graph is verified after each that changes it, or else after the last one."""
-    for step in steps:
-        if step.applies(program):
-            run_pass(program, step, verification, verify_each)
-            if verification is None or verify_each or not (verification.records and program.unverified):
-                continue
-            if not _record_shapes(program):
-                _verify(program, verification)
-    if verification is not None and program.unverified:
-        _verify(program, verification)
+def run_passes(program: Program, steps: Sequence[GraphPass], verification: Verification | None = None) -> None:
+    """Run the passes that apply, in order. Changes that are not verified at once are left to `verify`.
 
-
-def run_verified(
-    program: Program,
-    steps: Sequence[GraphPass],
-    verification: Verification | None,
-    again: Callable[[], Program] | None = None,
-) -> Program:
-    """The program after the passes, verified once, at their end; it is consumed.
-
-    If it differs from the model, or a pass fails after changes that were not verified yet, the passes run again, each verified:
-    the error names the first one that is wrong. `again`: makes the program once more; without it, a copy is kept.
+    Raises `UnnamedError` if a pass fails and the changes before it were wrong.
     """
-    if verification is None:
-        run_passes(program, steps)
-        return program
-    make = again or program.copied().copied
-    expected = verification.copied()
-    try:
-        run_passes(program, steps, verification, verify_each=False)
-    except LrpfxError as error:
-        if not isinstance(error, VerificationError) and not program.unverified:
+    each = verification is not None and verification.each
+    for step in steps:
+        if not step.applies(program):
+            continue
+        try:
+            run_pass(program, step, verification, each)
+        except LrpfxError as error:
+            if each or isinstance(error, UnnamedError):
+                raise
+            try:
+                verify(program, verification)  # the changes before may be what made it fail
+            except VerificationError as wrong:
+                raise UnnamedError(str(wrong)) from error
             raise
-        vars(verification).update(vars(expected))
-        program = make()
-        run_passes(program, steps, verification)
-    return program
+        records = verification is not None and verification.records and not each
+        if records and program.unverified and not _record_shapes(program):
+            verify(program, verification)
 
 
 def _record_shapes(program: Program) -> bool:
@@ -328,10 +330,17 @@ def _check_properties(program: Program, step: GraphPass) -> None:
             )
 
 
-def _verify(program: Program, verification: Verification) -> None:
-    """Verify all changes since the last verification."""
+def verify(program: Program, verification: Verification | None) -> None:
+    """Verify all changes since the last verification, if they can be. Raises `VerificationError` or `UnnamedError`."""
+    if verification is None or not program.unverified:
+        return
     changes, began = " and ".join(program.unverified), time.perf_counter()
-    verification.check(program, changes)
+    try:
+        verification.check(program, changes)
+    except VerificationError as error:
+        if verification.each or len(program.unverified) == 1:
+            raise
+        raise UnnamedError(str(error)) from error
     logger.debug("verified %s: %.3f s", changes, time.perf_counter() - began)
     program.unverified.clear()
 

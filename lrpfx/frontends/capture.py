@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -56,10 +56,12 @@ from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
 from lrpfx.passes.choices import RecordChoices
 from lrpfx.passes.driver import (
+    UnnamedError,
     Verification,
     fresh,
     log_begin,
     log_end,
+    named,
     not_verified,
     record,
     verified_after_all,
@@ -80,8 +82,8 @@ DEQUANTIZED = "dequantize"  # the stage that reports replaced quantized layers
 FROZEN = "freeze_buffers"  # the stage that reports buffers whose values are constants of the graph
 
 
-#: NORMALIZE: the program after its passes, verified if it can be.
-Normalize = Callable[[Program, Verification | None], Program]
+#: NORMALIZE: runs its passes.
+Normalize = Callable[[Program, Verification | None], None]
 
 
 @dataclass(frozen=True)
@@ -100,19 +102,28 @@ class CaptureSettings:
     dynamic_shapes: DynamicShapes
     normalize: Normalize
     share: bool = False  # whether the graph is on the model's own parameters
+    verify_each: bool = False  # whether each pass is verified
 
 
-def captured(asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
+#: What follows a capture. It gets the normalized graph, what verifies it, and the settings, and verifies later changes.
+Finish = Callable[[Program, Verification | None, CaptureSettings], Result]
+
+
+def captured(asked: CaptureSettings, finish: Finish[Result]) -> Result:
     """What `finish` makes of the normalized graph and of what verifies later stages.
 
     If it fails on one front end's graph, the next one is tried.
     """
+    return named(lambda each: _captured(replace(asked, verify_each=each), finish))
+
+
+def _captured(asked: CaptureSettings, finish: Finish[Result]) -> Result:
     model = asked.source.model
     check_front_end(asked.capture)
     if isinstance(asked.dynamic_shapes, Mapping) and (asked.example_inputs is None or isinstance(model, ExportedProgram)):
         raise InputError("dynamic_shapes is for modules with example_inputs; an exported program has sizes of its own")
     if isinstance(model, ExportedProgram):
-        return finish(*_of_exported(model, asked))
+        return finish(*_of_exported(model, asked), asked)
     return _of_module(model, asked, finish)
 
 
@@ -314,7 +325,7 @@ class TorchExport(FrontEnd):
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 
 
-def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Program, Verification | None], Result]) -> Result:
+def _of_module(model: nn.Module, asked: CaptureSettings, finish: Finish[Result]) -> Result:
     """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
     args, names = positional(model, asked.example_inputs)
     wishes = wishes_of(asked.dynamic_shapes, dict(zip(names, args or (), strict=True)))
@@ -331,7 +342,7 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Progr
                 reason = (failure.front_end.title, f"left for {front_end.title}: {first_lines(failure.error, 1)}")
                 record(program, "capture", failure.front_end.name, PassResult(reasons=[reason]), changed=False)
         try:
-            return finish(program, verification)
+            return finish(program, verification, asked)
         except (CaptureError, VerificationError, UnsupportedOperationError, RuleError, PassError) as error:
             failures.append(_Failure(front_end, error, _Stage.LATER))
             return None
@@ -366,6 +377,9 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Callable[[Progr
             return result
     if not failures:
         raise CaptureError(f"no front end can capture {type(model).__name__}")
+    wrong = next((failure.error for failure in failures if isinstance(failure.error, UnnamedError)), None)
+    if wrong is not None:
+        raise wrong
     failed = _failed(failures)
     for front_end in untried:
         if failures[0].stage is not _Stage.LATER:
@@ -525,8 +539,9 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         values = [(name, f"read as a number: the graph holds {value.tolist()}") for name, value in program.frozen.items()]
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
+        verification.each = asked.verify_each
         verification.check(program, "capture", overwrites=True)
-    program = asked.normalize(program, verification)
+    asked.normalize(program, verification)
     if front_end == TorchExport.name and program.title != ExportedProgram.__name__:
         program.notes.clear()  # of parts of layers: if anything decomposed them, it was lrpfx
     if asked.source.dequantized.matches:

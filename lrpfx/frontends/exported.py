@@ -56,6 +56,11 @@ _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.def
 #: Operators with several results of which the graph uses only the first, the one that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
+#: Dropout in place, and the same as a function.
+_DROPOUTS = {
+    getattr(torch.ops.aten, f"{name}_").default: getattr(torch.ops.aten, name).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+}
 
 
 _library = torch.library.Library("lrpfx", "FRAGMENT")  # must live as long as this module
@@ -385,7 +390,7 @@ def _writes_into_views(graph: fx.Graph) -> bool:
     """Whether the graph has in-place operations that the table does not list, or that write to values with views."""
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
+        if schema is None or not schema.is_mutable or _is_dropout_in_evaluation(node):
             continue
         spelling, overwritten = lookup(node.target), node.args[0]
         if spelling is None or not spelling.inplace:
@@ -393,6 +398,11 @@ def _writes_into_views(graph: fx.Graph) -> bool:
         if any(_is_view(other) for other in (overwritten, *overwritten.users)):
             return True
     return False
+
+
+def _is_dropout_in_evaluation(node: fx.Node) -> bool:
+    """Whether a call is dropout in place that changes nothing, for which torch need not write the whole graph anew."""
+    return node.target in _DROPOUTS and node.args[2] is False
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -486,6 +496,8 @@ class _Reader:
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
+        if _is_dropout_in_evaluation(node):
+            copied.target = _DROPOUTS[node.target]
         return copied
 
     def _attribute(self, name: str) -> fx.Node:

@@ -169,6 +169,13 @@ def writes_in_place(node: fx.Node) -> bool:
     return node.target is operator.setitem or (name.endswith("_") and not name.endswith("__"))
 
 
+def may_overwrite(node: fx.Node) -> bool:
+    """Whether a call overwrites one of its arguments, or is not in the table."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    return "out" in node.kwargs or spelling_of(node) is None or writes_in_place(node)
+
+
 def all_operators() -> tuple[Operator, ...]:
     """Every row of the table."""
     return tuple(_operators.values())

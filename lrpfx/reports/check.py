@@ -29,7 +29,7 @@ from lrpfx.frontends.prepare import Model
 from lrpfx.ir.final_probabilities import final_softmax
 from lrpfx.ir.node import data_calls, node_info, output_node
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, run_verified
+from lrpfx.passes.driver import UnnamedError, Verification, run_passes, verify
 from lrpfx.passes.program import GraphPass, Program
 from lrpfx.passes.stages import Settings, Stage, asked_canonizers, passes_of
 from lrpfx.passes.validate import complaint, misfit
@@ -286,8 +286,16 @@ def _report(
     problems: list[str] = []
     told = [stage for stage in program.history if stage.name in (DEQUANTIZED, FROZEN)]
     warnings = [f"{name}: {detail}" for stage in told for name, detail in stage.details]
+    before = program.copied(), None if verification is None else verification.copied()
     try:
-        program = run_verified(program, passes, verification)
+        try:
+            run_passes(program, passes, verification)
+            verify(program, verification)
+        except UnnamedError:
+            program, verification = before
+            assert verification is not None
+            verification.each = True
+            run_passes(program, passes, verification)
         warnings += map(str, program.notes)
         softmaxes = dict.fromkeys(final_softmax(leaf) for leaf in output_node(program.graph).all_input_nodes)
         warnings += [advice(softmax) for softmax in softmaxes if softmax is not None and saturates(softmax)]

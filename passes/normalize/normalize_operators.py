@@ -246,9 +246,11 @@ def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root:
     if node_info(node).role is not Role.DATA or row.neutral or not row.shares_with_constants:
         return bound
     constants = [one for one in nodes_in([bound[name] for name in names]) if _is_discrete_constant(one, root)]
+    if not constants:
+        return bound
     floating = {tensor.dtype for tensor in root.parameters() if tensor.is_floating_point()}
     dtype = node_info(node).dtype or (floating.pop() if len(floating) == 1 else None)
-    if not constants or dtype is None or _is_discrete(dtype):
+    if dtype is None or _is_discrete(dtype):
         return bound
     like = next((name for name, one in root.named_parameters() if one.dtype == dtype), None)
     converted = {}
