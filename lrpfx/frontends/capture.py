@@ -59,6 +59,7 @@ from lrpfx.passes.driver import (
     UnnamedError,
     Verification,
     fresh,
+    leave_to_later,
     log_begin,
     log_end,
     named,
@@ -540,7 +541,9 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.each = asked.verify_each
-        verification.check(program, "capture", overwrites=True)
+        # Whether torch.export follows with these open sizes depends on this check; a trace can be checked with later stages.
+        if front_end == TorchExport.name or not leave_to_later(program, "capture", verification):
+            verification.check(program, "capture", overwrites=True)
     asked.normalize(program, verification)
     if front_end == TorchExport.name and program.title != ExportedProgram.__name__:
         program.notes.clear()  # of parts of layers: if anything decomposed them, it was lrpfx

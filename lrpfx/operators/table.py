@@ -169,9 +169,13 @@ def writes_in_place(node: fx.Node) -> bool:
     return node.target is operator.setitem or (name.endswith("_") and not name.endswith("__"))
 
 
+#: Functions without a row that overwrite nothing.
+_READS = (getattr, torch._assert)
+
+
 def may_overwrite(node: fx.Node) -> bool:
     """Whether a call overwrites one of its arguments, or is not in the table."""
-    if node.op not in ("call_function", "call_method"):
+    if node.op not in ("call_function", "call_method") or node.target in _READS:
         return False
     return "out" in node.kwargs or spelling_of(node) is None or writes_in_place(node)
 
