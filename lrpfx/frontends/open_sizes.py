@@ -266,7 +266,7 @@ class _Probe:
         shapes = {place: tensor.shape for place, tensor in tensors_in(named)}
         self.places = sizes.of_symbols()
         self.example = {symbol: shapes[of[0][0]][of[0][1]] for symbol, of in self.places.items()}
-        self.found: dict[tuple[int, ...], bool] = {}
+        self.found: dict[tuple[int, ...], Verification | None] = {}
         self.base = self._smaller()
 
     def _smaller(self) -> dict[Symbol, int]:
@@ -294,13 +294,16 @@ class _Probe:
 
     def works(self, values: Mapping[Symbol, int]) -> bool:
         """Whether the graph computes what the model computes for these sizes."""
-        key = tuple(values.values())
-        if key not in self.found:
-            self.found[key] = self.verification(values) is not None
-        return self.found[key]
+        return self.verification(values) is not None
 
     def verification(self, values: Mapping[Symbol, int]) -> Verification | None:
         """The model's output for these sizes if the graph gives the same; else None."""
+        key = tuple(values.values())
+        if key not in self.found:
+            self.found[key] = self._compared(values)
+        return self.found[key]
+
+    def _compared(self, values: Mapping[Symbol, int]) -> Verification | None:
         arguments = self.arguments(values)
         try:
             again = functools.partial(self.run, arguments)
