@@ -138,8 +138,24 @@ The time of `lrpfx.transform` without example inputs.
 
 
 def write_captures(captures: list[dict[str, Any]]) -> None:
-    """Write the table of docs/performance.md."""
+    """Write the first table of docs/performance.md."""
     columns = {"network": "network", "": "contender", "/ gradient": "to_gradient", "/ torch.export": "to_export"}
+    _write_table("captures", captures, columns)
+
+
+def write_exports(exports: list[dict[str, Any]]) -> None:
+    """Write the second table of docs/performance.md."""
+    columns = {
+        "network": "network",
+        "seconds": "seconds",
+        "/ export, the same open sizes": "to_open",
+        "/ export, fixed sizes": "to_fixed",
+    }
+    _write_table("exports", exports, columns)
+
+
+def _write_table(name: str, records: list[dict[str, Any]], columns: dict[str, str]) -> None:
     page = DOCS / "performance.md"
-    before, after = page.read_text().split("<!-- captures -->")[0], page.read_text().split("<!-- end of captures -->")[1]
-    page.write_text(f"{before}<!-- captures -->\n{_table(captures, columns)}\n<!-- end of captures -->{after}")
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, rest = page.read_text().split(begin)
+    page.write_text(f"{before}{begin}\n{_table(records, columns)}\n{end}{rest.split(end)[1]}")

@@ -1,4 +1,4 @@
-"""Measure everything; write docs/benchmarks.md and the table of docs/performance.md: `make bench`, or the names of parts."""
+"""Measure everything; write docs/benchmarks.md and the tables of docs/performance.md: `make bench`, or the names of parts."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
 PARTS = ("speed", "formats", "profile", "memory", "compilation", "language", "conditions")
-CAPTURES = "captures"
+CAPTURES, EXPORTS = "captures", "exports"
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -25,13 +25,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--networks", nargs="*", default=NETWORKS)
-    parser.add_argument("parts", nargs="*", default=[*PARTS, CAPTURES])
+    parser.add_argument("parts", nargs="*", default=[*PARTS, CAPTURES, EXPORTS])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     measures = {
         CAPTURES: lambda: captures.measure(arguments.rounds),
+        EXPORTS: lambda: captures.measure_exports(arguments.rounds),
         "compilation": compilation.measure,
         "conditions": lambda: conditions.measure(arguments.rounds),
         "language": lambda: language.measure(arguments.rounds),
@@ -46,7 +47,9 @@ def main() -> None:
         RESULTS.write_text(json.dumps(results, indent=1))
     if CAPTURES in arguments.parts:
         report.write_captures(results[CAPTURES])
-    if set(arguments.parts) != {CAPTURES}:
+    if EXPORTS in arguments.parts:
+        report.write_exports(results[EXPORTS])
+    if not set(arguments.parts) <= {CAPTURES, EXPORTS}:
         report.write(*(results.get(part, []) for part in PARTS))
 
 

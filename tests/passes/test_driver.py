@@ -368,7 +368,7 @@ def test_stages_are_logged_as_the_history_calls_them(caplog):
     ended = [text.rpartition(", ") for text in messages(caplog, logging.DEBUG) if "matched" in text]
     assert [text for text, _, _ in ended] == [f"{one.stage.upper()} {one.name}: {one.matches} matched" for one in stages]
     assert all(seconds.endswith(" s") and 0 <= float(seconds[:-2]) < 60 for _, _, seconds in ended)
-    assert any(text.startswith("verified normalize_operators and ") for text in messages(caplog, logging.DEBUG))
+    assert any(text.startswith("verified capture and normalize_operators and ") for text in messages(caplog, logging.DEBUG))
     assert all(one.name.startswith("lrpfx.") for one in caplog.records)
 
 

@@ -85,7 +85,7 @@ def make_environment(python: str, torch: str, torchvision: str) -> Path:
     if not (folder / "installed").exists():
         install = [str(own), "-m", "pip", "install", "--quiet"]
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision=={torchvision}", *WITHOUT_TORCH], check=True)
+        subprocess.run([*install, "--no-deps", f"torch=={torch}", f"torchvision{torchvision}", *WITHOUT_TORCH], check=True)
         subprocess.run([*install, *OF_TORCH, *OF_LRPFX, *OF_TESTS, *OF_DATA_SETS, *OF_SERVERS], check=True)
         subprocess.run([*install, "--no-deps", *OF_PROGRAMS, *WEIGHTS], check=True)
         subprocess.run([*install, *OF_LANGUAGE], check=True)
@@ -103,12 +103,14 @@ def _minor(torch: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="2.13.0")
-    parser.add_argument("--torchvision", help="by default the one that was released with this torch")
+    parser.add_argument("--torchvision", help="by default the newest one that is no newer than this torch")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--workers", default="2")
     parser.add_argument("tests", nargs="*", help="files of tests; by default all of the suite")
     options = parser.parse_args()
-    own = make_environment(options.python, options.torch, options.torchvision or f"0.{_minor(options.torch) + 15}.0")
+    own = make_environment(
+        options.python, options.torch, f"=={options.torchvision}" if options.torchvision else f"<0.{_minor(options.torch) + 16}"
+    )
     tests = [str(ROOT / name) for name in options.tests or ["tests"]]
     marked = [
         "-m",
