@@ -1,10 +1,12 @@
 """The command `lrpfx`: its subcommands, and how it ends."""
 
+import importlib
 import io
 import os
 import platform
 import sys
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -12,19 +14,7 @@ import torch
 import typer
 
 from lrpfx import __version__
-from lrpfx.command_line.check import check
-from lrpfx.command_line.compare import compare
-from lrpfx.command_line.composites import composites
-from lrpfx.command_line.dataset import dataset
-from lrpfx.command_line.draw import draw
-from lrpfx.command_line.explain import explain
-from lrpfx.command_line.export import export
-from lrpfx.command_line.inspect import inspect, sign, verify
 from lrpfx.command_line.options import with_options
-from lrpfx.command_line.report import report
-from lrpfx.command_line.run import run
-from lrpfx.command_line.serve import serve
-from lrpfx.command_line.spray import spray
 from lrpfx.command_line.terminal import in_options, messages, say
 from lrpfx.errors import LrpfxError, LrpfxWarning, address, first_lines, printable
 
@@ -36,9 +26,23 @@ INTERRUPTED = 130  # typer's exit status after Ctrl-C
 #: What typer raises for mistakes in a command. Newer releases have a click of their own.
 _UsageError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (explain, report, compare, dataset, spray, check, draw, composites, export, run, serve, inspect, verify, sign):
-    app.command()(with_options(_command))
+#: The modules of the commands, in the order in which the help lists them.
+COMMANDS = {
+    "explain": "explain",
+    "report": "report",
+    "compare": "compare",
+    "dataset": "dataset",
+    "spray": "spray",
+    "check": "check",
+    "draw": "draw",
+    "composites": "composites",
+    "export": "export",
+    "run": "run",
+    "serve": "serve",
+    "inspect": "inspect",
+    "verify": "inspect",
+    "sign": "inspect",
+}
 
 
 def _show_version(shown: bool) -> None:
@@ -47,7 +51,6 @@ def _show_version(shown: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def lrpfx(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -56,15 +59,25 @@ def lrpfx(
     """Layer-wise relevance propagation: explain photographs, and create, run and inspect attribution models as files."""
 
 
+def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The application with these commands."""
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(lrpfx)
+    for name in names:
+        command = getattr(importlib.import_module(f"lrpfx.command_line.{COMMANDS[name]}"), name)
+        app.command(name)(with_options(command))
+    return app
+
+
 def main() -> None:
     """Run the command line: errors are messages instead of tracebacks, and only warnings of lrpfx are shown."""
-    warnings.simplefilter("ignore")
     warnings.simplefilter("default", LrpfxWarning)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names and terminals of any encoding
     try:
-        status = app(prog_name="lrpfx", standalone_mode=False)
+        asked = [one for one in sys.argv[1:2] if one in COMMANDS]  # what the others need takes half a second to import
+        status = app_of(asked or COMMANDS)(prog_name="lrpfx", standalone_mode=False)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
         raise SystemExit(status or 0)

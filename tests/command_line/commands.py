@@ -31,7 +31,7 @@ ready = make()
 
 def run(*arguments):
     """The command's exit status and what it printed; errors of lrpfx are raised."""
-    result = CliRunner().invoke(application.app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(application.app_of(), [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

@@ -114,7 +114,7 @@ def test_completion(monkeypatch, folder):
         ("lrpfx explain mod", 2, "model.pt2"),
     ):
         environment = {"_LRPFX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
-        result = CliRunner().invoke(application.app, [], env=environment, prog_name="lrpfx")
+        result = CliRunner().invoke(application.app_of(), [], env=environment, prog_name="lrpfx")
         assert expected in result.output.split()
 
 

@@ -11,7 +11,6 @@ import typer
 from helpers import ROOT
 from tools.documentation import DOCUMENTS, shown
 
-from lrpfx.command_line.application import app
 from lrpfx.deploy.backends import BACKENDS
 
 pytestmark = pytest.mark.programs
@@ -87,4 +86,4 @@ def commands():
 @pytest.mark.parametrize("command", list(commands()))
 def test_commands_have_these_arguments(command):
     _, name, *arguments = shlex.split(command, comments=True)
-    typer.main.get_command(app).commands[name].make_context(name, arguments)
+    typer.main.get_command(app_of()).commands[name].make_context(name, arguments)

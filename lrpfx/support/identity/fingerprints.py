@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -52,11 +54,13 @@ def _sources(model: nn.Module) -> set[Path]:
     """The source files of a model's classes, and of all imported modules but those of installed packages and of lrpfx."""
     folders = installed_folders()
     classes = {type(module).__module__ for module in model.modules()}
+    resolved = cache(lambda folder: Path(folder).resolve())  # thousands of files are in some hundred folders
     found = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py"):
-            path = Path(file).resolve()
+            folder, name_of_file = os.path.split(os.path.abspath(file))
+            path = Path(file).resolve() if os.path.islink(file) else resolved(folder) / name_of_file
             own = name not in ("__main__", "lrpfx") and not name.startswith("lrpfx.") and folders.isdisjoint(path.parents)
             if (own or name in classes) and path.is_file():
                 found.add(path)
