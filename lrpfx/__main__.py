@@ -1,6 +1,7 @@
 """`python -m lrpfx`, which is the installed command too."""
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -32,9 +33,12 @@ def main() -> None:
 
     try:
         signal.signal(signal.SIGINT, interrupt)
+        gc.disable()  # imports make many objects and no garbage
         try:
             from lrpfx.command_line.application import main as run
         finally:
+            gc.freeze()
+            gc.enable()
             if interrupts:  # also if a module that was imported took the exception for an error of its own
                 raise KeyboardInterrupt
         run()

@@ -65,7 +65,7 @@ def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
     app.callback()(lrpfx)
     for name in names:
         command = getattr(importlib.import_module(f"lrpfx.command_line.{COMMANDS[name]}"), name)
-        app.command(name)(with_options(command))
+        app.command(name)(with_options(command, has_results=name != "serve"))
     return app
 
 

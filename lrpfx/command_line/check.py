@@ -4,7 +4,7 @@ import typer
 
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.reports.check import check as report_on
 from lrpfx.support.tensors import on_device_of
 
@@ -16,6 +16,9 @@ def check(
 
     Rules do not depend on weights, so a library's model has random ones unless --weights names others.
     """
+    rules.check()
+    if shape is not None:
+        example_of(shape, None)
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, device=device, random=True)
         module = given.module("check")
@@ -23,5 +26,6 @@ def check(
         shown.begin("checking")
         report = report_on(module, rules.chosen_or_default(given.preprocess), example_inputs=example)
     say(str(report))
+    say_data(report.to_dict())
     if not report.ok:
         raise typer.Exit(1)

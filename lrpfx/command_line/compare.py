@@ -7,8 +7,8 @@ import typer
 
 from lrpfx.command_line.image_files import opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
-from lrpfx.command_line.options import MODEL, ModelOptions, class_of, composite_of, invalid
-from lrpfx.command_line.terminal import say, say_table, stages
+from lrpfx.command_line.options import MODEL, ModelOptions, check_composite, class_of, composite_of, invalid
+from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import format_of_picture, save_picture
 from lrpfx.reports.comparison import compare as compared
@@ -47,22 +47,27 @@ def compare(
         raise invalid(f"--composite is given {len(names)} times: pass it twice, for the two that are compared")
     if other is None and other_weights is not None:
         raise invalid("--other-weights are those of --other, which is missing")
+    for name in names:
+        check_composite(name, None)
+    options.check([] if target is None else [target])
+    image = opened_in_rgb(photograph)
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
         preprocess = given.required_preprocessing(options)
+        known = given.names_of_classes(options.categories)
+        if known is not None and target is not None:
+            class_of(target, known)
         modules = [given.module("compare")]
         if other is not None:
             shown.begin(f"loading {other}")
         modules.append(
             modules[0] if other is None else model_named(other, other_weights, device=options.device).module("compare")
         )
-        image = opened_in_rgb(photograph)
         shared: list[Any] = [] if other is not None else [graph_of(modules[0], preprocess, image)] * 2
-        known = given.names_of_classes(options.categories)
         found = []
         wanted: int | None = None
         for module, name in zip(shared or modules, names, strict=True):
-            shown.begin(f"explaining {name}")
+            shown.begin(f"preparing {name}")
             chosen = composite_of(name, None, preprocess)
             explainer = Explainer(module, composite=chosen, preprocess=preprocess, categories=known)
             if target is not None and wanted is None:
@@ -77,5 +82,6 @@ def compare(
         save_picture(comparison.picture(), output)
     say(f"relevance for {explanation.target}")
     say(comparison.summary)
+    say_data({"target": explanation.target.name, **comparison.to_dict()})
     if comparison.shown:
         say_table(comparison.columns, comparison.shown)

@@ -2,7 +2,7 @@
 
 from inspect import Parameter, cleandoc, signature
 
-from lrpfx.command_line.terminal import say
+from lrpfx.command_line.terminal import say, say_data
 from lrpfx.composites import COMPOSITES, Composite
 
 #: Settings that a command line cannot give.
@@ -14,6 +14,12 @@ def composites() -> None:
     for name, composite in COMPOSITES.items():
         say(f"[bold]{name}[/bold], {composite.__name__}({_settings(composite)})", markup=True)
         say(f"    {_first_line(composite)}")
+    say_data(
+        [
+            {"name": name, "class": one.__name__, "settings": _settings(one), "description": _first_line(one)}
+            for name, one in COMPOSITES.items()
+        ]
+    )
 
 
 def _settings(composite: type[Composite]) -> str:

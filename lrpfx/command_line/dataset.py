@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from lrpfx.command_line.image_files import images_in
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, invalid
+from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, classes_of, invalid
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.datasets.data_set_run import attribute
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
@@ -98,19 +99,26 @@ def dataset(
     if analysis.virelay is not None and reduce is Reduce.CHANNELS:
         raise invalid("--virelay shows relevance over photographs, which --reduce channels leaves nothing of")
     analysis.check(folder, spray, output)
+    named = [one for one in target or () if one not in (PREDICTED, TRUE)]
+    options.check(named)
+    rules.check()
+    images_in([folder])
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
-        module = given.module("dataset")
         preprocess = given.required_preprocessing(options)
+        known = given.names_of_classes(options.categories)
+        if known is not None:
+            classes_of(named, known)
+        module = given.module("dataset")
         explainer = Explainer(
             module,
             composite=rules.chosen(preprocess),
             preprocess=preprocess,
-            categories=given.names_of_classes(options.categories),
+            categories=known,
             batch_size=batch_size,
         )
         wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
-    with stages("explaining", 0) as shown, warnings.catch_warnings():
+    with stages("preparing photographs", 0) as shown, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*could not be explained", LrpfxWarning)  # `_show` lists them
         found = attribute(
             explainer,
@@ -130,7 +138,8 @@ def dataset(
         )
     if table is not None:
         with stages("writing the table"):
-            say(f"table: {write_table(found, table)}")
+            path = write_table(found, table)
+        say(f"table: {path}")
     if is_clustered:
         write_clusters(found, folder, spray, analysis, preprocess, model)
     _show(found)
@@ -147,6 +156,9 @@ def _show(found: Attributions) -> None:
     errors, keys = found.errors, found["key"]
     say(f"rules: {found.manifest['composite']}")
     say(f"{len(found) - len(errors)} of {counted(len(found), 'photograph')} explained: {found.path}")
+    problems = {keys[number]: reason for number, reason in errors.items()}
+    facts = {"store": found.path, "composite": found.manifest["composite"], "explained": len(found) - len(errors)}
+    say_data({**facts, "problems": problems})
     if errors:
         lines = [f"{keys[number]}: {reason}" for number, reason in list(errors.items())[:_SHOWN]]
         rest = [f"and {len(errors) - _SHOWN} others, in the array 'error'"] if len(errors) > _SHOWN else []

@@ -8,7 +8,7 @@ import typer
 from lrpfx import transform
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of, invalid
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError, os_errors
 from lrpfx.reports.drawing import RulePicture
 from lrpfx.reports.drawing import draw as drawing_of
@@ -39,6 +39,9 @@ def draw(
         raise invalid(f"{output}: a drawing is written as {', '.join(SUFFIXES)}")
     form = output.suffix.lower().removeprefix(".")
     RulePicture().pipe(format=form)  # an error if Graphviz is missing, before the work begins
+    rules.check()
+    if shape is not None:
+        example_of(shape, None)
     with stages(f"loading {model}") as shown:
         given = model_named(model, weights, device=device, random=True)
         module = given.module("draw")
@@ -50,4 +53,5 @@ def draw(
         picture = drawing_of(explain_model, depth=depth).pipe(format=form)
         with os_errors(InputError, output, "written"):
             written(output, picture)
+    say_data({"file": output, "composite": explain_model.composite})
     say(f"{output}: {counted(len(explain_model.unfused_graph.nodes), 'node')}, {explain_model.composite}")

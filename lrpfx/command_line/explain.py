@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from PIL import Image
@@ -15,7 +15,7 @@ from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, IMAGES, MODEL, CompositeOptions, ModelOptions, classes_of, numbers_of
 from lrpfx.command_line.results import ResultFolder, Results, results_in
-from lrpfx.command_line.terminal import Stages, say, say_table, stages
+from lrpfx.command_line.terminal import Stages, say, say_data, say_table, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Category
 from lrpfx.explanation.explainer import Explainer
@@ -52,17 +52,18 @@ def explain(
     What was explained already with the same model, settings and file is kept, so a stopped run resumes. A photograph that
     cannot be read is in the table with its reason, and the exit status is 2.
     """
+    options.check(target or ())
+    images = images_in(photographs)
+    rules.check()
     with stages(f"loading {model}"):
         given = model_named(model, options.weights, options.metadata, options.device, allow_native=allow_native)
-    preprocess = given.required_preprocessing(options)
-    images = images_in(photographs)
-    explainer = Explainer(
-        given.model,
-        composite=rules.chosen(preprocess),
-        preprocess=preprocess,
-        categories=given.names_of_classes(options.categories),
-        batch_size=batch_size,
-    )
+        preprocess = given.required_preprocessing(options)
+        known = given.names_of_classes(options.categories)
+        chosen = rules.chosen(preprocess)
+        if known is not None:
+            classes_of(target or (), known)
+        source = given.model
+    explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known, batch_size=batch_size)
     targets = classes_of(target or [], explainer.categories)
     several = len(targets) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
@@ -81,10 +82,11 @@ def explain(
     with results_in(place, settings, images, "lrpfx explain", one_program=False) as results:
         work = _Work(given, explainer, targets, top, digest, results)
         pending = [image for image in results.images if not results.has(image, work.version_of(image))]
-        with stages("explaining", len(images)) as shown:
+        with stages("preparing photographs", len(images)) as shown:
             shown.advance(len(images) - len(pending))
             work.explain(pending, shown)
     _show(results, work, len(images) - len(pending))
+    say_data(_data(results, work))
     results.raise_problems("these photographs could not be explained")
 
 
@@ -182,6 +184,38 @@ def _quoted(entry: str) -> str:
 def _entries(cell: str) -> list[str]:
     """The entries that `_joined` joined."""
     return next(csv.reader([cell], delimiter=";", skipinitialspace=True))
+
+
+def _data(results: Results, work: _Work) -> dict[str, Any]:
+    """What `_show` prints, as plain data."""
+    known = {name: row[2:-2] for name, row in results.before.items()} | work.rows
+    problems = {row[0]: row[-1] for row in results.problems}
+    photographs = []
+    for image in results.images:
+        if image.shown in problems or image.shown not in known:
+            photographs.append({"file": image.shown, "problem": problems.get(image.shown)})
+            continue
+        predicted, explained, relevance, model, composite = known[image.shown]
+        photographs.append(
+            {
+                "file": image.shown,
+                "predicted": list(map(_scored, _entries(predicted))),
+                "explained": list(map(_scored, _entries(explained))),
+                "relevance": list(map(float, _entries(relevance))),
+                "model": model,
+                "composite": composite,
+                "pictures": results.folder.pictures_of(image),
+            }
+        )
+    return {"folder": results.folder.path, "photographs": photographs}
+
+
+def _scored(entry: str) -> dict[str, Any]:
+    """The class of an entry of `_class`, with its probability or output."""
+    name, _, score = entry.rpartition(" ")
+    if score.endswith("%"):
+        return {"class": name, "probability": round(float(score[:-1]) / 100, 3)}
+    return {"class": name, "output": float(score)}
 
 
 def _show(results: Results, work: _Work, before: int) -> None:

@@ -9,13 +9,25 @@ import typer
 
 from lrpfx import transform
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, SHAPE, CompositeOptions, ModelOptions, composite_of, example_of, invalid
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.options import (
+    MODEL,
+    SHAPE,
+    CompositeOptions,
+    ModelOptions,
+    check_composite,
+    composite_of,
+    example_of,
+    invalid,
+)
+from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.deploy.artefact import check_before_work, package, save, suffixes
 from lrpfx.deploy.lowering import lower
 from lrpfx.errors import first_lines
 from lrpfx.images.stored_preprocessing import stored_form
 from lrpfx.support.tensors import on_device_of
+
+#: The composite of programs.
+_DEFAULT = "epsilon_plus_flat"
 
 TargetKind = Enum(
     "TargetKind", [("INDEX", "index"), ("TARGETS", "targets"), ("TOKEN", "token"), ("WEIGHTS", "weights"), ("MAX", "max")]
@@ -51,13 +63,17 @@ def export(
     options give them: `lrpfx run` and `lrpfx explain` apply them.
     """
     check_before_work(output, compiled=compile)
+    options.check()
+    check_composite(rules.composite or _DEFAULT, rules.setting)
+    if shape is not None:
+        example_of(shape, None)
     with stages(f"loading {model}"):
         given = model_named(model, options.weights, options.metadata, options.device)
     module = given.module("export")
     stated = given.preprocessing(options)
     preprocessing = None if stated is None else stored_form(stated)
     names = given.names_of_classes(options.categories)
-    chosen = composite_of(rules.composite or "epsilon_plus_flat", rules.setting, preprocessing)
+    chosen = composite_of(rules.composite or _DEFAULT, rules.setting, preprocessing)
     example = example_of(shape, preprocessing)
     if example is None:
         raise invalid("--shape is missing, such as 1,3,224,224: the size of the model's input is not known")
@@ -67,7 +83,7 @@ def export(
     if input_range is not None:
         example = input_range[0] + (input_range[1] - input_range[0]) * example
     try:
-        with torch.no_grad():
+        with stages("running the model"), torch.no_grad():
             module(example)
     except (Exception, SystemExit) as error:
         wanted = ",".join(map(str, example.shape))
@@ -87,4 +103,5 @@ def export(
         write = package if compile else save
         path = write(program, output, preprocess=preprocessing, categories=names)
     say(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, self-test passed")
+    say_data({"file": path, "preprocessing": None if preprocessing is None else preprocessing.to_dict()})
     say(f"preprocessing: {preprocessing or 'none is stored; lrpfx run will ask for --mean and --std'}")

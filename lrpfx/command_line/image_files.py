@@ -65,7 +65,8 @@ def _as_text(path: str) -> str:
 def images_in(paths: Iterable[Path]) -> list[ImageFile]:
     """The images that paths of files and folders stand for, those in folders at any depth. Each file is there once.
 
-    Pictures that lrpfx made are left out of folders. Files from several folders may have the same name.
+    Pictures that lrpfx made are left out of folders. Files from several folders may have the same name. A file that is not
+    there has its reason as a problem later, unless none of them is.
     """
     found: dict[str, ImageFile] = {}
     for given in paths:
@@ -77,6 +78,9 @@ def images_in(paths: Iterable[Path]) -> list[ImageFile]:
         for path in _files(given) if given.is_dir() else [given]:
             image = ImageFile(path, str(path.relative_to(given)) if given.is_dir() else path.name)
             found.setdefault(image.source, image)
+    if not any(os.path.lexists(image.path) for image in found.values()):
+        missing = next(iter(found.values())).path
+        raise InputError(f"there is no {'file' if missing.suffix else 'folder'} {missing}", topic="files-and-folders")
     return list(found.values())
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT
-from lrpfx.command_line.terminal import in_options, say, say_table
+from lrpfx.command_line.terminal import in_options, say, say_data, say_table
 from lrpfx.deploy.artefact import load, manifest_in
 from lrpfx.deploy.artefact import sign as sign_file
 from lrpfx.deploy.photographs import preprocessing_in
@@ -33,6 +33,7 @@ def inspect(artefact: ARTEFACT) -> None:
         "tolerance": f"{manifest['tolerance']:.0e}",
         "made with": f"lrpfx {manifest['lrpfx']}, torch {manifest['torch']}",
     }
+    say_data(manifest)
     say_table(("", ""), list(facts.items()), header=False)
     shapes = [
         (role, name, "×".join("batch" if size is None else str(size) for size in one["shape"]), one["dtype"])
@@ -69,6 +70,7 @@ def verify(
             failed = True
             rows.append((str(path), "FAILED", in_options(str(error))))
     say_table(("file", "self-test", ""), rows)
+    say_data([{"file": path, "passed": result == "passed", "details": details} for path, result, details in rows])
     if failed:
         raise typer.Exit(1)
 
@@ -83,3 +85,4 @@ def sign(
     """Write the hashes of a file anew, after another program changed it, and sign it. Its self-test must pass."""
     sign_file(artefact, key, tolerance=tolerance)
     say(f"{artefact} has passed its self-test" + (f" and is signed: {artefact}.sig" if key is not None else ""))
+    say_data({"file": artefact, "signed": key is not None})

@@ -1,5 +1,6 @@
 """Models as the command line names them: a library's, a function's in a module, or the program in a file."""
 
+import gc
 import importlib
 import os
 import sys
@@ -7,7 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from PIL import Image
 from torch import nn
 
 from lrpfx import Captured, capture
-from lrpfx.command_line.options import ImageOptions, categories_in
+from lrpfx.command_line.options import ImageOptions, categories_in, device_named, errors_of_device
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.photographs import image_shape, preprocessing_in
@@ -39,16 +41,27 @@ _SECONDS = 10
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model, with what its library or its file knows of it.
+    """A model, with what its library or its file knows of it before weights are loaded.
 
-    `preprocess`: its library's function, or the stored one. `origin`: how it was made, as text.
+    `make`: loads it. `preprocess`: its library's function, or the stored one. `origin`: a hash of the file, if it is a program.
     """
 
     name: str
-    model: nn.Module | Runner
+    make: Callable[[], nn.Module | Runner]
     preprocess: Callable[..., Any] | None = None
     categories: Sequence[str] | None = None
     origin: str = ""
+
+    @cached_property
+    def model(self) -> nn.Module | Runner:
+        """The model, which is loaded when it is first asked for."""
+        with _without_collections():
+            return self.make()
+
+    @property
+    def is_program(self) -> bool:
+        """Whether it is the program in a file."""
+        return bool(self.origin)
 
     @property
     def fingerprint(self) -> str:
@@ -69,11 +82,11 @@ class NamedModel:
         if not options.given:
             return self.preprocess
         known = None if self.preprocess is None else stored_form(self.preprocess)
-        shape = image_shape(self.model.manifest) if isinstance(self.model, Runner) else None
+        shape = image_shape(self.model.manifest) if self.is_program and isinstance(self.model, Runner) else None
         chosen = options.preprocessing(known, self._channels(known, shape))
         fixed = [] if shape is None else [size for size in shape if size is not None]
         result = chosen.for_inputs(tuple(fixed)) if len(fixed) == 3 else chosen
-        if isinstance(self.model, Runner) and known is not None and result != known:
+        if self.is_program and known is not None and result != known:
             warnings.warn(
                 LrpfxWarning(
                     f"the options replace the preprocessing that {self.name} holds, {known}, by {result}",
@@ -87,7 +100,7 @@ class NamedModel:
         """The preprocessing of photographs. Raises `InputError` if neither the options nor the library or file states one."""
         found = self.preprocessing(options)
         if found is None:
-            lacks = "the file holds no" if isinstance(self.model, Runner) else "there is no known"
+            lacks = "the file holds no" if self.is_program else "there is no known"
             raise invalid(
                 f"{lacks} preprocessing for {self.name}, and without the right one its maps would be wrong: pass --mean and "
                 "--std (and --size, --resize, if it was trained with them), or --raw if the model takes pixels in [0, 1]"
@@ -126,6 +139,8 @@ def model_named(
 ) -> NamedModel:
     """The model that a name stands for, in evaluation mode. Raises `InputError` if it, its weights or the device are missing.
 
+    Where a library knows the preprocessing and the classes without the model, its weights are loaded later.
+
     `device`: where it runs; None for where it is made. `random`: whether a library's model has random weights, unless `weights`
     names others. `allow_native`: as for `lrpfx.load`.
     """
@@ -143,7 +158,7 @@ def model_named(
         runner = load(name, allow_native=allow_native)
         with os_errors(InputError, Path(name), "read"):
             origin = hash_of_file(Path(name))
-        return NamedModel(name, runner, preprocessing_in(runner.manifest), runner.manifest.get("categories"), origin)
+        return NamedModel(name, lambda: runner, preprocessing_in(runner.manifest), runner.manifest.get("categories"), origin)
     else:
         if weights in (DEFAULT, NONE) and not Path(weights).exists():
             raise invalid(
@@ -153,37 +168,34 @@ def model_named(
         model = _of_module(name)
         if weights is not None:
             load_weights(model, Path(weights))
-        found = NamedModel(name, model)
-    module = found.model
-    assert isinstance(module, nn.Module)
-    module.eval()
-    if place is not None:
-        with _errors_of_device(place):
-            module.to(place)
+        found = NamedModel(name, lambda: model)
+
+    def ready() -> nn.Module:
+        module = found.model
+        assert isinstance(module, nn.Module)
+        module.eval()
+        if place is not None:
+            with errors_of_device(place):
+                module.to(place)
+        return module
+
+    if found.preprocess is not None and found.categories is not None:
+        return NamedModel(name, ready, found.preprocess, found.categories)
+    module = ready()
     stated = None if found.preprocess is not None else preprocessing_of(module)
     preprocess = found.preprocess if stated is None else stated.function
-    return NamedModel(name, module, preprocess, found.categories or _labels(module))
-
-
-def device_named(text: str) -> torch.device:
-    """The device that a text names. Raises `InputError` if it is not there."""
-    try:
-        device = torch.device(text)
-    except (RuntimeError, ValueError) as error:
-        raise invalid(f"--device is cpu, cuda, cuda:1, mps or another device of torch, not {text!r}") from error
-    if device.type == "meta":
-        raise invalid("--device meta holds no values to explain")
-    with _errors_of_device(device):
-        torch.zeros(1, device=device)
-    return device
+    return NamedModel(name, lambda: module, preprocess, found.categories or _labels(module))
 
 
 @contextmanager
-def _errors_of_device(device: torch.device) -> Iterator[None]:
+def _without_collections() -> Iterator[None]:
+    """Imports and models are many objects and no garbage: it is not looked for meanwhile, nor among them later."""
+    gc.disable()
     try:
         yield
-    except Exception as error:  # of drivers, in many kinds
-        raise invalid(f"--device {device} cannot be used here: {first_lines(error)}") from error
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _labels(model: nn.Module) -> tuple[str, ...] | None:
@@ -197,7 +209,8 @@ def _labels(model: nn.Module) -> tuple[str, ...] | None:
 
 def _library(name: str, package: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with _without_collections():
+            return importlib.import_module(name)
     except Exception as error:  # a torchvision for another torch raises a RuntimeError
         raise InputError(
             f"{package} is needed for this model and cannot be imported: {first_lines(error)}", topic="missing-package"
@@ -229,14 +242,18 @@ def _of_torchvision(name: str, weights: str, metadata: str | None) -> NamedModel
         described = _entry(known, DEFAULT)
     elif path is not None:
         described = next((one for one in known if one.url.rpartition("/")[2] == path.name), None)
-    model = _made_by_torchvision(models, name, entry)
-    if path is not None:
-        if described is not None and hasattr(model, "transform_input"):
-            vars(model)["transform_input"] = True  # as torchvision has it for its own weights
-        load_weights(model, path)
+
+    def make() -> nn.Module:
+        model = _made_by_torchvision(models, name, entry)
+        if path is not None:
+            if described is not None and hasattr(model, "transform_input"):
+                vars(model)["transform_input"] = True  # as torchvision has it for its own weights
+            load_weights(model, path)
+        return model
+
     if described is None:
-        return NamedModel(f"torchvision:{name}", model)
-    return NamedModel(f"torchvision:{name}", model, described.transforms(), described.meta.get("categories"))
+        return NamedModel(f"torchvision:{name}", make)
+    return NamedModel(f"torchvision:{name}", make, described.transforms(), described.meta.get("categories"))
 
 
 def _entry(known: Any, name: str) -> Any:
@@ -251,7 +268,9 @@ def _made_by_torchvision(models: Any, name: str, entry: Any) -> nn.Module:
     if not cached:
         messages().print(f"downloading {entry.url}", markup=False)
     try:
-        model: nn.Module = models.get_model(name, weights=entry)
+        has_backbone = entry is None and "weights_backbone" in signature(models.get_model_builder(name)).parameters
+        further = {"weights_backbone": None} if has_backbone else {}  # which would be downloaded
+        model: nn.Module = models.get_model(name, weights=entry, **further)
     except Exception as error:
         if cached:
             raise invalid(f"torchvision cannot make {name}: {first_lines(error)}") from error
@@ -293,7 +312,7 @@ def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
         raise invalid(f"timm cannot make {name}: {first_lines(error)}") from error
     if path is not None:
         load_weights(model, path)
-    return NamedModel(f"timm:{name}", model, categories=_categories_of_timm(model))
+    return NamedModel(f"timm:{name}", lambda: model, categories=_categories_of_timm(model))
 
 
 def _categories_of_timm(model: nn.Module) -> tuple[str, ...] | None:
@@ -337,7 +356,7 @@ def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel
     except Exception as error:
         messages().print(f"{name} has no image processor: {first_lines(error)}", markup=False)
         processor = None
-    return NamedModel(f"huggingface:{name}", model, processor)
+    return NamedModel(f"huggingface:{name}", lambda: model, processor)
 
 
 def _problem_of_hub() -> Exception | None:

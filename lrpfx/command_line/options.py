@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial, wraps
@@ -13,6 +14,7 @@ import torch
 import typer
 from PIL import Image
 
+from lrpfx.command_line.terminal import results_as_json
 from lrpfx.composites import COMPOSITES, Composite, composite_class, composite_named
 from lrpfx.deploy.artefact import suffixes
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
@@ -23,6 +25,7 @@ from lrpfx.request.classes import index_of
 
 #: Errors about options.
 invalid = partial(InputError, topic="options-of-commands")
+_no_device = partial(InputError, topic="models-by-name")
 
 #: The width and height of a photograph with which a preprocessing is measured.
 _PROBE = (320, 256)
@@ -75,6 +78,7 @@ DEVICE = Annotated[
     str | None,
     typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps. By default where it was made, mostly the CPU."),
 ]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print the results as JSON.")]
 CATEGORIES = Annotated[Path | None, typer.Option(help="A file with the names of the classes, one a line, in their order.")]
 SHAPE = Annotated[
     str | None, typer.Option(help="Shape of an input, batch first: 1,3,224,224. By default that of the preprocessing.")
@@ -82,18 +86,24 @@ SHAPE = Annotated[
 IMAGES = Annotated[list[Path], typer.Argument(metavar="PHOTO...", help="Images, or folders with images in them.")]
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: the fields of each dataclass among its parameters are options of their own."""
+def with_options(command: Callable[..., None], has_results: bool = True) -> Callable[..., None]:
+    """The command as typer reads it: the fields of each dataclass among its parameters are options of their own.
+
+    `has_results`: whether it has the option `--json` too.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:
         made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        command(**given, **made)
+        with results_as_json(given.pop("as_json", False)):
+            command(**given, **made)
 
     own = [one for one in signature(command).parameters.values() if one.name not in groups]
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own]
+    if has_results:
+        parameters.append(Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=AS_JSON))
     for kind in groups.values():
         kinds = get_type_hints(kind, include_extras=True)
         parameters += [
@@ -112,6 +122,13 @@ class CompositeOptions:
         str | None, typer.Option(help="Name of the composite; see `lrpfx composites`.", autocompletion=_composites)
     ] = None
     setting: SETTINGS = None
+
+    def check(self) -> None:
+        """Raise `InputError` for a composite or settings that there are not. Bounds of the input are known later."""
+        if self.composite is None:
+            self.chosen(None)
+        else:
+            check_composite(self.composite, self.setting)
 
     def chosen(self, preprocess: Callable[..., Any] | None) -> Composite | None:
         """The composite that is named; None where `lrpfx explain` chooses one for the model."""
@@ -150,10 +167,17 @@ class ImageOptions:
         """Whether there is any of them."""
         return any(getattr(self, one.name) for one in fields(ImageOptions))
 
-    def preprocessing(self, known: StoredPreprocessing | None, channels: int) -> StoredPreprocessing:
-        """The preprocessing: the options, and what they leave open as it is in `known`. `channels`: those of the input."""
+    def check_images(self) -> None:
+        """Raise `InputError` for values that no preprocessing has."""
         if self.raw and (self.mean or self.std):
             raise invalid("--raw is for a model that takes pixels in [0, 1]: leave it out, or --mean and --std")
+        for text in filter(None, (self.mean, self.std)):
+            numbers(text, float)
+        _size("--size", self.size), _size("--resize", self.resize)
+
+    def preprocessing(self, known: StoredPreprocessing | None, channels: int) -> StoredPreprocessing:
+        """The preprocessing: the options, and what they leave open as it is in `known`. `channels`: those of the input."""
+        self.check_images()
         mean, std = ("0", "1") if self.raw else (self.mean, self.std)
         if known is None and (mean is None or std is None):
             raise invalid(
@@ -192,6 +216,15 @@ class ModelOptions(ImageOptions):
     categories: CATEGORIES = None
     device: DEVICE = None
 
+    def check(self, targets: Sequence[str] = ()) -> None:
+        """Raise `InputError` for values that no model could have, before one is loaded. `targets`: classes to explain."""
+        self.check_images()
+        if self.device is not None:
+            device_named(self.device)
+        if self.categories is not None:
+            names = categories_in(self.categories)
+            classes_of(targets, names)
+
 
 def _by_channel(option: str, text: str, channels: int) -> tuple[float, ...]:
     values = tuple(numbers(text, float))
@@ -215,6 +248,28 @@ def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
         raise invalid(f"{text!r} is not a comma-separated list of numbers") from error
+
+
+def device_named(text: str) -> torch.device:
+    """The device that a text names. Raises `InputError` if it is not there."""
+    try:
+        device = torch.device(text)
+    except (RuntimeError, ValueError) as error:
+        raise _no_device(f"--device is cpu, cuda, cuda:1, mps or another device of torch, not {text!r}") from error
+    if device.type == "meta":
+        raise _no_device("--device meta holds no values to explain")
+    with errors_of_device(device):
+        torch.zeros(1, device=device)
+    return device
+
+
+@contextmanager
+def errors_of_device(device: torch.device) -> Iterator[None]:
+    """Turn what drivers raise into an `InputError`."""
+    try:
+        yield
+    except Exception as error:  # of drivers, in many kinds
+        raise _no_device(f"--device {device} cannot be used here: {first_lines(error)}") from error
 
 
 def categories_in(path: Path) -> tuple[str, ...]:
@@ -250,6 +305,12 @@ def classes_of(texts: Sequence[str], categories: Sequence[str] | None) -> list[i
     if len(set(found)) < len(found):
         raise invalid(f"--target names a class twice: {', '.join(texts)}")
     return found
+
+
+def check_composite(name: str, settings: list[str] | None) -> None:
+    """Raise `InputError` for a composite that there is not, or settings that it does not have."""
+    bounds = dict.fromkeys(signature(composite_class(name)).parameters.keys() & {"low", "high"}, 0.0)
+    composite_named(name, **{**bounds, **_values_of(settings or [])})
 
 
 def composite_of(name: str, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:

@@ -7,8 +7,8 @@ import typer
 
 from lrpfx.command_line.image_files import images_in, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
-from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, classes_of, composite_of, invalid
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, check_composite, classes_of, composite_of, invalid
+from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.pages.report import SUFFIXES
@@ -44,14 +44,19 @@ def report(
         raise invalid("--set is for the settings of one --composite")
     if len(set(names)) < len(names):
         raise invalid(f"--composite names one twice: {', '.join(names)}")
+    for name in names:
+        check_composite(name, setting)
+    options.check(target or ())
+    images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
         preprocess = given.required_preprocessing(options)
-        images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
         known, found = given.names_of_classes(options.categories), {}
+        if known is not None:
+            classes_of(target or (), known)
         source: Any = given.model if len(names) < 2 else graph_of(given.module("report"), preprocess, images[0][1])
         for name in names or [""]:
-            shown.begin(f"explaining {name}".rstrip())
+            shown.begin(f"preparing {name}".rstrip())
             chosen = composite_of(name, setting, preprocess) if name else None
             explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known)
             targets = classes_of(target or [], explainer.categories)
@@ -59,4 +64,5 @@ def report(
             found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]
         shown.begin("writing")
         path = report_on(found, output, title=title)
+    say_data({"file": path, "photographs": [name for name, _ in images]})
     say(f"{path}: {counted(len(images), 'photograph')}, {path.stat().st_size / 1e6:.1f} MB")

@@ -13,7 +13,7 @@ from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of, invalid
 from lrpfx.command_line.results import ResultFolder, Results, results_in
-from lrpfx.command_line.terminal import Stages, say, stages
+from lrpfx.command_line.terminal import Stages, say, say_data, stages
 from lrpfx.deploy.lowering import FIXED
 from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
@@ -62,8 +62,6 @@ def run(
         raise invalid(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
     shape = _image_shape(runner)
     found = images_in([images])
-    if not images.exists():
-        raise InputError(f"there is no folder {images}", topic="files-and-folders")
     preprocessing = stored_form(given.required_preprocessing(options))
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
@@ -104,6 +102,8 @@ def run(
     before = f", {len(found) - len(pending)} of them from before," if len(pending) < len(found) else ""
     done = len(found) - len(results.problems)
     say(f"{counted(done * len(pictures), 'heatmap')}{before} and outputs.csv in {output}/")
+    problems = {row[0]: row[-1] for row in results.problems}
+    say_data({"folder": output, "table": place.table, "explained": done, "problems": problems})
     results.raise_problems("these images cannot be read")
 
 

@@ -10,7 +10,7 @@ import typer
 from lrpfx.adapters import virelay
 from lrpfx.command_line.options import invalid, numbers
 from lrpfx.command_line.results import write_rows
-from lrpfx.command_line.terminal import say, stages
+from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.datasets.clusters import Spray
 from lrpfx.datasets.images_of_samples import ImagesOfSamples
 from lrpfx.datasets.spray_analysis import CLUSTERS
@@ -62,7 +62,7 @@ def spray(
     if options.virelay is not None and photographs is None:
         raise invalid("--virelay shows photographs: pass --photographs too")
     options.check(photographs, output, store)
-    write_clusters(open_store(store), photographs, output, options)
+    say_data(write_clusters(open_store(store), photographs, output, options).to_dicts())
 
 
 def write_clusters(
@@ -72,7 +72,7 @@ def write_clusters(
     options: ClusterOptions,
     preprocess: Callable[..., Any] | None = None,
     model: str = "model",
-) -> None:
+) -> Spray:
     """Write what was asked for about the clusters in a store. `preprocess`: by default that of the store."""
     with stages("finding clusters") as shown:
         embeddings = () if options.virelay is None else ("tsne",)
@@ -88,6 +88,7 @@ def write_clusters(
         say(f"clusters: {output / _CLUSTERS}, {output / _SAMPLES}")
     if options.virelay is not None:
         say(f"project: virelay {project}")
+    return found
 
 
 def _write(

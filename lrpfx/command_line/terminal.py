@@ -1,11 +1,16 @@
 """What the commands print: tables, messages, and the stages of their work."""
 
+import json
 import logging
+import math
 import re
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -73,14 +78,52 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
+#: Whether results are printed as JSON, by `say_data`, and not as text.
+_AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
+
+
+@contextmanager
+def results_as_json(wanted: bool) -> Iterator[None]:
+    """A context in which results are printed as JSON, if that is wanted."""
+    before = _AS_JSON.set(wanted)
+    try:
+        yield
+    finally:
+        _AS_JSON.reset(before)
+
+
+def say_data(results: Any) -> None:
+    """Print the results of a command as JSON, if that is wanted. Numbers that are not finite are null."""
+    if _AS_JSON.get():
+        text = json.dumps(_plain(results), indent=2, allow_nan=False)
+        with _on_stdout():
+            print(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if hasattr(value, "item"):  # of NumPy and torch
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
 def say(text: str, markup: bool = False) -> None:
     """Print a line of results. `markup`: whether the text has styles of rich, and no foreign parts."""
+    if _AS_JSON.get():
+        return
     with _on_stdout():
         output().print(text if markup else printable(text), markup=markup, soft_wrap=True)
 
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[str]], header: bool = True) -> None:
     """Print a table of results without lines. Cells are plain text; words that are too long for the terminal are folded."""
+    if _AS_JSON.get():
+        return
     drawn = Table(show_header=header, box=None, pad_edge=False)
     for column in columns:
         drawn.add_column(column, overflow="fold")
@@ -139,7 +182,10 @@ class Stages(logging.Handler):
 
 @contextmanager
 def stages(first: str, total: int | None = None) -> Iterator[Stages]:
-    """A context in which the terminal shows the stages that lrpfx logs. `total`: the number of items, if they are counted."""
+    """A context in which the terminal shows the stages that lrpfx logs, and the standard output is left to results.
+
+    What models and libraries print meanwhile goes to the standard error. `total`: the number of items, if they are counted.
+    """
     bar: list[ProgressColumn] = [] if total is None else [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     columns = [SpinnerColumn(), TextColumn("{task.description}"), *bar, TimeElapsedColumn()]
     logger = logging.getLogger("lrpfx")
@@ -150,7 +196,8 @@ def stages(first: str, total: int | None = None) -> Iterator[Stages]:
         logger.addHandler(shown)
         logger.setLevel(logging.INFO)
         try:
-            yield shown
+            with redirect_stdout(sys.stderr):
+                yield shown
             shown.end()
         finally:
             logger.removeHandler(shown)

@@ -392,6 +392,7 @@ class Explainer(Generic[Found]):
 
     def _compile(self, inputs: Any) -> Compiled:
         if isinstance(self.model, Runner):
+            logger.info("explaining with %s", self.model.manifest.get("composite", "a program"))
             return CompiledProgram(self.model, self.categories, self.record)
         self._bounds = self._range()
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 import platform
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from command_line.commands import exported, exported_before, run, run_program
+from command_line.commands import MODEL, exported, exported_before, run, run_program
 from typer.testing import CliRunner
 
 import lrpfx
@@ -29,6 +32,8 @@ from lrpfx.passes.stages import Stage
 from lrpfx.request.reduction import ALL
 
 pytestmark = pytest.mark.programs
+
+OTHER = "--composite", "epsilon_plus_flat"
 
 
 def test_inspect_and_verify(folder):
@@ -246,7 +251,100 @@ def test_stages_have_plain_names(folder, caplog, monkeypatch):
     titles = []
     monkeypatch.setattr(explain_command, "stages", lambda title, *_: titles.append(title) or terminal.stages(title))
     run("explain", "model.onnx", "images", "--output", "others")
-    assert titles == ["loading model.onnx", "explaining"]
+    assert titles == ["loading model.onnx", "preparing photographs"]
+
+
+def test_stages_are_printed_in_their_order(folder, monkeypatch):
+    monkeypatch.setattr(terminal, "_LONG", 0.0)
+    status, printed = run_program("explain", "small_model:make", "images", "--raw", "--size", "8")
+    lines = [found[1] for found in re.finditer(r"(?m)^(.+): [\d.]+ s$", printed)]
+    assert status == 0
+    assert lines[0] == "loading small_model:make" and lines[-1].startswith("explaining with GammaByDepth")
+    names = ["preparing photographs", *terminal.STAGES.values()]
+    stages = [line for line in lines if line in names]
+    assert stages == [name for name in names if name in stages] and {names[1], names[2], names[7]} < set(stages)
+
+
+def test_nothing_but_results_is_on_the_standard_output(folder):
+    talking = """
+print("imported")
+
+class Talking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = make()
+
+    def forward(self, x):
+        print("called")
+        return self.inner(x)
+"""
+    (folder / "talking.py").write_text(MODEL + talking)
+    explaining = ("explain", "talking:Talking", "images", "--raw", "--size", "8")
+    for arguments in (explaining, ("export", "talking:Talking", "talking.pt2", "--shape", "1,3,8,8")):
+        found = CliRunner().invoke(application.app_of(), list(arguments))
+        assert found.exit_code == 0 and "imported" in found.stderr and "called" in found.stderr
+        assert "imported" not in found.stdout and "called" not in found.stdout
+        sys.modules.pop("talking", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        (("explain", "small_model:make", "images", "--raw", "--size", "8"), {"folder": "explanations"}),
+        (("report", "small_model:make", "images", "--raw", "--size", "8"), {"file": "report.html"}),
+        (("check", "small_model:make", "--shape", "1,3,8,8"), {"ok": True}),
+        (("draw", "small_model:make", "--shape", "1,3,8,8"), {"file": "graph.svg"}),
+        (("export", "small_model:make", "made.pt2", "--shape", "1,3,8,8"), {"file": "made.pt2", "preprocessing": None}),
+        (("run", "model.pt2", "images", "heatmaps"), {"explained": 3, "problems": {}}),
+        (("inspect", "model.pt2"), {"target": "index"}),
+        (("sign", "model.pt2"), {"signed": False}),
+        (
+            ("compare", "small_model:make", "images/0.png", "--raw", "--size", "8", "--composite", "epsilon_plus", *OTHER),
+            {"titles": ["EpsilonPlus()", "EpsilonPlusFlat()"]},
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_results_as_json(arguments, values, folder):
+    exported_before()
+    found = CliRunner().invoke(application.app_of(), [*arguments, "--json"])
+    data = json.loads(found.stdout)
+    assert found.exit_code == 0 and {name: data[name] for name in values} == values
+    if arguments[0] == "explain":
+        assert [one["file"] for one in data["photographs"]] == ["0.png", "1.png", "2.png"]
+        one = data["photographs"][0]
+        assert one["predicted"][0] == one["explained"][0] and 0 < one["predicted"][0]["probability"] <= 1
+        assert all(Path(path).exists() for path in one["pictures"])
+
+
+def test_lists_as_json(folder):
+    exported_before()
+    assert json.loads(run("composites", "--json")[1])[0].keys() == {"name", "class", "settings", "description"}
+    (row,) = json.loads(run("verify", "model.pt2", "--json")[1])
+    assert row["file"] == "model.pt2" and row["passed"] is True
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(capsys):
+    with terminal.results_as_json(True):
+        terminal.say_data({"a": float("nan"), "b": np.float32(2.0), "c": [Path("x")], 3: None})
+        terminal.say("nothing")
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": 2.0, "c": ["x"], "3": None}
+    terminal.say_data({})
+    assert capsys.readouterr().out == ""
+
+
+def test_threads_that_wait_sleep_unless_the_user_decides():
+    code = """
+import os, sys, types
+application = sys.modules["lrpfx.command_line.application"] = types.ModuleType("application")
+application.main = lambda: print(os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+from lrpfx.__main__ import main
+main()
+"""
+    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+        found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert found.stdout.split() == [expected, "False"], found.stderr
 
 
 def test_missing_packages_are_found_first(folder, monkeypatch):

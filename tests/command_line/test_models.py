@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 import lrpfx
-from lrpfx.command_line import options
+from lrpfx.command_line import models, options
 from lrpfx.command_line.models import model_named
 from lrpfx.images.stored_preprocessing import stored_form
 
@@ -56,7 +56,7 @@ def test_cached_weights_are_used(squeezenet, tmp_path):
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
     (tmp_path / name).rename(tmp_path / "hub" / "checkpoints" / name)
     found = model_named("torchvision:squeezenet1_1")
-    assert found.fingerprint == type(found)("", model.eval()).fingerprint
+    assert found.fingerprint == type(found)("", model.eval).fingerprint
 
 
 def test_weights_that_cannot_be_downloaded(squeezenet, monkeypatch):
@@ -65,7 +65,7 @@ def test_weights_that_cannot_be_downloaded(squeezenet, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
     with pytest.raises(lrpfx.InputError, match=r"cannot be downloaded: .*https://.*no network.*--weights FILE; --weights none"):
-        model_named("torchvision:squeezenet1_1")
+        _ = model_named("torchvision:squeezenet1_1").model
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,61 @@ def test_weights_that_cannot_be_downloaded(squeezenet, monkeypatch):
 )
 def test_mistakes(name, weights, metadata, message, squeezenet):
     with pytest.raises(lrpfx.LrpfxError, match=message):
-        model_named(name, weights, metadata)
+        _ = model_named(name, weights, metadata).model
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("explain torchvision:resnet18 absent.png", "there is no file absent.png"),
+        ("explain torchvision:resnet18 here.png --target cat", r"'tiger cat' \(282\), 'Persian cat' \(283\)"),
+        ("explain torchvision:resnet18 here.png --target 1000", "out of range"),
+        ("explain torchvision:resnet18 here.png --composite epsilon_plas", "Did you mean 'epsilon_plus'"),
+        ("explain torchvision:resnet18 here.png --composite epsilon_plus --set gamma=1", "no setting 'gamma'"),
+        ("explain torchvision:resnet18 here.png --size large", "not a comma-separated list of numbers"),
+        ("explain torchvision:resnet18 here.png --categories absent.txt", "absent.txt cannot be read"),
+        ("report torchvision:resnet18 absent.png", "absent.png"),
+        ("report torchvision:resnet18 here.png --target catt", "no class named 'catt'"),
+        ("report torchvision:resnet18 here.png --composite epsilon_plas", "Did you mean"),
+        ("compare torchvision:resnet18 absent.png --composite epsilon_plus --composite attn_lrp", "absent.png"),
+        ("compare torchvision:resnet18 here.png --composite epsilon_plus --composite a", "no composite named 'a'"),
+        ("dataset torchvision:resnet18 absent --output store", "absent"),
+        ("dataset torchvision:resnet18 . --output store --target catt", "no class named 'catt'"),
+        ("export torchvision:resnet18 out.pt2 --composite epsilon_plas", "Did you mean"),
+        ("export torchvision:resnet18 out.pt2 --shape 1,3,a", "not a comma-separated list"),
+        ("check torchvision:resnet18 --composite epsilon_plas", "Did you mean"),
+        ("draw torchvision:resnet18 --shape 0,3,8,8", "positive sizes"),
+    ],
+)
+def test_arguments_are_checked_before_weights_are_loaded(command, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("here.png")
+
+    def load(*_):
+        raise AssertionError("weights are loaded")
+
+    monkeypatch.setattr(models, "_made_by_torchvision", load)
+    refused(message, run, *command.split())
+
+
+def test_random_weights_need_no_download(squeezenet, monkeypatch):
+    def fail(*_, **__):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    backbones = []
+    builder = torchvision.models.get_model_builder
+
+    def small(name):
+        def make(weights=None, weights_backbone="IMAGENET"):
+            backbones.append(weights_backbone)
+            return torchvision.models.squeezenet1_1(weights=weights)
+
+        return make if name == "fcn_resnet50" else builder(name)
+
+    monkeypatch.setattr(torchvision.models, "get_model_builder", small)
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, weights, **more: small(name)(weights, **more))
+    assert model_named("torchvision:fcn_resnet50", random=True).model.classifier and backbones == [None]
 
 
 def test_models_run_on_a_device(placed):
@@ -108,6 +162,7 @@ def test_programs_run_where_they_were_exported(placed):
     status, printed = run("export", "placed:Placed", "x.pt2", "--shape", "1,3,8,8", "--raw", "--device", "cpu")
     assert status == 0, printed
     with pytest.raises(lrpfx.InputError, match="leave out --device"):
+        Image.new("RGB", (8, 8)).save("here.png")
         run("explain", "x.pt2", ".", "--device", "cpu")
 
 
@@ -227,7 +282,9 @@ def test_bounds_are_measured_if_the_preprocessing_cannot_be_stored(tmp_path, mon
         for name in ((), ("--composite", "gamma_by_depth")):
             status, printed = run(command, "bordered:make", *name)
             assert status == 0 and ("GammaByDepth(" in printed or command == "check")
-    assert options.example_of(None, given.preprocess).shape == (1, 3, 12, 12) and len(used) == 4
+    assert options.example_of(None, given.preprocess).shape == (1, 3, 12, 12)
+    used = [one for one in used if isinstance(one[0], torch.Tensor)]  # not those of checks before the model is there
+    assert len(used) == 4
     for bounds in used:
         torch.testing.assert_close(torch.stack(bounds), torch.stack([low, high]), rtol=0, atol=0)
 

@@ -11,6 +11,7 @@ import typer
 from helpers import ROOT
 from tools.documentation import DOCUMENTS, shown
 
+from lrpfx.command_line.application import app_of
 from lrpfx.deploy.backends import BACKENDS
 
 pytestmark = pytest.mark.programs
