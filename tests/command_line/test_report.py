@@ -44,7 +44,7 @@ def test_the_defaults(folder):
         (("images/1.png", "--set", "epsilon=1"), "--set is for the settings of one --composite"),
         (("images/1.png", "--composite", "epsilon_plus", "--composite", "epsilon_plus"), "names one twice"),
         (("images/1.png", "--target", "1", "--target", "1"), "--target names a class twice"),
-        (("none.png",), "none.png: there is no such file"),
+        (("none.png",), "there is no file none.png"),
     ],
 )
 def test_mistakes(folder, arguments, message):
@@ -88,7 +88,7 @@ def test_two_models_are_compared(folder):
             ("images/1.png", *("--composite", "epsilon_plus") * 2, "--other-weights", "w.pt"),
             "--other-weights are those of --other",
         ),
-        (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
+        (("none.png", *("--composite", "epsilon_plus") * 2), "there is no file none.png"),
         (("images/1.png", *("--composite", "epsilon_plus") * 2, "-o", "maps.txt"), "maps.txt: a picture is saved as"),
     ],
 )
