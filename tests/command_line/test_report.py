@@ -88,7 +88,7 @@ def test_two_models_are_compared(folder):
             ("images/1.png", *("--composite", "epsilon_plus") * 2, "--other-weights", "w.pt"),
             "--other-weights are those of --other",
         ),
-        (("none.png", *("--composite", "epsilon_plus") * 2), "there is no file none.png"),
+        (("none.png", *("--composite", "epsilon_plus") * 2), "none.png: there is no such file"),
         (("images/1.png", *("--composite", "epsilon_plus") * 2, "-o", "maps.txt"), "maps.txt: a picture is saved as"),
     ],
 )
