@@ -37,10 +37,10 @@ export function s<Tag extends keyof SVGElementTagNameMap>(
   return element;
 }
 
-/** A name whose lines end after its dots, not in the middle of a word. */
+/** A name whose lines end after its dots and underscores, not in the middle of a word. */
 export function breakable(name: string): HTMLElement {
-  const parts = name.split(".");
-  return h("bdi", {}, ...parts.flatMap((part, place) => (place ? [".", h("wbr"), part] : [part])));
+  const parts = name.match(/[^._]*[._]|[^._]+$/g) ?? [];
+  return h("bdi", {}, ...parts.flatMap((part) => [part, h("wbr")]));
 }
 
 /** An element with styles that depend on data. */

@@ -18,6 +18,7 @@ const [SIZE, SMALL, TINY] = [12.5, 11.5, 10]; // of letters
 const BESIDE = 126; // pixels of a box beside its name: thumbnail, relevance and margins
 const BROADEST = 520;
 const [CLOSEST, FARTHEST] = [3, 0.05];
+const SHAPES = 4; // bands from one box, beyond which their shapes would lie on each other
 const STILL = 4; // pixels that a pointer moves while it clicks
 const DIRECTIONS: Record<string, [number, number]> = {
   ArrowUp: [0, -1],
@@ -45,6 +46,8 @@ export class GraphView {
   private totals: number[] = [];
   private widest = 1;
   private order: number[] = [];
+  /** How many bands leave each box. */
+  private leaving = new Map<string, number>();
   /** The part that is drawn, and whether in full. */
   private drawn: { area: Area; full: boolean } = { area: [0, 0, 0, 0], full: true };
   private chosen: string | null = null;
@@ -206,14 +209,15 @@ export class GraphView {
   private place(): void {
     this.placed = this.layout.all(this.open);
     this.boxes = new Map(this.placed.boxes.map((box) => [box.item.id, box]));
-    const { boxes, bands } = this.placed;
+    const { bands } = this.placed;
+    this.leaving = new Map();
+    for (const { from } of bands) this.leaving.set(from, (this.leaving.get(from) ?? 0) + 1);
     this.totals = bands.map((band) => this.flows?.sum(band.edges) ?? 0);
     const size = (place: number) => Math.abs(this.totals[place] ?? 0);
     this.widest = this.totals.reduce((most, total) => (Math.abs(total) > most ? Math.abs(total) : most), 0);
     if (!Number.isFinite(this.widest) || !this.widest) this.widest = 1;
     this.order = bands.map((_, place) => place).sort((one, other) => size(other) - size(one));
     this.minimap.draw(this.placed, (item) => this.colorOf(item));
-    this.picture.classList.toggle("large", boxes.length > MOST);
     this.drawLegend();
   }
 
@@ -504,7 +508,8 @@ export class GraphView {
     const shape = this.shapeOf(band);
     const { points } = band;
     const [first, last] = [points[0], points.at(-1)];
-    if (!first || !last || !shape || last[1] - first[1] < 2 * TINY) return null;
+    if (!first || !last || !shape || (this.leaving.get(band.from) ?? 0) > SHAPES || last[1] - first[1] < 2 * TINY)
+      return null;
     const [x, y] = points.length > 2 ? (points[1] ?? first) : [(first[0] + last[0]) / 2, (first[1] + last[1]) / 2];
     return s("text", { class: "shape", x: x + width / 2 + 4, y: y + 3 }, shape);
   }
@@ -665,7 +670,7 @@ export class GraphView {
     const { area, full } = this.drawn;
     const [wide, drawn] = [window[2] - window[0], area[2] - area[0]];
     if (!within(window, area) || (!full && drawn > 3 * wide)) this.paint();
-    else this.minimap.show(window, this.fitting() < this.scale);
+    else this.minimap.show(window, this.placed.boxes.length > MOST || this.fitting() < this.scale);
   }
 
   /** The whole graph; or, unless `whole`, as much of it as can be read, from its output on. */

@@ -46,8 +46,10 @@ const HEAD = 26;
 const MARGIN = 14;
 const TOP = "top";
 const BOTTOM = "bottom";
-/** Nodes of one level beyond which a simpler way to rank them is taken, which takes less time. */
-const MANY = 120;
+const [BESIDE, BELOW] = [22, 30]; // pixels between boxes
+/** Rows that the bands of a level pass, beyond which they are led by its sides: among the boxes, there would be no room. */
+const MANY = 150;
+const [LANE, LANES] = [7, 12];
 /** Pixels to which sizes are rounded up: levels that differ in less are laid out alike. */
 const STEP = 8;
 
@@ -152,16 +154,75 @@ export class Layout {
 }
 
 function placesOf(sizes: [number, number][], pairs: [number, number][], children: number): Places {
-  const dagre: DagreGraph<GraphLabel, NodeLabel, EdgeLabel> = new DagreGraph({ multigraph: false });
-  dagre.setGraph({
-    rankdir: "TB",
-    nodesep: 22,
-    ranksep: 30,
-    edgesep: 14,
-    marginx: 0,
-    marginy: 0,
-    ranker: children > MANY ? "longest-path" : "network-simplex",
+  const rows = rowsOf(sizes.length, pairs, children);
+  const passed = pairs.reduce((sum, [from, to]) => sum + Math.abs((rows[to] ?? 0) - (rows[from] ?? 0)) - 1, 0);
+  return passed > MANY ? inRows(sizes, pairs, rows) : byDagre(sizes, pairs, children);
+}
+
+/** For each box the longest way to it from the top, along bands that lead from later boxes to earlier ones. */
+function rowsOf(count: number, pairs: [number, number][], children: number): number[] {
+  const read = Array.from({ length: count }, (): number[] => []);
+  const starts = new Set(pairs.map(([from]) => from));
+  for (const [from, to] of pairs) read[from]?.push(to);
+  // Boxes stand in the order of execution; of the ports behind them, that at the top comes last, and that at the bottom first.
+  const when = (place: number) => (place < children ? place : starts.has(place) ? count : -1);
+  const rows = new Array<number>(count).fill(0);
+  const last = [...rows.keys()].sort((one, other) => when(other) - when(one));
+  for (const from of last)
+    for (const to of read[from] ?? [])
+      if (when(to) < when(from)) rows[to] = Math.max(rows[to] ?? 0, (rows[from] ?? 0) + 1);
+  return rows;
+}
+
+/** Boxes in rows, in the order of what leads to them; longer bands pass the rows between at the sides. */
+function inRows(sizes: [number, number][], pairs: [number, number][], rows: number[]): Places {
+  const inRow: number[][] = [];
+  rows.forEach((row, place) => {
+    inRow[row] ??= [];
+    inRow[row]?.push(place);
   });
+  const above = sizes.map((): number[] => []);
+  for (const [from, to] of pairs) if ((rows[from] ?? 0) < (rows[to] ?? 0)) above[to]?.push(from);
+  const middles = sizes.map((): [number, number] => [0, 0]);
+  let [y, half] = [0, 0];
+  const tops: number[] = [];
+  const bottoms: number[] = [];
+  inRow.forEach((places, row) => {
+    const mean = (place: number) => {
+      const from = above[place] ?? [];
+      return from.reduce((sum, one) => sum + (middles[one]?.[0] ?? 0), 0) / (from.length || 1);
+    };
+    const wanted = new Map(places.map((place) => [place, mean(place)]));
+    places.sort((one, other) => (wanted.get(one) ?? 0) - (wanted.get(other) ?? 0));
+    const width = places.reduce((sum, place) => sum + (sizes[place]?.[0] ?? 0) + BESIDE, -BESIDE);
+    const height = Math.max(...places.map((place) => sizes[place]?.[1] ?? 0));
+    let x = -width / 2;
+    for (const place of places) {
+      const wide = sizes[place]?.[0] ?? 0;
+      middles[place] = [x + wide / 2, y + height / 2];
+      x += wide + BESIDE;
+    }
+    half = Math.max(half, width / 2);
+    tops[row] = y;
+    bottoms[row] = y + height;
+    y += height + BELOW;
+  });
+  const side = half + LANE * LANES;
+  const bends = pairs.map(([from, to], number): [number, number][] => {
+    const [first, last] = [rows[from] ?? 0, rows[to] ?? 0];
+    if (last - first < 2) return [];
+    const x = (number % 2 ? 1 : -1) * (half + LANE * (1 + ((last - first) % LANES)));
+    return [
+      [x + side, (bottoms[first] ?? 0) + BELOW],
+      [x + side, (tops[last] ?? 0) - BELOW],
+    ];
+  });
+  return { width: 2 * side, height: y - BELOW, middles: middles.map(([x, y]) => [x + side, y]), bends };
+}
+
+function byDagre(sizes: [number, number][], pairs: [number, number][], children: number): Places {
+  const dagre: DagreGraph<GraphLabel, NodeLabel, EdgeLabel> = new DagreGraph({ multigraph: false });
+  dagre.setGraph({ rankdir: "TB", nodesep: BESIDE, ranksep: BELOW, edgesep: 14, marginx: 0, marginy: 0 });
   dagre.setDefaultEdgeLabel(() => ({}));
   const joined = new Set(pairs.flat());
   const last = sizes.findIndex((_, place) => place < children && joined.has(place));

@@ -48,9 +48,9 @@ export class Minimap {
     }
   }
 
-  /** `isPart`: whether the window has only a part of the graph; where it has all, there is nothing to show. */
-  show([left, top, right, bottom]: Area, isPart: boolean): void {
-    this.element.hidden = !isPart;
+  /** `isNeeded`: whether the window has only a part of the graph, or the graph is too large to be seen in it. */
+  show([left, top, right, bottom]: Area, isNeeded: boolean): void {
+    this.element.hidden = !isNeeded;
     const [across, down] = this.scale;
     const { width, height } = this.canvas;
     const clamped = (value: number, most: number) => Math.max(0, Math.min(most, value));

@@ -246,6 +246,8 @@ def test_terms_and_colors_are_explained(browser, two_composites):
     assert red[0] > max(red[1:]) and blue[2] > max(blue[:2])
     terms = {each.text: each.get_attribute("aria-description") for each in all_of(browser, ".side .term")}
     assert {"output", "bias"} <= set(terms) and all(terms.values())
+    all_of(browser, "[data-id^='n:']")[0].click()
+    assert all(each.size["height"] < 30 for each in all_of(browser, ".term")), "a term is cut"
     button(browser, "Ledger").click()
     for head in all_of(browser, ".accounts thead button")[3:]:
         browser.execute_script("arguments[0].focus()", head)
@@ -822,6 +824,37 @@ def test_large_graphs_are_soon_drawn(browser, folder, model, nodes):
     assert before < 500 and f"{rows - before} more rows" in one(browser, ".ledger .rest").get_attribute("textContent")
     browser.execute_script("document.querySelector('.scroll').scrollTop = 1e9")
     wait_for(lambda: len(all_of(browser, ".accounts tbody tr")) > before)
+
+
+class Dense(Layered):
+    """Each layer reads all before it."""
+
+    def forward(self, x):
+        values = [x]
+        for layer in self.children():
+            values.append(layer(torch.cat(values, -1)))
+        return torch.cat(values, -1)
+
+
+@needs_chromium
+def test_dense_graphs_are_soon_drawn(browser, folder):
+    model = Dense(**{f"layer{number}": torch.nn.Linear(4 * number, 4) for number in range(1, 80)})
+    module, path = report_of(model, folder / "dense.html")
+    times = []
+    for _ in range(2):
+        browser.get("about:blank")
+        opened(browser, path)
+        times.append(milliseconds(browser, clicks("Unfold all")))
+    assert min(times) < SOON
+    assert sum(", rule " in label for label in boxes(browser)) == len(lrpfx.to_networkx(module))
+    # Boxes of one module do not lie on each other.
+    edges = browser.execute_script(
+        "return [...document.querySelectorAll('.box:not(.head) .hit')].map(e => e.getBoundingClientRect().toJSON())"
+    )
+    for place, one_box in enumerate(edges):
+        for other in edges[:place]:
+            apart = one_box["left"] >= other["right"] - 1 or other["left"] >= one_box["right"] - 1
+            assert apart or one_box["top"] >= other["bottom"] - 1 or other["top"] >= one_box["bottom"] - 1
 
 
 @needs_chromium
