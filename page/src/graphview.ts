@@ -137,11 +137,14 @@ export class GraphView {
     this.search.focus();
   }
 
+  /** For print: the whole graph; of a large one what is in the window. */
   printed(on: boolean): void {
     this.isPrinted = on;
-    const { width, height } = this.placed;
+    const { width, height, boxes } = this.placed;
+    const [left, top, right, bottom] =
+      boxes.length > MOST ? this.window() : [-20, -20, Math.ceil(width) + 20, Math.ceil(height) + 20];
     if (on) {
-      this.picture.setAttribute("viewBox", `-20 -20 ${Math.ceil(width) + 40} ${Math.ceil(height) + 40}`);
+      this.picture.setAttribute("viewBox", `${left} ${top} ${right - left} ${bottom - top}`);
       this.stage.removeAttribute("transform");
     } else this.picture.removeAttribute("viewBox");
     this.paint();
@@ -233,10 +236,10 @@ export class GraphView {
     const { boxes, bands } = this.placed;
     const [left, top, right, bottom] = this.window();
     const [wide, high] = [right - left, bottom - top];
-    const everything = this.isPrinted || boxes.length <= MOST;
-    const area: Area = everything
-      ? [Number.NEGATIVE_INFINITY, Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY]
-      : [left - wide / 2, top - high / 2, right + wide / 2, bottom + high / 2];
+    const area: Area =
+      boxes.length <= MOST
+        ? [Number.NEGATIVE_INFINITY, Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY, Number.POSITIVE_INFINITY]
+        : [left - wide / 2, top - high / 2, right + wide / 2, bottom + high / 2];
     const near = boxes.filter((box) => meets([box.x, box.y, box.x + box.width, box.y + box.height], area));
     const lines = this.order.filter((place) => meets(areaOf(bands[place] as Band), area));
     const full = near.length <= MOST;
@@ -244,8 +247,7 @@ export class GraphView {
     const one = this.focused ?? this.output()?.item.id;
     const other = boxes.filter(({ item }) => item.id === this.chosen || item.id === one);
     // Outlines have the names of the modules that are large enough to hold them.
-    const scale = this.isPrinted ? 800 / (this.placed.height || 1) : this.scale;
-    const readable = (box: Box) => box.open && box.height * scale > 30 && box.width * scale > 60;
+    const readable = (box: Box) => box.open && box.height * this.scale > 30 && box.width * this.scale > 60;
     const drawn = new Set([...(full ? near : near.filter(readable)), ...other]);
     const focus = this.stage.contains(document.activeElement);
     this.stage.replaceChildren(
@@ -256,7 +258,7 @@ export class GraphView {
           ]
         : this.outlines(near, lines)),
       ...[...drawn].filter((box) => !box.open).map((box) => this.box(box)),
-      ...[...drawn].filter((box) => box.open).map((box) => this.head(box, full ? 1 : 1 / scale)),
+      ...[...drawn].filter((box) => box.open).map((box) => this.head(box, full ? 1 : 1 / this.scale)),
     );
     this.mark();
     this.move();

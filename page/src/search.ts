@@ -26,6 +26,7 @@ export class Search {
     id: "results",
     "aria-label": "nodes and modules found",
     hidden: true,
+    mousedown: (event: MouseEvent) => event.preventDefault(), // the search keeps the focus
   });
 
   constructor(
@@ -62,7 +63,7 @@ export class Search {
       input: () => this.find(),
       keydown: (event: KeyboardEvent) => this.keyed(event),
       focus: () => this.find(),
-      blur: () => setTimeout(() => this.hide(), 150),
+      blur: () => this.hide(),
     });
     this.element = h("div", { class: "search" }, this.input, this.results);
   }
@@ -88,7 +89,7 @@ export class Search {
       ...this.found.map(({ item, name, told }, place) =>
         h(
           "li",
-          { role: "option", id: `result-${place}`, pointerdown: () => this.choose(item) },
+          { role: "option", id: `result-${place}`, click: () => this.choose(item) },
           h("b", {}, name),
           h("span", {}, told),
         ),

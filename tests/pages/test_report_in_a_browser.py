@@ -179,7 +179,10 @@ def test_names_are_found_before_rules_and_modules_are_opened(browser, folder):
     assert module.get_attribute("aria-expanded") == "true" and one(browser, ".inspector h2").text == "norm"
     assert browser.switch_to.active_element == module and '"norm.0, ' in json.dumps(boxes(browser))
     type_keys(browser, "/", "linear normal")
-    assert [each.text.splitlines()[0] for each in all_of(browser, "[role=option]")][:1] == ["normal"]
+    (option,) = all_of(browser, "[role=option]")
+    assert option.text.splitlines()[0] == "normal"
+    option.click()
+    assert one(browser, ".inspector h2").text == "normal" and not one(browser, ".results").is_displayed()
 
 
 @needs_chromium
@@ -246,7 +249,8 @@ def test_terms_and_colors_are_explained(browser, two_composites):
     assert red[0] > max(red[1:]) and blue[2] > max(blue[:2])
     terms = {each.text: each.get_attribute("aria-description") for each in all_of(browser, ".side .term")}
     assert {"output", "bias"} <= set(terms) and all(terms.values())
-    all_of(browser, "[data-id^='n:']")[0].click()
+    one(browser, "[aria-label^='_fc, ']").click()
+    assert len(all_of(browser, ".inspector .term")) > 2
     assert all(each.size["height"] < 30 for each in all_of(browser, ".term")), "a term is cut"
     button(browser, "Ledger").click()
     for head in all_of(browser, ".accounts thead button")[3:]:
@@ -863,6 +867,10 @@ def test_outlines_are_chosen_like_boxes(browser, folder):
     _, path = report_of(Chain(800), folder / "outlines.html")
     opened(browser, path)
     button(browser, "Unfold all").click()
+    seen = boxes(browser)
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert 2 < len(boxes(browser)) < 400 and set(boxes(browser)) <= set(seen), "print has the part in the window"
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
     button(browser, "Fit").click()
     assert all_of(browser, ".graph path.outline")
     x, y = browser.execute_script(
