@@ -99,7 +99,7 @@ documentation: $(VENV)/linked
 	$(BIN)/python tests/tools/documentation.py
 
 # Build the documentation site into build/site, in two minutes: tutorials are run, and nothing is fetched. Broken links and anchors fail,
-# and so does a public name without documentation. `$(BIN)/python -m http.server --directory build/site` shows it.
+# and so does a public name without documentation. Open build/site/index.html in a browser: no server is needed.
 docs: $(VENV)/linked
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=tests $(BIN)/python -m mkdocs build
 

@@ -30,7 +30,7 @@ def dropout():
 @pytest.mark.parametrize(
     "topic, function, args",
     [
-        ("arguments", lrpfx.transform, (nn.ReLU(), {})),
+        ("composites", lrpfx.transform, (nn.ReLU(), {})),
         ("arguments", Epsilon, (float("nan"),)),
         ("training-mode", lrpfx.transform, (dropout(), EpsilonPlus())),
         ("operation-without-a-rule", lrpfx.transform, (Unary(torch.lgamma), EpsilonPlus())),

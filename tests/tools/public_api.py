@@ -4,12 +4,19 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 from tools.public_names import public_names
 
+_FIRST_CALLS = """\
+Photographs and texts: `lrpfx.explain(model, images, target, preprocess=...)`, with `tokenizer=` for texts, returns an
+explanation with `.sheet()`, `.relevance` and `.save(path)`. Any other inputs: `explain_model = lrpfx.transform(model, composite)`, then
+`lrpfx.attribute(explain_model, inputs, target).relevance`. All names with their signatures are on one page:
+[reference/all.md](reference/all.md)."""
+#: a name that mkdocstrings replaces by its documentation
+_FILLED = re.compile(r"^::: ", re.MULTILINE)
 _MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
 
 
@@ -77,16 +84,27 @@ def _entry(name: str, value: Any) -> str:
     return f"- `{name}{signature(value)}`" + (f": {summary(value)}" if summary(value) else "")
 
 
-def llms_text(title: str, description: str, nav: list[Any], titles: dict[str, str]) -> str:
-    """The form of https://llmstxt.org: what this is, and links to the pages as Markdown. `titles`: page -> its heading."""
-    lines = [f"# {title}", "", f"> {description}", ""]
-    lines += ["All names with their signatures, on one page: [reference/all.md](reference/all.md)", ""]
+def llms_text(title: str, description: str, nav: list[Any], pages: Mapping[str, str]) -> str:
+    """The form of https://llmstxt.org: what this is, and links to the pages as Markdown. `pages`: their texts by path.
+
+    Pages that mkdocstrings fills are left out: `page` has their names.
+    """
+    lines = [f"# {title}", "", f"> {description}", "", _FIRST_CALLS, ""]
     for section in nav:
         ((heading, entries),) = section.items()
         lines += [f"## {heading}", ""]
-        lines += [f"- [{titles.get(path, path)}]({path})" for path in _paths(entries)]
+        lines += [_link(path, pages[path]) for path in _paths(entries) if not _FILLED.search(pages[path])]
         lines += [""]
     return "\n".join(lines)
+
+
+def _link(path: str, text: str) -> str:
+    """A page's heading as a link, and its first sentence."""
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    prose = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text[heading.end() :] if heading else text)
+    sentence = re.match(r"\s*(?P<said>[\w`*](?:(?!\n\n).)*?[.?!:])(?=\s)", prose, re.DOTALL)
+    said = f": {' '.join(sentence['said'].split()).rstrip(':')}" if sentence else ""
+    return f"- [{heading[1] if heading else path}]({path}){said}"
 
 
 def _paths(entries: list[Any]) -> Iterator[str]:

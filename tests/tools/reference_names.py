@@ -29,6 +29,9 @@ class PublicNames(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = in_markdown(obj.docstring.value)
 
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        cls.bases = [base for base in cls.bases if not str(base).startswith("Generic[")]  # which says nothing to a reader
+
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         for name, value in public_names():
             path = name.split(".")[1:]

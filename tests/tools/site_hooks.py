@@ -32,7 +32,6 @@ _SKIPPED_OR_NAME = re.compile(
 )
 #: In the tables of guides for those who come from elsewhere, the first column has names of others.
 _NAME_OF_LRPFX = re.compile(rf"<tr>\s*<td>.*?</td>|{_SKIPPED_OR_NAME.pattern}", re.DOTALL)
-_HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 _scratch = tempfile.TemporaryDirectory()
 #: page -> words by which it is looked for, of this field and of other libraries; the search prefers them to all other words
 SYNONYMS = {
@@ -169,8 +168,7 @@ def _write_for_agents(config: MkDocsConfig) -> None:
     site = Path(config.site_dir)
     for page, text in _sources.items():
         (site / page).write_text(text, encoding="utf-8")
-    titles = {page: found[1] for page, text in _sources.items() if (found := _HEADING.search(text))}
-    text = public_api.llms_text(config.site_name, str(config.site_description), config.nav or [], titles)
+    text = public_api.llms_text(config.site_name, str(config.site_description), config.nav or [], _sources)
     (site / "llms.txt").write_text(text, encoding="utf-8")
 
 
