@@ -489,3 +489,14 @@ def test_as_a_program(folder):
     assert process.returncode == 2 and "error: absent.pt2 cannot be read" in process.stderr
     assert process.stderr.splitlines()[-1] == f"See {address('files-and-folders')}"
     assert "Traceback" not in process.stderr
+
+
+def test_a_command_imports_what_it_needs():
+    code = """
+import sys
+from lrpfx.command_line.application import app_of
+app_of(["explain"])
+print(*sorted({"networkx", "torchvision", "zarr", "fastapi", "starlette", "matplotlib"} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0 and not found.stdout.strip(), found.stdout + found.stderr
