@@ -92,8 +92,12 @@ class Explained(PlainData, ABC):
 
     @property
     def _legend(self) -> Legend:
-        name = printable(self.target.name)
+        name = self._shown(printable(self.target.name))
         return f"against {name}", f"for {name}"
+
+    def _shown(self, name: str) -> str:
+        """The name of the explained class, which is a number if names are not known."""
+        return f"class {name}" if self.categories is None and self.target.index is not None else name
 
     def to_pandas(self) -> "DataFrame":
         """A row for each explained class as a DataFrame.
@@ -278,7 +282,7 @@ class Explanation(Explained):
         drawn = canvas.map(self.answers[0].summed)
         return [
             (self.name, canvas.photograph),
-            (f"relevance for {self.target}", canvas.heatmap(drawn, style)),
+            (f"relevance for {self._shown(str(self.target))}", canvas.heatmap(drawn, style)),
             ("over the photograph", canvas.overlay(drawn, style)),
         ]
 

@@ -413,6 +413,9 @@ def test_pictures_say_what_colours_mean_and_how_much_they_hold(explanation, expl
         words.clear()
         draw()
         assert {"against fish", "for fish"} <= set(words)
+    words.clear()
+    lrpfx.explain(explainer.model, photographs[0], 2, preprocess=PREPROCESS).sheet()
+    assert {"against class 2", "for class 2"} <= set(words)
     share = explanation.balance.inputs / explanation.balance.output
     explanation.sheet()
     assert any(f"the map holds {share:.1%}" in one or f"the map holds {share:.0%} of the output" in one for one in words)
