@@ -266,8 +266,9 @@ def _settled(program: Program, verification: Verification | None, settings: Sett
     """The final program of a composite. The canonized one is consumed."""
     run_passes(program, [*asked_canonizers(settings), *passes_of(settings, *_LATER)], verification)
     verify(program, verification)
+    if program.fixed_dimensions:
+        program.guards += fixed_dimensions(program, program.guessed if verification is None else verification.args)
     if verification is not None:
-        program.guards += fixed_dimensions(program, verification) if program.fixed_dimensions else []
         hold_sizes(program, verification, dynamic_shapes)
     return program
 

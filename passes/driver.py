@@ -21,7 +21,7 @@ from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.passes.properties import OUT_OF_PLACE
 from lrpfx.runtime.compiled_graph import PassRecord
-from lrpfx.support.torch_internals import Interpreter, pytree
+from lrpfx.support.torch_internals import FakeTensorMode, Interpreter, pytree
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ class Verification:
     def __init__(
         self, args: tuple[Any, ...], expected: Any, records: bool = True, again: Callable[[], Any] | None = None
     ) -> None:
-        """`records`: whether to record the shapes and dtypes of values; False for guessed inputs.
+        """`records`: whether to record the shapes and dtypes of values; False for further sizes of the inputs.
 
         `again`: computes the outputs once more, with the source model.
         """
@@ -203,6 +203,13 @@ def fresh(values: Any) -> Any:
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
+def record_shapes_of(program: Program, args: tuple[torch.Tensor, ...]) -> None:
+    """Record the shapes and dtypes of values for inputs on torch's fake tensors. Raises what the graph's operators raise."""
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        _Interpreter(program, True, True).run(*map(mode.from_tensor, args))
+    program.guessed = args
+
+
 class _Interpreter(Interpreter):
     """Runs a graph, on copies of parameters and buffers if it may overwrite them. Optionally records shapes and dtypes."""
 
@@ -284,8 +291,10 @@ def run_passes(program: Program, steps: Sequence[GraphPass], verification: Verif
             except VerificationError as wrong:
                 raise UnnamedError(str(wrong)) from error
             raise
-        records = verification is not None and verification.records and not each
-        if records and program.unverified and not _record_shapes(program):
+        if verification is None:
+            if program.guessed:
+                _record_shapes(program)
+        elif verification.records and not each and program.unverified and not _record_shapes(program):
             verify(program, verification)
 
 

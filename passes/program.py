@@ -38,6 +38,7 @@ class Program:
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
     no_verification: str = NOT_VERIFIED  # why there is none, if there is none
+    guessed: tuple[torch.Tensor, ...] = ()  # inputs in place of examples, whose shapes passes know
     guards: list[Guard] = field(default_factory=list)  # facts about the arguments that the graph relies on
     fixed_dimensions: bool = False  # whether a pass relied on an example input's number of dimensions
     properties: list[Property] = field(default_factory=lambda: [NAMED])  # in the order in which they became true

@@ -12,6 +12,8 @@ import torch
 import torchvision_cpu  # noqa: F401  before anything imports torchvision
 
 from lrpfx.errors import LrpfxError
+from lrpfx.frontends import capture
+from lrpfx.frontends.guessed_inputs import Guess
 from lrpfx.operators import table
 from lrpfx.support.torch_internals import NEWEST_KNOWN, OLDEST_FOR_FILES, release
 
@@ -125,3 +127,9 @@ def context():
         first.join(60)
     assert first.exitcode == 0
     return found
+
+
+@pytest.fixture
+def no_guessed_inputs(monkeypatch):
+    """No inputs are guessed for models without examples, as if none fitted."""
+    monkeypatch.setattr(capture, "guessed_inputs", lambda program: Guess())

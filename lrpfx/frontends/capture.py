@@ -29,7 +29,7 @@ from lrpfx.errors import (
     add_note,
     first_lines,
 )
-from lrpfx.frontends.exported import capture_export, capture_program
+from lrpfx.frontends.exported import capture_export, capture_program, quiet
 from lrpfx.frontends.guessed_inputs import guessed_inputs
 from lrpfx.frontends.open_sizes import (
     Dimension,
@@ -65,6 +65,7 @@ from lrpfx.passes.driver import (
     named,
     not_verified,
     record,
+    record_shapes_of,
     verified_after_all,
 )
 from lrpfx.passes.program import PassResult, Program
@@ -184,7 +185,7 @@ class SymbolicTrace(FrontEnd):
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
         if args is None:
-            return _normalized(program, self.name, None, request.asked), None
+            return _without_examples(program, request.asked), None
         run = _runner(model, request.asked.share)
         verification = Verification(args, run(given), again=lambda: _runner(model, request.asked.share)(given))
         program = _normalized(program, self.name, verification, request.asked)
@@ -321,6 +322,23 @@ class TorchExport(FrontEnd):
         verification = copy.copy(verification)
         verification.another = another
         return program, verification
+
+
+def _without_examples(program: Program, asked: CaptureSettings) -> Program:
+    """A traced program after NORMALIZE, with the shapes of guessed inputs if some fit: passes need them as those of examples."""
+    plain = program.copied()
+    program = _normalized(program, SymbolicTrace.name, None, asked)
+    guess = guessed_inputs(program)
+    if not guess.args:
+        not_verified(program, guess.reason)
+        return program
+    try:
+        with quiet():
+            record_shapes_of(plain, guess.args)
+        return _normalized(plain, SymbolicTrace.name, None, asked)
+    except Exception as error:  # whatever the operators of a graph raise for tensors without values
+        logger.info("no shapes without example inputs: %s", first_lines(error, 1))
+        return program
 
 
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
@@ -488,11 +506,11 @@ def _fixed_kinds(program: Program) -> list[Guard]:
     return guards
 
 
-def fixed_dimensions(program: Program, verification: Verification) -> list[Guard]:
-    """Guards for the numbers of dimensions of the example inputs, if passes relied on them."""
+def fixed_dimensions(program: Program, args: tuple[Any, ...]) -> list[Guard]:
+    """Guards for the numbers of dimensions of inputs, given or guessed, if passes relied on them."""
     guards: list[Guard] = []
-    why = "batch norm or the weight of a layer norm was merged, which relies on this number"
-    for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
+    why = "batch norm, a bias or the weight of a layer norm was merged, which relies on this number"
+    for node, value in zip(program.graph.find_nodes(op="placeholder"), args, strict=bool(args)):
         for path, leaf in pytree.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor):
                 guards.append(FixedSizes(place_of(str(node.target), path), (None,) * leaf.ndim, why))
@@ -581,17 +599,15 @@ def guessed_verification(program: Program, source: Prepared, share: bool = False
     model = source.model
     if isinstance(model, ExportedProgram):
         return None
-    guess = guessed_inputs(program)
-    if not guess.args:
-        not_verified(program, guess.reason)
+    if not program.guessed:
         return None
     names = [str(node.target) for node in program.graph.nodes if node.op == "placeholder"]
-    given = dict(zip(names, guess.args, strict=True))
+    given = dict(zip(names, program.guessed, strict=True))
     try:
         expected = _runner(model, share)(given)
     except InputError:  # the model checks more than the graph
         return None
-    verification = Verification(guess.args, expected, records=False, again=lambda: _runner(model, share)(given))
+    verification = Verification(program.guessed, expected, again=lambda: _runner(model, share)(given))
     verification.check(program, "normalize")
     verified_after_all(program)
     return verification

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.frontends.exported import quiet
-from lrpfx.ir.node import attribute_of, data_calls, node_info
+from lrpfx.ir.node import Role, data_calls, node_info, parameter_value
 from lrpfx.passes.program import NOT_VERIFIED, Program
 from lrpfx.support.torch_internals import UNKNOWN_TO_FAKES, FakeTensorMode, Interpreter, TorchDispatchMode, pytree
 
@@ -38,8 +38,12 @@ def guessed_inputs(program: Program) -> Guess:
         return Guess()
     tensor, groups, dimensions = weight
     least: int | None = None
-    for size in _SIZES if dimensions else (1,):
-        shape = (2, tensor.shape[1] * groups, *[size] * dimensions)
+    channels = tensor.shape[1] * groups
+    if dimensions:
+        shapes = [(2, channels, *[size] * dimensions) for size in _SIZES]
+    else:  # features, a sequence of them, or images of which the features are patches
+        shapes = [(2, channels), (2, 5, channels), *((2, colors, size, size) for colors in (3, 1) for size in _SIZES)]
+    for shape in shapes:
         try:
             memory = _memory_of_run(program, shape, tensor)
         except UNKNOWN_TO_FAKES:
@@ -63,9 +67,9 @@ def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, 
         if operator is None or not operator.weighs_channels:
             continue
         weight, groups = node.args[1], node.kwargs.get("groups", 1)
-        if not isinstance(weight, fx.Node) or weight.op != "get_attr" or not isinstance(groups, int):
+        if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER or not isinstance(groups, int):
             return None
-        tensor = attribute_of(weight, root)
+        tensor = parameter_value(weight, root)
         return tensor, groups, tensor.ndim - 2
     return None
 

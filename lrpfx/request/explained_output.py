@@ -104,9 +104,9 @@ def computes(result: Any, selector: OutputSelector) -> bool:
     if not is_floating(value):
         return False  # `select_output` says what is wrong with it
     found = operations.of(value)
-    if found.dependence is Dependence.OTHER:
+    if found.dependence is Dependence.OTHER or found.is_step:
         operation = f"{found.operation} ({found.source})" if found.source else found.operation
-        message = f"output= computes {operation}, which is not linear in the model's outputs. {_remedy(found.operation)}"
+        message = f"output= computes {operation}, which is not linear in the model's outputs. {_remedy(found)}"
         raise InputError(message, topic="choice-of-output")
     if operations.writes:
         raise InputError(
@@ -156,8 +156,10 @@ def _mixes_samples(result: Any, selector: OutputSelector) -> bool:
     return {place for place, _ in apart} != set(range(len(own)))
 
 
-def _remedy(operation: str) -> str:
-    if "softmax" in operation or operation == "logsumexp":
+def _remedy(found: "_Found") -> str:
+    if found.is_step:
+        return "A step function has no relevance: choose what it is a function of"
+    if "softmax" in found.operation or found.operation == "logsumexp":
         return "Choose the logits with output=, and their class with target="
     return (
         "Choose one of the outputs with output=, and classes with target=, such as {1: 1.0, 0: -1.0} for a difference; or "
@@ -171,6 +173,11 @@ class _Found(NamedTuple):
     dependence: Dependence = Dependence.NONE
     operation: str = ""
     source: str = ""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the tensor is a step function of the outputs: a mask or a choice is a constant, but explains nothing."""
+        return self.dependence is Dependence.NONE and bool(self.operation)
 
 
 #: Sums of entries of all arguments. The table says so of operations with one argument.
@@ -216,7 +223,7 @@ class _Operations(TorchDispatchMode):
 
     def _note(self, tensor: torch.Tensor, found: _Found) -> None:
         before = self.of(tensor)
-        if before.dependence < found.dependence:
+        if before.dependence < found.dependence or (found.is_step and before == _Found()):
             self._known[_memory(tensor)] = found
             self._kept.append(tensor)
 
@@ -232,9 +239,11 @@ class _Operations(TorchDispatchMode):
         read = [max((self.of(tensor) for tensor in _tensors(value)), default=_Found()) for value in given]
         result = func(*args, **(kwargs or {}))
         found = self._result_of(func, args, kwargs or {}, read)
-        if found.dependence is not Dependence.NONE:
+        if found.is_step and any(self.of(tensor).dependence for tensor in _tensors(written)):
+            found = found._replace(dependence=Dependence.OTHER)  # what else shares the memory is not known to be a step
+        if found != _Found():
             for tensor in _tensors([result, written]):
-                if tensor.is_floating_point() or tensor.is_complex():
+                if found.is_step or tensor.is_floating_point() or tensor.is_complex():
                     self._note(tensor, found)
         return result
 
@@ -248,11 +257,12 @@ class _Operations(TorchDispatchMode):
         row = None if spelling is None else spelling.operator
         depends = [bool(one.dependence) for one in read]
         linear = _Found(Dependence.LINEAR)
+        step = _Found(Dependence.NONE, name, user_source())
         if row is not None and row.values.discrete:
-            return _Found()
+            return step
         if name in _NOT_IN:
             if kwargs.get("rounding_mode") is not None:
-                return _Found()
+                return step
             if not any(depends[_NOT_IN[name] : _NOT_IN[name] + 1]):
                 return linear
         elif name in _FACTORS:

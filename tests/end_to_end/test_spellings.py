@@ -159,6 +159,42 @@ def test_an_exponential_or_logarithm_that_remains_is_named(spelling):
     assert "spellings" in str(caught[0].message)
 
 
+def _without_examples(name):
+    pair = PAIRS[name]
+    maps = []
+    for spelling in (pair.named, pair.written):
+        model = pair.network(spelling)
+        maps.append(lrpfx.attribute(lrpfx.transform(model, EpsilonPlusFlat()), model.example(), 1).relevance)
+    return maps
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "+ b.repeat",
+        "sum of products",
+        "two halves under cat",
+        "batch norm by hand",
+        "batch norm of double()",
+        "batch norm of an image cut",
+        "pad of channels last, permute, then conv2d",
+        "two halves of conv2d under cat",
+    ],
+)
+def test_without_example_inputs_shapes_are_guessed(name):
+    assert torch.allclose(*_without_examples(name), rtol=1e-6, atol=1e-9)
+
+
+def test_guessed_shapes_hold_for_their_number_of_dimensions():
+    """A dense layer takes vectors and sequences. A constant that only vectors need is checked."""
+    model, x = written(lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1))
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat())
+    explain_model(torch.randn(7, 6, dtype=x.dtype))
+    with pytest.raises(lrpfx.InputError, match=r"made for 2.*example_inputs"):
+        explain_model(torch.randn(6, 6, 6, dtype=x.dtype))
+
+
+@pytest.mark.usefixtures("no_guessed_inputs")
 def test_a_sum_of_products_without_shapes_is_named():
     """It may be a layer. With shapes it is known to be one."""
     model, x = written(lambda m, x: (x[..., None, :] * m.weight).sum(-1))

@@ -79,6 +79,7 @@ ENTRIES = {
     "largest": lambda outputs: outputs["first"].sort(1).values,
     "by a prediction": lambda outputs: outputs["first"].gather(1, outputs["second"].argmax(1, keepdim=True)),
     "with numbers": lambda outputs: functional.pad(outputs["first"], (0, 1), value=3.0),
+    "by a rounded prediction": lambda outputs: outputs["first"].gather(1, outputs["second"][:, :1].round().long() % 4),
     "branch": lambda outputs: outputs["first"] if outputs["first"][0, 0] > 0 else outputs["second"],
 }
 OTHERS = {
@@ -93,6 +94,10 @@ OTHERS = {
     "lerp": lambda outputs: torch.lerp(outputs["first"], outputs["second"], outputs["first"]),
     "native_batch_norm": lambda outputs: functional.batch_norm(outputs["first"], None, None, training=True),
     "tanh": lambda outputs: 2 * outputs["first"].clone().tanh_(),
+    "round": lambda outputs: 2 * outputs["first"].round(),
+    "floor": lambda outputs: outputs["first"].clone().floor_().sum(1, keepdim=True),
+    "floor_divide": lambda outputs: outputs["first"].floor_divide(0.1),
+    "gt": lambda outputs: (outputs["first"] > 0).to(outputs["first"].dtype),
     "linalg_vector_norm": lambda outputs: torch.linalg.vector_norm(outputs["first"], dim=1, keepdim=True),
 }
 

@@ -141,9 +141,15 @@ def test_flattening_less_leaves_more_than_two_dimensions():
             return self.norm(self.dense(x.flatten(2)))
 
     model, x = randomize_batch_norm(Net()).eval(), torch.randn(2, 3, 4, 4)
+    for example in (None, x):
+        assert_close(lrpfx.transform(model, EpsilonPlus(), example_inputs=example)(x), model(x), 1e-12)
+
+
+@pytest.mark.usefixtures("no_guessed_inputs")
+def test_flattening_less_is_checked_when_the_module_runs():
+    model = randomize_batch_norm(nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.BatchNorm1d(3))).eval()
     with pytest.raises(lrpfx.InputError, match=r"shape \(batch, features\), but it has 3 dimensions"):
-        lrpfx.transform(model, EpsilonPlus())(x)
-    assert_close(lrpfx.transform(model, EpsilonPlus(), example_inputs=x)(x), model(x), 1e-12)
+        lrpfx.transform(model, EpsilonPlus())(torch.randn(2, 3, 4, 4))
 
 
 def test_counts_on_real_networks():
@@ -185,6 +191,7 @@ class TestDenseLayers:
             nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4))
         )
 
+    @pytest.mark.usefixtures("no_guessed_inputs")
     def test_unknown_shapes_are_checked_when_the_module_runs(self):
         model, x = self.model().eval(), torch.randn(2, 3)
         explain_model = lrpfx.transform(model, EpsilonPlus())
@@ -222,6 +229,7 @@ class Functional(nn.Module):
         return torch.batch_norm(x, None, None, self.mean, self.var, False, 0.1, 1e-5, False)
 
 
+@pytest.mark.usefixtures("no_guessed_inputs")
 def test_functions_merge_like_modules():
     model, x = Functional().eval(), torch.randn(2, 3, 4, 4)
     explain_model = lrpfx.transform(model, EpsilonPlus())
@@ -272,6 +280,7 @@ class TestSamplesWithoutABatch:
         assert torch.equal(explain_model(x), model(x))
         assert "0 takes a sample without a batch" in merge_stage(explain_model).reasons[0][1]
 
+    @pytest.mark.usefixtures("no_guessed_inputs")
     def test_unknown_shapes_are_checked_when_the_module_runs(self):
         model, x = self.model(), torch.randn(2, 4, 6)
         explain_model = lrpfx.transform(model, EpsilonPlus())
@@ -279,6 +288,7 @@ class TestSamplesWithoutABatch:
         with pytest.raises(lrpfx.InputError, match="input has 3 dimensions, the batch first, but it has 2"):
             explain_model(x[0])
 
+    @pytest.mark.usefixtures("no_guessed_inputs")
     def test_one_check_is_enough(self):
         model = nn.Sequential(*self.model(), nn.Conv1d(6, 6, 1), nn.BatchNorm1d(6)).eval()
         names = lrpfx.node_names(lrpfx.transform(model, EpsilonPlus()))

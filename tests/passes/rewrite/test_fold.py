@@ -41,11 +41,12 @@ def test_users_modifiers_are_folded_and_kept():
 
     model = nn.Sequential(nn.Linear(3, 2)).eval()
     explain_model = lrpfx.transform(model, LayerMapComposite([(Linear, BasicHook(param_modifiers=[modifier]))]))
-    assert calls == ["weight", "bias"]
+    assert set(calls) == {"weight", "bias"}
+    calls.clear()
     explain_model(torch.randn(2, 3))
-    assert calls == ["weight", "bias"]
+    assert not calls
     explain_model.refold()
-    assert calls == ["weight", "bias"] * 2
+    assert calls == ["weight", "bias"]
 
 
 def test_results_that_are_no_tensors_stay_in_the_graph():
