@@ -13,6 +13,7 @@ from lrpfx.passes.canonize.find_batch_norm import FindBatchNorm
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.canonize.merge_batch_norm_right import MergeBatchNormRight
 from lrpfx.passes.canonize.merge_padding import MergePadding
+from lrpfx.passes.canonize.merge_parts import MergeParts
 from lrpfx.passes.canonize.merge_pieces import MergePieces
 from lrpfx.passes.canonize.merge_scales import MergeScales
 from lrpfx.passes.canonize.separate_constants import SeparateConstants
@@ -116,6 +117,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
         MergePadding(),
         MergeScales(),
         FindBatchNorm(),
+        MergeParts(),
         SeparateConstants(),
         MergeBatchNormLeft(),
         MergeScales(),

@@ -470,6 +470,21 @@ DENSE = {
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
     "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
     "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
+    "+ b at expanded places": (_linear, lambda m, x: x @ m.weight.T + m.bias[torch.arange(6).expand(3, 6)]),
+    "+ torch.take(b)": (_linear, lambda m, x: x @ m.weight.T + torch.take(m.bias, torch.arange(18).view(3, 6) % 6)),
+    "+ the last row of a table": (
+        _linear,
+        lambda m, x: x @ m.weight.T + torch.stack([m.shift, m.bias])[torch.ones(3, dtype=torch.long)],
+    ),
+    "0 + x @ W.T - 0.0 + b": (_linear, lambda m, x: 0 + x @ m.weight.T - 0.0 + m.bias),
+    "x @ W.T, a term for each half": (
+        _linear,
+        lambda m, x: torch.cat([(y := x @ m.weight.T)[:, :2] + m.bias[:2], y[:, 2:] + m.bias[2:]], 1),
+    ),
+    "x @ W.T, a factor for one half, + b": (
+        lambda m, x: F.linear(x, m.weight * torch.cat([m.scale[:2], torch.ones_like(m.scale[2:])])[:, None], m.bias),
+        lambda m, x: torch.cat([(y := x @ m.weight.T)[:, :2] * m.scale[:2], y[:, 2:]], 1) + m.bias,
+    ),
     "addbmm": (_linear, lambda m, x: torch.addbmm(m.bias, x[None], m.weight.T[None])),
     "addcmul(b, x @ W.T, ones)": (_linear, lambda m, x: torch.addcmul(m.bias, x @ m.weight.T, x.new_ones(6))),
     "addcdiv(x @ W.T, b, ones)": (_linear, lambda m, x: torch.addcdiv(x @ m.weight.T, m.bias, x.new_ones(6))),
@@ -653,6 +668,32 @@ def _batch_norm_by_hand(m, x):
     return normalized * m.scale[None, :, None, None] + m.shift[None, :, None, None]
 
 
+def _normalized_in_halves(parts):
+    """Batch norms of the halves of a convolution's channels, which a function makes."""
+
+    def layer(m, x):
+        halves = parts(F.conv2d(x, m.weight, padding=1))
+        norms = [(m.mean[half], m.variance[half], m.scale[half], m.shift[half]) for half in _HALVES]
+        return torch.cat([F.batch_norm(one, *norm, eps=0.1) for one, norm in zip(halves, norms, strict=True)], 1)
+
+    return layer
+
+
+def _one_half_normalized(m, x):
+    """Half of the channels has a batch norm, the other one an instance norm, as in IBN-Net."""
+    y = F.conv2d(x, m.weight, padding=1)
+    first, last = F.instance_norm(y[:, :2]), y[:, 2:]
+    return torch.cat([first, F.batch_norm(last, m.mean[2:], m.variance[2:], m.scale[2:], m.shift[2:], eps=0.1)], 1)
+
+
+def _one_half_scaled(m, x):
+    factor = m.scale * torch.rsqrt(m.variance + 0.1)
+    whole = torch.cat([torch.ones_like(factor[:2]), factor[2:]])
+    bias = torch.cat([torch.zeros_like(factor[:2]), (m.shift - m.mean * factor)[2:]])
+    y = F.conv2d(x, m.weight * whole[:, None, None, None], bias, padding=1)
+    return torch.cat([F.instance_norm(y[:, :2]), y[:, 2:]], 1)
+
+
 def _normalized(between):
     """A batch norm of a convolution, behind a function of its result."""
     return lambda m, x: F.batch_norm(between(F.conv2d(x, m.weight, padding=1)), m.mean, m.variance, m.scale, m.shift, eps=0.1)
@@ -703,6 +744,18 @@ IMAGES = {
         f"batch norm of an image {name}": (lambda m, x, select=select: select(_batch_norm(m, x)), _normalized(select))
         for name, select in SELECTIONS.items()
     },
+    "halves normalized apart": (_batch_norm, _normalized_in_halves(lambda y: (y[:, :2], y[:, 2:]))),
+    "parts of a split, normalized apart": (
+        _batch_norm,
+        _normalized_in_halves(lambda y: ((parts := torch.split(y, [2, 2], 1))[0], parts[1])),
+    ),
+    "one half normalized": (_one_half_scaled, _one_half_normalized),
+    "conv_transpose2d, a term for each half": (
+        lambda m, x: F.conv_transpose2d(x, m.weight, m.bias),
+        lambda m, x: torch.cat(
+            [(y := F.conv_transpose2d(x, m.weight))[:, :2] + m.bias[:2, None, None], y[:, 2:] + m.bias[2:, None, None]], 1
+        ),
+    ),
     "conv2d.to(x.dtype) + b": _with_bias_behind(NO_OPERATIONS["to(y.dtype)"]),
     "conv2d.to(memory_format) + b": _with_bias_behind(NO_OPERATIONS["to(memory_format)"]),
     "conv2d, cut, + b": _with_bias_behind(SELECTIONS["cut"]),
@@ -1520,6 +1573,22 @@ EXPERTS = {
     "p * (p >= second largest) / sum": (_two_chosen, _mixed(_shares)),
     "einsum(p * (p >= second largest) / sum)": (_two_chosen, _by_einsum(_shares)),
     "einsum(topk, one_hot) in an einsum": (_two_chosen, _by_einsum(_combined)),
+    "weights[:, None] @ results": (_two_chosen, lambda m, given: (_shares(given[0])[:, None] @ given[1])[:, 0]),
+    "bmm(weights.unsqueeze(1), chosen results)": (
+        _two_chosen,
+        lambda m, given: torch.bmm(
+            F.normalize((top := given[0].softmax(-1).topk(2, -1))[0], p=1, dim=-1).unsqueeze(1),
+            torch.take_along_dim(given[1], top[1][..., None], 1),
+        ).squeeze(1),
+    ),
+    "einsum with ... of (p * (p >= second largest) / sum)": (
+        _two_chosen,
+        lambda m, given: torch.einsum("...e,...eo->...o", _shares(given[0]), given[1]),
+    ),
+    "softmax computed for each expert": (
+        lambda m, given: (given[0].softmax(-1)[..., None] * given[1]).sum(1),
+        lambda m, given: sum(given[0].softmax(-1)[:, at : at + 1] * given[1][:, at] for at in range(3)),
+    ),
     "p * one_hot(argmax)": (_one_chosen, _mixed(_largest)),
     "einsum(p * one_hot(argmax))": (_one_chosen, _by_einsum(_largest)),
 }

@@ -325,7 +325,7 @@ class TorchExport(FrontEnd):
 
 
 def _without_examples(program: Program, asked: CaptureSettings) -> Program:
-    """A traced program after NORMALIZE, with the shapes of guessed inputs if some fit: passes need them as those of examples."""
+    """A traced program after NORMALIZE, with the shapes of guessed inputs if some fit, as passes need those of examples."""
     plain = program.copied()
     program = _normalized(program, SymbolicTrace.name, None, asked)
     guess = guessed_inputs(program)
@@ -335,10 +335,11 @@ def _without_examples(program: Program, asked: CaptureSettings) -> Program:
     try:
         with quiet():
             record_shapes_of(plain, guess.args)
-        return _normalized(plain, SymbolicTrace.name, None, asked)
     except Exception as error:  # whatever the operators of a graph raise for tensors without values
         logger.info("no shapes without example inputs: %s", first_lines(error, 1))
+        program.guessed = guess.args
         return program
+    return _normalized(plain, SymbolicTrace.name, None, asked)
 
 
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from lrpfx.frontends.exported import quiet
 from lrpfx.ir.node import Role, data_calls, node_info, parameter_value
+from lrpfx.ir.operator import WeightLayout
 from lrpfx.passes.program import NOT_VERIFIED, Program
 from lrpfx.support.torch_internals import UNKNOWN_TO_FAKES, FakeTensorMode, Interpreter, TorchDispatchMode, pytree
 
@@ -36,9 +37,8 @@ def guessed_inputs(program: Program) -> Guess:
     weight = _first_weight(program.graph, program.root)
     if len(placeholders) != 1 or weight is None:
         return Guess()
-    tensor, groups, dimensions = weight
+    tensor, channels, dimensions = weight
     least: int | None = None
-    channels = tensor.shape[1] * groups
     if dimensions:
         shapes = [(2, channels, *[size] * dimensions) for size in _SIZES]
     else:  # features, a sequence of them, or images of which the features are patches
@@ -61,16 +61,17 @@ def guessed_inputs(program: Program) -> Guess:
 
 
 def _first_weight(graph: fx.Graph, root: nn.Module) -> tuple[torch.Tensor, int, int] | None:
-    """The weight of the first dense layer or convolution, its number of groups and its number of spatial dimensions."""
+    """The weight of the first linear layer, its number of input channels and its number of spatial dimensions."""
     for node in data_calls(graph):
         operator = node_info(node).operator
-        if operator is None or not operator.weighs_channels:
+        if operator is None or operator.linear.weight_layout is None:
             continue
         weight, groups = node.args[1], node.kwargs.get("groups", 1)
         if not isinstance(weight, fx.Node) or node_info(weight).role is not Role.PARAMETER or not isinstance(groups, int):
             return None
         tensor = parameter_value(weight, root)
-        return tensor, groups, tensor.ndim - 2
+        transposed = operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION
+        return tensor, tensor.shape[0] if transposed else tensor.shape[1] * groups, tensor.ndim - 2
     return None
 
 

@@ -14,8 +14,8 @@ from lrpfx.ir.node import (
     Role,
     ancestors_of,
     calls,
-    is_call_of,
     is_data,
+    is_learned,
     node_info,
     nodes_in,
     only_reader,
@@ -110,7 +110,7 @@ def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
-        alone = None if _is_parameter(constant) or node_info(value).shape != shape else _alone(program, constant)
+        alone = None if constant.op == "get_attr" or node_info(value).shape != shape else _alone(program, constant)
         if alone is not None and (keeps(value, constant, node) if alone.is_number else _fits(alone.shape, shape)):
             return constant, alone
     return None
@@ -148,7 +148,7 @@ def _alone(program: Program, constant: Any) -> _Alone | None:
     number = number_filling(constant)
     if number is not None or not isinstance(constant, fx.Node):
         return _Alone((), lambda: constant if number is None else number, is_number=True)
-    alone = None if _is_parameter(constant) else _narrowed(program, constant)
+    alone = _in_order(program, constant) if _is_parameter(constant) else _narrowed(program, constant)
     if alone is not None or node_info(constant).role is not Role.PARAMETER:
         return alone
     value = parameter_value(constant, program.root)
@@ -211,18 +211,25 @@ def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None
     return _Alone(tuple(shape), make)
 
 
+def entries_of(value: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The entries of a tensor at these places, counted from its first entry to its last, in the shape of the places."""
+    return value.flatten()[places.to(value.device)]
+
+
 def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     """A parameter whose entries repetitions, views and indices only repeat, as in b.repeat(n).view(n, -1)."""
     shape = node_info(constant).shape
     source: Any = constant
-    while isinstance(source, fx.Node) and not _is_parameter(source):
-        looked_up = is_call_of(source, "embedding")
-        source = source.args[1 if looked_up else 0] if looked_up or _moves_or_repeats(source) else None
-    value = parameter_value(source, program.root) if isinstance(source, fx.Node) else None
-    if shape is None or not isinstance(value, torch.Tensor) or not 0 < value.numel() < math.prod(shape):
+    while (place := _place_of_entries(source)) is not None and isinstance(source.args[place], fx.Node):
+        source = source.args[place]
+    known = isinstance(source, fx.Node) and _is_parameter(source)
+    value = parameter_value(source, program.root) if known else None
+    if shape is None or not isinstance(value, torch.Tensor) or not value.numel():
         return None
+    held = [one for one in ancestors_of(constant) if one.op == "get_attr" and one is not source]
+    known = {one: parameter_value(one, program.root) for one in held if not is_learned(one, program.root)}  # indices
     try:
-        places = evaluated(constant, {source: torch.arange(value.numel()).view(value.shape)})
+        places = evaluated(constant, {**known, source: torch.arange(value.numel()).view(value.shape)})
     except (RuntimeError, TypeError, ValueError, IndexError):  # sizes that only a run knows
         return None
     if not isinstance(places, torch.Tensor) or places.is_meta or places.shape != torch.Size(shape):
@@ -230,20 +237,28 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     for dim in range(places.ndim):
         first = places.narrow(dim, 0, 1)
         places = first if torch.equal(places, first.expand_as(places)) else places
-    if places.flatten().tolist() != list(range(value.numel())):
+    if places.numel() == math.prod(shape) or len(set(places.flatten().tolist())) < places.numel():
         return None
+    whole = places.flatten().tolist() == list(range(value.numel()))
 
     def make() -> fx.Node:
         program.fixed_dimensions = True
-        return _insert(program, constant, torch.reshape, (source, tuple(places.shape)))
+        if whole:
+            return _insert(program, constant, torch.reshape, (source, tuple(places.shape)))
+        return _insert(program, constant, entries_of, (source, places))
 
     return _Alone(tuple(places.shape), make)
 
 
-def _moves_or_repeats(node: fx.Node) -> bool:
-    spelling = spelling_of(node)
-    row = None if spelling is None else spelling.operator
-    return row is not None and bool(row.entries.moves or row.entries.repeats or row.outputs.picks)
+def _place_of_entries(node: Any) -> int | None:
+    """The place of the argument whose entries a call only moves or repeats; None for other calls."""
+    spelling = spelling_of(node) if isinstance(node, fx.Node) else None
+    if spelling is None or not node.args:
+        return None
+    row = spelling.operator
+    if row.name == "embedding":
+        return 1
+    return 0 if row.entries.moves or row.entries.repeats or row.outputs.picks else None
 
 
 def layer_of_number(weight: torch.Tensor, bias: torch.Tensor | None, number: float) -> torch.Tensor:
@@ -360,7 +375,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
             break
         found.append(user)
         value = user
-    while found and _only_scales(found[-1]):
+    while found and only_scales(found[-1]):
         found.pop()
     return found, reason
 
@@ -370,7 +385,7 @@ def _channels(weight: torch.Tensor, operator: Operator, groups: int) -> int:
     return weight.shape[1] * groups if transposed else weight.shape[0]
 
 
-def _only_scales(node: fx.Node) -> bool:
+def only_scales(node: fx.Node) -> bool:
     """Whether an operation multiplies with, or divides by, a positive number."""
     constant = value_and_constant(node)[1]
     return row_of(node).merging.coefficients is None and isinstance(constant, (int, float)) and constant > 0
@@ -425,16 +440,26 @@ def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:
     shift: Any = merger.derive(layer, f"{info.name}.shift", constant_channels, weight, channels, 0.0)
     for node in chain:
         scale, shift = merger.composed(node, scale, shift, channels, before=layer)
-    if any(_factor(node) != 1 for node in chain):
-        if operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
-            weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels_transposed, weight, scale, groups)
-        else:
-            weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels, weight, scale)
+    merge_into_layer(merger, layer, scale, shift, chain, scales=any(_factor(node) != 1 for node in chain))
+
+
+def merge_into_layer(
+    merger: Merger, layer: fx.Node, scale: fx.Node, shift: fx.Node, chain: Sequence[fx.Node], scales: bool = True
+) -> None:
+    """Scale and shift the output channels of a layer, in its weight and bias, in place of the operations of a chain."""
+    operator, info = row_of(layer), node_info(layer)
+    bound = bound_arguments(layer, operator)
+    weight, bias = bound["weight"], bound.get("bias")
+    if scales and operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
+        args = (weight, scale, bound.get("groups", 1))
+        weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels_transposed, *args)
+    elif scales:
+        weight = merger.derive(layer, f"{info.name}.merged_weight", scale_output_channels, weight, scale)
     bias = merger.derive(layer, f"{info.name}.merged_bias", scaled_bias, bias, scale, shift)
     _set_parameters(layer, weight, bias, chain)
 
 
-def _set_parameters(layer: fx.Node, weight: fx.Node, bias: fx.Node, chain: list[fx.Node]) -> None:
+def _set_parameters(layer: fx.Node, weight: fx.Node, bias: fx.Node, chain: Sequence[fx.Node]) -> None:
     info = node_info(layer)
     layer.args = (layer.args[0], weight, bias)
     layer.kwargs = {name: value for name, value in layer.kwargs.items() if name not in row_of(layer).tensors}

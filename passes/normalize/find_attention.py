@@ -1,6 +1,7 @@
 """NORMALIZE: distinguish the product of attention weights and values from other matrix products."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -18,14 +19,16 @@ from lrpfx.ir.node import (
     only_reader,
     readers,
     row_of,
+    sources_of_dimensions,
     update_info,
 )
-from lrpfx.ir.operator import NotAContractionError, Probability
+from lrpfx.ir.operator import Contraction, NotAContractionError, Probability
+from lrpfx.operators.contractions import added_by_index
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import is_discrete_result, operator_named
 from lrpfx.passes.constants import mark_constants
 from lrpfx.passes.normalize.call_builder import CallBuilder
-from lrpfx.passes.normalize.find_softmax import grouped_sum
+from lrpfx.passes.normalize.find_softmax import are_same, grouped_sum
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.normalize.simplify import sum_of_mean
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
@@ -95,33 +98,79 @@ def _weighted_product(node: fx.Node) -> _Found | None:
 
 
 def _gated_experts(program: Program, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """The sum of gated results of experts, and their weights, for an einsum that weighs each result with a chosen weight."""
-    if not is_call_of(node, "einsum") or sum(map(is_data, node.all_input_nodes)) != 2:
+    """The sum of gated results of experts, and their weights, for a product that weighs each result with a chosen weight."""
+    row = node_info(node).operator
+    if row is None or row.product.contraction is None or row.entries.adds_up:
         return None
-    contraction = row_of(node).product.contraction
-    assert contraction is not None
+    if len([one for one in node.all_input_nodes if is_data(one)]) != 2:
+        return None
     try:
-        found = contraction(node, lambda value: len(shape) if (shape := node_info(value).shape) is not None else None)
+        found = row.product.contraction(node, _rank)
     except NotAContractionError:
         return None
+    named = _without_ellipsis(found)
     for (weights, values), (own, letters) in zip(
-        itertools.permutations(found.operands), itertools.permutations(found.labels), strict=True
+        itertools.permutations(found.operands), itertools.permutations(named.labels), strict=True
     ):
-        plain = set(own) | set(found.result) <= set(letters) and all(len(set(one)) == len(one) for one in (own, letters))
-        if plain and "." not in letters and weights is not values and _is_softmax(weights) and _are_chosen(weights):
-            build = CallBuilder(program, node, row_of(node))
-            order = sorted(range(len(own)), key=lambda place: letters.index(own[place]))
-            scale = build.call("permute", weights, tuple(order), target=torch.permute)
+        if weights is values or not isinstance(weights, fx.Node) or not is_data(weights):
+            continue
+        added = [own[place] for place in _added_dimensions(weights, len(own)) if own[place] not in letters]
+        kept, result = ("".join(one for one in some if one not in added) for some in (own, named.result))
+        plain = set(kept) | set(result) <= set(letters) and all(len(set(one)) == len(one) for one in (own, letters))
+        if plain and "." not in own + letters and _is_softmax(weights) and _are_chosen(weights):
+            build = CallBuilder(program, node, row)
+            scale = weights
+            for letter in reversed(added):
+                scale = build.call("select", scale, own.index(letter), 0, target=torch.select)
+            order = sorted(range(len(kept)), key=lambda place: letters.index(kept[place]))
+            scale = build.call("permute", scale, tuple(order), target=torch.permute)
             for place, letter in enumerate(letters):
-                if letter not in own:
+                if letter not in kept:
                     scale = build.call("unsqueeze", scale, place, target=torch.unsqueeze)
             total = build.call("gate", values, scale)
-            summed = tuple(place for place, letter in enumerate(letters) if letter not in found.result)
+            summed = tuple(place for place, letter in enumerate(letters) if letter not in result)
             if summed:
                 total = build.call("sum", total, summed, target=torch.sum)
-            kept = [letter for letter in letters if letter in found.result]
-            return build.call("permute", total, tuple(map(kept.index, found.result)), target=torch.permute), weights
+            left = [letter for letter in letters if letter in result]
+            total = build.call("permute", total, tuple(map(left.index, result)), target=torch.permute)
+            for place, letter in enumerate(named.result):
+                if letter in added:
+                    total = build.call("unsqueeze", total, place, target=torch.unsqueeze)
+            return total, weights
     return None
+
+
+def _added_dimensions(view: fx.Node, rank: int) -> list[int]:
+    """The dimensions of size 1 that a call adds, such as weights[:, None]."""
+    row = node_info(view).operator
+    if row is None or view.op != "call_function":
+        return []
+    if row.outputs.picks:
+        index = view.args[1]
+        return sorted(place % rank for place in added_by_index(index if isinstance(index, tuple) else (index,)) or ())
+    return [place for place, source in enumerate(sources_of_dimensions(view, rank) or ()) if source is None]
+
+
+def _rank(value: Argument) -> int | None:
+    shape = node_info(value).shape if isinstance(value, fx.Node) else None
+    return None if shape is None else len(shape)
+
+
+def _without_ellipsis(found: Contraction) -> Contraction:
+    """The same with a letter for each dimension that "." stands for; the same as it is if their number is not known."""
+    ranks = [_rank(operand) for operand in found.operands]
+    if "." not in found.result or None in ranks:
+        return found
+    counts = [
+        rank + 1 - len(own) if "." in own else 0 for rank, own in zip(ranks, found.labels, strict=True) if rank is not None
+    ]
+    free = "".join(letter for letter in _FURTHER if letter not in "".join(found.labels))[: max(counts)]
+    labels = [own.replace(".", free[len(free) - count :]) for own, count in zip(found.labels, counts, strict=True)]
+    return replace(found, labels=tuple(labels), result=found.result.replace(".", free))
+
+
+#: Letters for dimensions without a name.
+_FURTHER = "αβγδεζηθικλμνξοπρστυφχψω"
 
 
 def _weighted_sum(node: fx.Node) -> _Found | None:
@@ -183,7 +232,8 @@ def _added_product(node: fx.Node) -> _Found | None:
     by_matrix = row.name in ("matmul", "einsum") and sum(map(is_data, reader.all_input_nodes)) == 1
     is_viewed = node not in reader.all_input_nodes  # otherwise the sum is the call of weighted values
     sums = is_viewed and row.name in ("sum", "mean") and bound_arguments(reader, row).get("dim") is not None
-    in_parts = is_call_of(reader, "add") and _softmax_of(weights) in _others_added(reader, node)
+    others = _others_added(reader, node) if is_call_of(reader, "add") else set()
+    in_parts = any(are_same(_softmax_of(weights), other) for other in others if other is not None)
     if in_groups or by_matrix or in_parts or (sums and of_one):
         return "weighted_product", factors, weights
     return None

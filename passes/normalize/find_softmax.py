@@ -120,7 +120,7 @@ def _logarithm(build: CallBuilder, node: fx.Node) -> fx.Node | None:
             if is_call_of(total, "logsumexp") and is_call_of(_arguments(total)[0], "sub"):
                 inner = _arguments(total)[0]
                 dims, keepdim = _of_logsumexp(total)
-                if not inner.kwargs and _same(_arguments(inner)[1], shift) and keepdim and _fixed(shift, dims, inner):
+                if not inner.kwargs and are_same(_arguments(inner)[1], shift) and keepdim and _fixed(shift, dims, inner):
                     return build.call("logsumexp", _arguments(inner)[0], list(dims), True, target=torch.logsumexp)
         return None
     base, added = _without_views(second)
@@ -130,7 +130,7 @@ def _logarithm(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     scores = _arguments(base)[0]
     if len(dims) != 1 or not _aligned(second, base, scores, dims, keepdim, added):
         return None
-    if _same(first, scores):
+    if are_same(first, scores):
         return build.call("log_softmax", first, dims[0])
     return None
 
@@ -147,15 +147,31 @@ def _normalized(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     bound = {**row_of(node).arguments, **bound_arguments(node, row_of(node))}
     weights = bound["input"]
     exponentials = _Exponentials.of(weights)
-    if exponentials is None or bound["p"] != 1 or not isinstance(bound["dim"], int):
+    if bound["p"] != 1 or not isinstance(bound["dim"], int):
         return None
+    if exponentials is None:
+        return build.call("div", weights, _sum_of(build, weights, bound)) if _is_of_softmax(weights) else None
     shape = node_info(weights).shape
     if not exponentials.over((bound["dim"],), None if shape is None else len(shape)):
         return None
-    total = build.call("sum", weights, bound["dim"], keepdim=True)
-    total = build.call("clamp_min", total, bound["eps"])
+    total = _sum_of(build, weights, bound)
     scores = _unshifted(build.program, exponentials.scores(build), (bound["dim"],), exact=False)
     return build.call("exponential_shares", scores, weights, total, (bound["dim"],))
+
+
+def _sum_of(build: CallBuilder, weights: fx.Node, bound: dict[str, Any]) -> fx.Node:
+    return build.call("clamp_min", build.call("sum", weights, bound["dim"], keepdim=True), bound["eps"])
+
+
+def _is_of_softmax(value: Any) -> bool:
+    """Whether a value consists of entries of a softmax, such as the largest ones."""
+    while isinstance(value, fx.Node) and (row := node_info(value).operator) is not None and value.args:
+        if row.kind is Softmax:
+            return True
+        if not (row.entries.moves or row.entries.selects or row.outputs.picks):
+            return False
+        value = value.args[0]
+    return False
 
 
 # --- quotients --------------------------------------------------------------------------------------------------------------
@@ -330,7 +346,7 @@ class _Quotient:
             dims = divisor.dims if divisor.index is None else None
             if not exponentials.over(dims, self._rank(divisor.summed)):
                 continue
-            if _same(dividend, divisor.summed):
+            if are_same(dividend, divisor.summed):
                 return self._shares(dividend, divisor, exponentials, value)
             found = self._weighted(dividend, divisor, exponentials, value)
             if found is not None:
@@ -395,9 +411,9 @@ class _Quotient:
         dim, rank = divisor.dims[0], self._rank(divisor.summed)
         if dim >= 0:
             dim -= rank if rank is not None else 0
-        if _same(first, divisor.summed) and dim == -1:
+        if are_same(first, divisor.summed) and dim == -1:
             weights, place = first, 0
-        elif _same(second, divisor.summed) and dim == -2:
+        elif are_same(second, divisor.summed) and dim == -2:
             weights, place = second, 1
         else:
             return None
@@ -411,7 +427,7 @@ class _Quotient:
         spread = len(operands) == 2
         if not spread:
             operands = list(operands[0]) if isinstance(operands[0], (tuple, list)) else []
-        place = next((at for at, one in enumerate(operands) if _same(one, divisor.summed)), None)
+        place = next((at for at, one in enumerate(operands) if are_same(one, divisor.summed)), None)
         inputs, arrow, result = str(equation).replace(" ", "").partition("->")
         if place is None or len(operands) != 2 or not arrow or "." in str(equation):
             return None
@@ -438,7 +454,9 @@ class _Quotient:
         dims, product = _dims(bound.get("dim")), bound["input"]
         if dims is None or len(dims) != 1 or bound.get("dtype") is not None or not is_call_of(product, "mul"):
             return None
-        place = next((at for at, one in enumerate(_arguments(product)) if _same(_without_views(one)[0], divisor.summed)), None)
+        place = next(
+            (at for at, one in enumerate(_arguments(product)) if are_same(_without_views(one)[0], divisor.summed)), None
+        )
         shapes = [node_info(one).shape for one in (divisor.summed, product, sums, total)]
         if place is None or any(shape is None for shape in shapes):
             return None
@@ -473,7 +491,9 @@ class _Quotient:
         product, dim, index = grouped
         if dim != divisor.dims[0] or not _same_index(index, divisor.index) or not is_call_of(product, "mul"):
             return None
-        place = next((at for at, one in enumerate(_arguments(product)) if _same(_without_views(one)[0], divisor.summed)), None)
+        place = next(
+            (at for at, one in enumerate(_arguments(product)) if are_same(_without_views(one)[0], divisor.summed)), None
+        )
         source = divisor.index
         if place is None or row.name != "index_add" or row_of(divisor.total).name != "index_add":
             return None
@@ -657,7 +677,7 @@ def _dims(given: Any) -> Dims:
     return None
 
 
-def _same(one: Any, other: Any, depth: int = 8) -> bool:
+def are_same(one: Any, other: Any, depth: int = 8) -> bool:
     """Whether two values are one, or are computed by the same calls."""
     if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
         return type(one) is type(other) and not isinstance(one, (tuple, list)) and bool(one == other)
@@ -678,7 +698,7 @@ def _same(one: Any, other: Any, depth: int = 8) -> bool:
         *((one.kwargs[name], other.kwargs[name]) for name in one.kwargs),
     ]
     return all(
-        first == second if isinstance(first, (tuple, list)) else _same(first, second, depth - 1) for first, second in pairs
+        first == second if isinstance(first, (tuple, list)) else are_same(first, second, depth - 1) for first, second in pairs
     )
 
 
@@ -719,7 +739,7 @@ def _replaced(args: Sequence[Any], place: int, value: fx.Node) -> list[Any]:
 
 def _same_index(one: Any, other: Any) -> bool:
     """Whether two indices choose the same places: one may be expanded to the shape of the values."""
-    return _same(_without_views(one)[0], _without_views(other)[0])
+    return are_same(_without_views(one)[0], _without_views(other)[0])
 
 
 def _dimension_after(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:

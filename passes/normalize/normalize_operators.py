@@ -187,7 +187,9 @@ def _role(node: fx.Node) -> Role:
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
         several = spelling_of(node.args[0])
         if several is not None and several.operator.outputs.result_per_argument:
-            return role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
+            own = role_from(nodes_in(node.args[0].args)[node.args[1] : node.args[1] + 1 or None])
+            of_parameters = all(map(is_of_parameters, node.args[0].all_input_nodes))
+            return Role.CONSTANT if own is Role.PARAMETER and not of_parameters else own  # in the shape of a signal
     return role
 
 

@@ -68,6 +68,19 @@ def _without_ones(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     return None
 
 
+def _without_zero(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The operand of a sum or difference whose other one is the number 0."""
+    if len(node.args) != 2:
+        return None
+    first, second = node.args
+    is_sum = is_call_of(node, "add") and not node.kwargs
+    for value, other in ((first, second), (second, first)) if is_sum else ((first, second),):
+        is_zero = isinstance(other, (int, float)) and not isinstance(other, bool) and other == 0
+        if is_zero and isinstance(value, fx.Node) and is_data(value) and node_info(value).dtype == node_info(node).dtype:
+            return value
+    return None
+
+
 def keeps(value: Any, numbers: Any, result: fx.Node) -> bool:
     """Whether a result has the shape and the dtype of one operand, in every run: a size of 1 may be larger in another run."""
     info, shape = node_info(value), node_info(numbers).shape
@@ -359,6 +372,8 @@ def _unpadded(build: CallBuilder, node: fx.Node) -> fx.Node | None:
 
 #: Forms by the name of the row.
 _FORMS: dict[str, Form] = {
+    "add": _without_zero,
+    "sub": _without_zero,
     "mul": _product,
     "div": _without_ones,
     "sum": _of_stack("add"),

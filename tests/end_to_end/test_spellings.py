@@ -75,6 +75,31 @@ def test_a_matrix_is_the_weight_as_it_is(layer):
     assert len(readers) == 2 and all(name.endswith("linear") for name in readers)
 
 
+def _windows(x, *dims):
+    for dim in dims:
+        x = x.unfold(dim, 2, 1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("dims", "equation", "kind"),
+    [((2, 3, 4), "bcxyzijk,ocijk->boxyz", "ConvolutionStandard"), ((2, 4), "bcxyzij,ocij->boxyz", "Linear")],
+)
+def test_windows_over_all_places_are_a_convolution(dims, equation, kind):
+    class Windows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3, *[2] * len(dims)))
+
+        def forward(self, x):
+            return torch.einsum(equation, _windows(x, *dims), self.weight).flatten(1)
+
+    model, x = Windows().eval(), torch.randn(2, 3, 4, 4, 4)
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert [row.kind for row in lrpfx.assignment(explain_model) if row.rule.startswith("Flat")] == [kind]
+    assert torch.allclose(explain_model(x), model(x))
+
+
 @pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
 def test_constants_are_for_the_output_channels(make):
     """Here there are more of them than input channels, and two groups."""
@@ -187,11 +212,26 @@ def test_without_example_inputs_shapes_are_guessed(name):
 
 def test_guessed_shapes_hold_for_their_number_of_dimensions():
     """A dense layer takes vectors and sequences. A constant that only vectors need is checked."""
-    model, x = written(lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1))
+    model, x = written(PAIRS["W @ x.mT"].written)
     explain_model = lrpfx.transform(model, EpsilonPlusFlat())
-    explain_model(torch.randn(7, 6, dtype=x.dtype))
+    assert torch.allclose(explain_model(x), model(x))
     with pytest.raises(lrpfx.InputError, match=r"made for 2.*example_inputs"):
         explain_model(torch.randn(6, 6, 6, dtype=x.dtype))
+
+
+def test_a_bias_by_places_holds_for_its_number_of_dimensions():
+    """Its places are those of a matrix, and may repeat in another way elsewhere."""
+    model, x = written(lambda m, x: x @ m.weight.T + m.bias[torch.arange(6).expand(3, 6)])
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    with pytest.raises(lrpfx.InputError, match=r"has 3 dimensions, but the graph was made for 2"):
+        explain_model(torch.randn(5, 3, 6))
+
+
+def test_a_parameter_in_the_shape_of_a_signal_is_a_constant():
+    model, x = written(lambda m, x: (y := x @ m.weight.T) + torch.meshgrid(y[:, 0], m.bias, indexing="ij")[1])
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert torch.allclose(explain_model(x), model(x), rtol=1e-9)
+    assert lrpfx.ledger(explain_model, x, 1).unexplained <= 1e-9
 
 
 @pytest.mark.usefixtures("no_guessed_inputs")

@@ -95,3 +95,7 @@ def test_pictures_of_one_colour():
     assert not shows(grey, noise, geometry(grey, (0, 0, 50, 40), 25, 20))
     assert not shows(photograph, constant, geometry(photograph, (0, 0, *photograph.size), 25, 20))
     assert not shows(photograph, constant * np.nan, geometry(photograph, (0, 0, *photograph.size), 25, 20))
+    halves = np.full((40, 50, 3), (9, 99, 200), np.uint8)
+    halves[:, 25:, 2] = 240  # one colour varies
+    halves = Image.fromarray(halves)
+    assert not shows(halves, constant, geometry(halves, (0, 0, 50, 40), 25, 20))

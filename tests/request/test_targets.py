@@ -72,6 +72,9 @@ def test_functions_of_outputs(explain_model, images):
     output = torch.tensor([[3.0, 0.0, -1.0]])
     multiplier = Margin(0.5).multiplier(output, Margin(0.5).relevance(output))
     assert multiplier.tolist() == [[1.0, -0.5, 0.0]]
+    number = as_target(lambda output: torch.full_like(output, 1e-14))
+    assert number.multiplier(output, number.relevance(output))[0, 1] == 0.0  # of a number that a function sets there
+    assert as_target(1).multiplier(output, as_target(1).relevance(output)).tolist() == [[0.0, 1.0, 0.0]]
 
 
 def test_explainer(expected):

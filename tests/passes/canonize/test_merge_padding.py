@@ -61,6 +61,7 @@ def test_the_padding_is_the_layers(name):
 #: What is padded in several steps, or by `cat`, and the padding of the layer that it equals.
 IN_STEPS = {
     "evenly in two steps": (lambda: nn.Conv1d(2, 3, 3), lambda x: F.pad(F.pad(x, (1, 0)), (0, 1)), 1),
+    "with a layer that pads unevenly by more": (lambda: nn.Conv1d(2, 3, 4, padding="same"), lambda x: F.pad(x, (1, 0)), 2),
     "with a layer that pads unevenly": (lambda: nn.Conv1d(2, 3, 2, padding="same"), lambda x: F.pad(x, (1, 0)), 1),
     "with zeros by cat": (
         lambda: nn.Conv1d(2, 3, 3),
