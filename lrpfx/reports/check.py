@@ -327,19 +327,20 @@ def _report(
         rules, without = dict.fromkeys(rule for _, rule in calls if rule), [call for call, rule in calls if not rule]
         operators.append(OperatorUse(name, kind, len(calls), tuple(rules), tuple(without)))
     covered = 1.0 if not nodes else 1.0 - uncovered / len(nodes)
-    steps, found = _next_steps(front_ends, problems, uncovered, verification), tuple(batch_norms.items())
+    steps, found = (
+        _next_steps(front_ends, problems, uncovered, verification is not None and not program.guessed),
+        tuple(batch_norms.items()),
+    )
     return Report(title, front_ends, tuple(operators), covered, found, tuple(problems), tuple(warnings), steps)
 
 
-def _next_steps(
-    front_ends: Mapping[str, str], problems: list[str], uncovered: int, verification: Verification | None
-) -> tuple[str, ...]:
+def _next_steps(front_ends: Mapping[str, str], problems: list[str], uncovered: int, given: bool) -> tuple[str, ...]:
+    """`given`: whether there are example inputs."""
     steps = []
     if uncovered and problems:
         steps.append('give the operations listed a rule by name or by kind, or allow their gradient with unassigned="gradient"')
     elif problems:
         steps.append("change the entries of the composite that do not fit their layers")
-    given = verification is not None and verification.records
     if not given:
         steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
     if not problems:
