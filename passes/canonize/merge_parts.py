@@ -149,17 +149,16 @@ def _put_together(layer: fx.Node, views: Sequence[fx.Node]) -> None:
     """Read the output of a layer where `cat` makes it of its parts again."""
     shape, dim = node_info(layer).shape or (), place_of_channels(row_of(layer))[0]
     whole = only_reader(views[0])
-    if not is_call_of(whole, "cat") or not isinstance(whole.args[0], (tuple, list)) or node_info(whole).shape != shape:
+    if whole is None or not is_call_of(whole, "cat") or node_info(whole).shape != shape:
         return
-    along = next(iter((*whole.args[1:], *whole.kwargs.values())), 0)
-    numbers = torch.arange(float(shape[dim])).view(
-        [size if place == dim % len(shape) else 1 for place, size in enumerate(shape)]
-    )
-    if along % len(shape) == dim % len(shape) and set(whole.args[0]) == set(views):
-        parts = [evaluated(view, {layer: numbers.expand(shape)}) for view in whole.args[0]]
-        if torch.equal(torch.cat(parts, dim), numbers.expand(shape)):
-            replace_call(whole, layer)
-            remove_unread(layer.graph)
+    parts: Any = whole.args[0]
+    along: Any = next(iter((*whole.args[1:], *whole.kwargs.values())), 0)
+    if not isinstance(parts, (tuple, list)) or set(parts) != set(views) or (along - dim) % len(shape):
+        return
+    numbers = torch.arange(float(shape[dim])).view(-1, *[1] * (-1 - dim)).expand(shape)
+    if torch.equal(torch.cat([evaluated(part, {layer: numbers}) for part in parts], dim), numbers):
+        replace_call(whole, layer)
+        remove_unread(layer.graph)
 
 
 def _merge(program: Program, layer: fx.Node, parts: Sequence[_Part]) -> None:

@@ -15,7 +15,6 @@ from lrpfx.ir.node import (
     ancestors_of,
     calls,
     is_data,
-    is_learned,
     node_info,
     nodes_in,
     only_reader,
@@ -222,12 +221,13 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     source: Any = constant
     while (place := _place_of_entries(source)) is not None and isinstance(source.args[place], fx.Node):
         source = source.args[place]
-    known = isinstance(source, fx.Node) and _is_parameter(source)
-    value = parameter_value(source, program.root) if known else None
+    is_known = isinstance(source, fx.Node) and _is_parameter(source)
+    value = parameter_value(source, program.root) if is_known else None
     if shape is None or not isinstance(value, torch.Tensor) or not value.numel():
         return None
-    held = [one for one in ancestors_of(constant) if one.op == "get_attr" and one is not source]
-    known = {one: parameter_value(one, program.root) for one in held if not is_learned(one, program.root)}  # indices
+    changeable = program.root.state_dict()  # unlike indices that forward makes
+    held = [one for one in ancestors_of(constant) if one.op == "get_attr" and str(one.target) not in changeable]
+    known = {one: parameter_value(one, program.root) for one in held}
     try:
         places = evaluated(constant, {**known, source: torch.arange(value.numel()).view(value.shape)})
     except (RuntimeError, TypeError, ValueError, IndexError):  # sizes that only a run knows

@@ -165,8 +165,8 @@ def _without_ellipsis(found: Contraction) -> Contraction:
         rank + 1 - len(own) if "." in own else 0 for rank, own in zip(ranks, found.labels, strict=True) if rank is not None
     ]
     free = "".join(letter for letter in _FURTHER if letter not in "".join(found.labels))[: max(counts)]
-    labels = [own.replace(".", free[len(free) - count :]) for own, count in zip(found.labels, counts, strict=True)]
-    return replace(found, labels=tuple(labels), result=found.result.replace(".", free))
+    first, last = (own.replace(".", free[len(free) - count :]) for own, count in zip(found.labels, counts, strict=True))
+    return replace(found, labels=(first, last), result=found.result.replace(".", free))
 
 
 #: Letters for dimensions without a name.
