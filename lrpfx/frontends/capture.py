@@ -185,7 +185,7 @@ class SymbolicTrace(FrontEnd):
         program.guards += [FixedValue(Place(name), value) for name, value in given.items() if is_constant(value)]
         program.guards += _fixed_defaults(model, names)
         if args is None:
-            return _without_examples(program, request.asked), None
+            return _without_examples(program, self.name, request.asked), None
         run = _runner(model, request.asked.share)
         verification = Verification(args, run(given), again=lambda: _runner(model, request.asked.share)(given))
         program = _normalized(program, self.name, verification, request.asked)
@@ -324,10 +324,10 @@ class TorchExport(FrontEnd):
         return program, verification
 
 
-def _without_examples(program: Program, asked: CaptureSettings) -> Program:
+def _without_examples(program: Program, front_end: str, asked: CaptureSettings) -> Program:
     """A traced program after NORMALIZE, with the shapes of guessed inputs if some fit, as passes need those of examples."""
     plain = program.copied()
-    program = _normalized(program, SymbolicTrace.name, None, asked)
+    program = _normalized(program, front_end, None, asked)
     guess = guessed_inputs(program)
     if not guess.args:
         not_verified(program, guess.reason)
@@ -339,7 +339,7 @@ def _without_examples(program: Program, asked: CaptureSettings) -> Program:
         logger.info("no shapes without example inputs: %s", first_lines(error, 1))
         program.guessed = guess.args
         return program
-    return _normalized(plain, SymbolicTrace.name, None, asked)
+    return _normalized(plain, front_end, None, asked)
 
 
 FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
