@@ -799,6 +799,10 @@ IMAGES = {
         _conv,
         _with_bias(lambda m, y: m.bias.repeat_interleave(y.shape[2] * y.shape[3]).repeat(y.shape[0]).view(y.shape)),
     ),
+    "conv2d + b.repeat_interleave.view(fixed sizes)": (
+        _conv,
+        _with_bias(lambda m, y: m.bias.repeat_interleave(64).view(4, 8, 8)),
+    ),
     "conv2d + repeated b with new dimensions": (
         _conv,
         _with_bias(lambda m, y: m.bias.repeat(y.shape[0], 1)[:, :, None, None]),

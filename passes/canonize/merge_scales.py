@@ -164,7 +164,9 @@ def _narrowed(program: Program, constant: fx.Node) -> _Alone | None:
         return None
     row = spelling.operator
     if row.entries.moves or row.outputs.picks or row.name == "embedding":
-        return _view_alone(program, constant, row) or _in_order(program, constant)
+        viewed = _view_alone(program, constant, row)
+        narrows = viewed is not None and viewed.shape != node_info(constant).shape
+        return viewed if narrows else _in_order(program, constant) or viewed
     if row.weighs_channels or (row.product.contraction is not None and not row.entries.adds_up):
         return _of_number(program, constant, row)
     fills = row.name == "outer" and number_filling(constant.args[0]) is not None

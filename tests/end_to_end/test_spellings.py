@@ -227,6 +227,24 @@ def test_a_bias_by_places_holds_for_its_number_of_dimensions():
         explain_model(torch.randn(5, 3, 6))
 
 
+def test_a_repeated_bias_of_one_image_holds_for_images_without_a_batch():
+    layer = nn.Conv2d(3, 4, 3, bias=False)
+
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.bias = layer, nn.Parameter(torch.randn(4))
+
+        def forward(self, x):
+            return self.layer(x) + self.bias.repeat_interleave(16).view(4, 4, 4)
+
+    image = torch.randn(3, 6, 6)
+    explain_model = lrpfx.transform(Biased().eval(), EpsilonPlusFlat(), example_inputs=image)
+    assert lrpfx.node_names(explain_model) == ["x", "layer"]
+    with pytest.raises(lrpfx.InputError, match=r"has 4 dimensions, but the graph was made for 3"):
+        explain_model(image[None])
+
+
 def test_a_parameter_in_the_shape_of_a_signal_is_a_constant():
     model, x = written(lambda m, x: (y := x @ m.weight.T) + torch.meshgrid(y[:, 0], m.bias, indexing="ij")[1])
     explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
