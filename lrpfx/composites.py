@@ -20,7 +20,9 @@ from lrpfx import types
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
 from lrpfx.ir.mapping import MappingContext
+from lrpfx.operators.layer import Layer
 from lrpfx.rules import formulas
+from lrpfx.rules.differences import Difference
 from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import describe_value
@@ -845,6 +847,49 @@ class AttnLRP(_BuiltInComposite):
         canonizers: Sequence[Any] | None = None,
     ) -> None:
         super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params), canonizers, first_map)
+
+
+@register_composite("deep_lift")
+class DeepLIFT(_BuiltInComposite):
+    """DeepLIFT (Shrikumar et al. 2017, the Rescale rule): relevance of the differences from a reference.
+
+    For `lrpfx.attribute(..., reference=r)`: relevance sums to f(x) - f(r). Every layer gets `lrpfx.rules.Difference`.
+
+    References
+    ----------
+    .. [1] Shrikumar et al. 2017, https://arxiv.org/abs/1704.02685
+
+    Examples
+    --------
+    >>> explain_model = lrpfx.transform(model, lrpfx.composites.DeepLIFT())
+    >>> relevance = lrpfx.attribute(explain_model, x, 1, reference=torch.zeros_like(x)).relevance
+    """
+
+    def __init__(self, canonizers: Sequence[Any] | None = None) -> None:
+        kinds_of_layers = (
+            types.Activation,
+            types.Sum,
+            types.AvgPool,
+            types.MaxPool,
+            types.BatchNorm,
+            types.Convolution,
+            types.Linear,
+            types.Product,
+            types.MatMul,
+            types.Softmax,
+            types.LayerNorm,
+            types.RMSNorm,
+            types.Interpolation,
+            types.Statistic,
+            types.Recurrent,
+        )
+        super().__init__(None, [(one, Difference()) for one in kinds_of_layers], canonizers)
+
+    def module_map(self, context: MappingContext, name: str, module: Any) -> Hook | None:
+        """The rule, also for maxima over a dimension."""
+        found = super().module_map(context, name, module)
+        row = module.operation.operator if isinstance(module, Layer) else None
+        return Difference() if found is None and row is not None and row.name in ("amax", "amin") else found
 
 
 @register_composite("cp_lrp")

@@ -45,6 +45,7 @@ from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
 from lrpfx.passes.rewrite.fuse_attention import FuseAttention
+from lrpfx.passes.rewrite.pair_with_reference import PairWithReference
 from lrpfx.passes.rewrite.rewrite import Rewrite
 from lrpfx.passes.rewrite.save_less import SaveLess
 from lrpfx.passes.validate import Validate
@@ -128,6 +129,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
     Stage.VALIDATE: lambda settings: (Validate(settings.keep_gradient),),
     Stage.ANALYZE: lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
     Stage.REWRITE: lambda settings: (
+        PairWithReference(),
         *([CarryMultipliers()] if settings.optimize and settings.fold else []),
         *([ChooseShortcuts()] if settings.optimize else []),
         Rewrite(differentiable=not settings.fold),

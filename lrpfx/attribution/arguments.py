@@ -157,6 +157,66 @@ class Arguments:
         return results if isinstance(self.inputs, Mapping) else tuple(results.values())
 
 
+def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -> dict[str, Any]:
+    """The references of the inputs, by the names of the module's inputs for them."""
+    inputs = {
+        node_info(node).reference: node for node in module.graph.find_nodes(op="placeholder") if node_info(node).reference
+    }
+    if reference is None:
+        if inputs:
+            raise InputError(f"{module.composite} explains differences: pass reference=", topic="references")
+        return {}
+    if not inputs:
+        raise InputError(
+            f"{module.composite} takes no reference; lrpfx.composites.DeepLIFT() explains differences from one",
+            topic="references",
+        )
+    names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    by_name = {(names[key] if isinstance(key, int) else key): value for key, value in arguments.values.items()}
+    if isinstance(reference, Mapping):
+        given = dict(reference)
+    elif isinstance(reference, tuple):
+        given = dict(zip(by_name, reference, strict=False))
+    else:
+        given = {next(iter(by_name)): reference}
+    found = {}
+    for twin, node in inputs.items():
+        value = by_name.get(str(node.target))
+        one = given.pop(str(node.target), value)
+        found[twin.removesuffix(".given")] = _fitting(one, value, str(node.target))
+    if given:
+        raise InputError(
+            f"reference= names {', '.join(map(repr, given))}, but the inputs are {', '.join(by_name)}", topic="references"
+        )
+    return found
+
+
+def _fitting(reference: Any, value: Any, name: str) -> Any:
+    """The reference of an input in its shape. `InputError` if it does not fit."""
+    if not isinstance(value, torch.Tensor):
+        return reference
+    if isinstance(reference, (int, float)) and not isinstance(reference, bool):
+        return torch.full_like(value, reference)
+    if not isinstance(reference, torch.Tensor):
+        raise InputTypeError(f"the reference of {name!r} is a tensor, not {type(reference).__name__}", topic="references")
+    for fact in ("dtype", "device"):
+        if getattr(reference, fact) != getattr(value, fact):
+            raise InputError(
+                f"the reference of {name!r} has {fact} {getattr(reference, fact)}, but the input {getattr(value, fact)}",
+                topic="references",
+            )
+    if reference.is_floating_point() and not torch.isfinite(reference).all():
+        raise InputError(f"the reference of {name!r} has values that are not finite", topic="references")
+    try:
+        return reference.detach().expand_as(value)
+    except RuntimeError as error:
+        raise InputError(
+            f"the reference of {name!r} has the shape {tuple(reference.shape)}, which cannot be broadcast to that of the "
+            f"input, {tuple(value.shape)}",
+            topic="references",
+        ) from error
+
+
 def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:
     """For each integer input, the names of its embeddings; `InputTypeError` if no input can carry relevance."""
     found: dict[tuple[Any, ...], list[str]] = {}

@@ -10,11 +10,11 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution import plausibility
-from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits
+from lrpfx.attribution.arguments import NO_VALUES, Arguments, Inputs, embeddings_of, misfits, references_of
 from lrpfx.attribution.cache import cache_of
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import Watch
-from lrpfx.attribution.recorders import PROBE, Recording, factors_of, recorded_by, recorder_of
+from lrpfx.attribution.recorders import PROBE, Recording, recorded_by, recorder_of, with_factors
 from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Kind, Linear
 from lrpfx.ir.node import data_calls, node_info
@@ -51,7 +51,7 @@ class _Forward:
     result: Any
     explained: ExplainedOutput
     layers: list[torch.Tensor]
-    factors: list[torch.Tensor | None]  # of the inputs and the layers: see `factors_of`
+    factors: list[torch.Tensor | None]  # of the inputs and the layers: see `with_factors`
 
     @property
     def output(self) -> torch.Tensor:
@@ -76,6 +76,7 @@ class Computation:
         with torch.inference_mode(False), torch.enable_grad():
             self.arguments = Arguments(inputs, module)
             self.arguments.admit(module)
+            self._references = references_of(module, self.arguments, question.reference)
             self._plan()
             with module.with_rules():
                 self._compute()
@@ -108,7 +109,7 @@ class Computation:
         given: dict[str, Any] = {}
         if self._recording and self._is_compiled:
             with misfits(self.module, self.arguments):
-                given = _probes(self.module, self._recording, self.arguments, self._masks)
+                given = _probes(self.module, self._recording, self.arguments, self._masks, self._references)
         probes = [value for name, value in given.items() if name.startswith(PROBE)]
         runner = _runner(self._explain_model, self.module, self._traced, self._several)
         masking = self._masks.compiled(0, given) if self._is_compiled else self._masks.holders()
@@ -140,10 +141,11 @@ class Computation:
 
     def _run(self, runner: Callable[..., Any], recorder: TreeGraphModule, further: Mapping[str, Any]) -> _Forward:
         with misfits(self.module, self.arguments):
-            result = self.arguments.call(runner, further)
-        chosen, recorded = (result[0], list(result[1:])) if self._recording else (result, [])
+            result = self.arguments.call(runner, {**self._references, **further})
+        chosen, returned = (result[0], list(result[1:])) if self._recording else (result, [])
+        recorded, of_layers = with_factors(recorder, returned)
         plain = [None for _ in self.arguments.leaves]
-        factors = [*plain, *factors_of(recorder, recorded), *(None for _ in self._again)]
+        factors = [*plain, *of_layers, *(None for _ in self._again)]
         return _Forward(chosen, explained_output(chosen, self.question.output), recorded, factors)
 
     def _from_start(
@@ -328,7 +330,9 @@ def _for(traced: TreeGraphModule, several: bool) -> TreeGraphModule:
     return executed(traced, Execution(several=True)) if several else traced
 
 
-def _probes(module: ExplainModule, recording: Recording, arguments: Arguments, masks: Masks) -> dict[str, torch.Tensor]:
+def _probes(
+    module: ExplainModule, recording: Recording, arguments: Arguments, masks: Masks, references: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
     """For each recorded node a tensor of zeros, which is added to its value: its gradient is that of the value.
 
     A compiled graph has no gradients of one output with respect to another, only with respect to inputs. The masks get to know
@@ -341,7 +345,7 @@ def _probes(module: ExplainModule, recording: Recording, arguments: Arguments, m
     layouts = cache_of(module).layouts
     if key not in layouts:
         with torch.no_grad():
-            _, *layers = arguments.call(recorder_of(module, recording), masks.holders())
+            _, *layers = arguments.call(recorder_of(module, recording), {**references, **masks.holders()})
         values = [torch.empty_like(layer, device="meta") for layer in layers]
         layouts[key] = values, masks.layouts()
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
@@ -388,7 +392,7 @@ def relevances_of(
     retain_graph: bool = False,
     in_format: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `factors_of`.
+    """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `with_factors`.
 
     `in_format`: whether in the memory format of the tensors, of which vmap knows one only.
     """

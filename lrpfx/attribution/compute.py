@@ -12,11 +12,12 @@ from typing_extensions import Unpack
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.summary import summary_of
-from lrpfx.errors import LrpfxWarning
+from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.request.conditions import Condition, Index
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike, TargetsLike
+from lrpfx.support.torch_internals import pytree
 
 Relevance = TypeVar("Relevance")
 
@@ -73,6 +74,7 @@ class _Options(TypedDict, total=False):
     chunk_size: int | None
     constants: bool
     progress: bool
+    reference: Any
 
 
 @overload
@@ -101,6 +103,7 @@ def attribute(
     chunk_size: int | None = None,
     constants: bool = False,
     progress: bool = False,
+    reference: Any = None,
 ) -> Attribution[Any]:
     """Relevance of the inputs for the model's output.
 
@@ -155,6 +158,10 @@ def attribute(
         as a mask plus a bias, are in the ledger alone.
     progress
         Whether to show a bar of the targets that are done (needs tqdm).
+    reference
+        What the inputs are compared with, for `lrpfx.composites.DeepLIFT`: relevance sums to the difference of the outputs.
+        A tensor that can be broadcast to the input, a number, a tuple or dict of these for several inputs (the reference of one
+        that is left out is the input itself), or a list of references, over which relevance is averaged (DeepSHAP).
 
     Raises
     ------
@@ -181,18 +188,31 @@ def attribute(
     >>> attribution.relevance.shape, attribution.layers["0"].shape
     (torch.Size([2, 3, 8, 8]), torch.Size([2, 4, 6, 6]))
     """
-    question = Question(target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress)
-    found = Computation(explain_model, inputs, question)
-    message = None if torch.compiler.is_compiling() else found.objection()
-    if message is not None:
-        warnings.warn(message, LrpfxWarning, stacklevel=2)
+    asked = target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress
+    references = reference if isinstance(reference, list) else [reference]
+    if not references:
+        raise InputError("reference= is an empty list", topic="references")
+    computed = []
+    for one in references:
+        found = Computation(explain_model, inputs, Question(*asked, one))
+        message = None if torch.compiler.is_compiling() else found.objection()
+        if message is not None:
+            warnings.warn(message, LrpfxWarning, stacklevel=2)
+        computed.append(found)
     return Attribution(
         output=found.output,
-        relevance=found.of_inputs,
-        layers=found.layers,
-        constants=found.constants,
+        relevance=_mean([one.of_inputs for one in computed]),
+        layers=_mean([one.layers for one in computed]),
+        constants=_mean([one.constants for one in computed]),
         targets=None if targets is None else len(found.targets),
         conditions=None if conditions is None else len(conditions),
-        multipliers=found.multipliers,
+        multipliers=_mean([one.multipliers for one in computed]),
         meanings=found.meanings,
     )
+
+
+def _mean(results: list[Any]) -> Any:
+    """The mean of the tensors in several structures."""
+    if len(results) == 1:
+        return results[0]
+    return pytree.tree_map(lambda *leaves: None if leaves[0] is None else sum(leaves) / len(leaves), *results)

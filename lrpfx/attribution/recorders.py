@@ -73,7 +73,8 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
                 leaf = _replaced(graph, embedding, as_leaf)
                 nodes = [leaf if node is embedding else node for node in nodes]
             terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
-        output.args = ((output.args[0], *nodes, *terms),)
+        differences = [_difference(graph, node) for node in (*nodes, *terms) if _has_difference(node)]
+        output.args = ((output.args[0], *nodes, *terms, *differences),)
         if first:
             for node in reversed(graph.nodes):  # the calls that nothing reads now
                 if node.op not in ("placeholder", "output") and not node.users:
@@ -96,7 +97,7 @@ def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> 
 def recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:
     """The nodes whose values a recorder returns beside the model's result."""
     results: Any = output_node(recorder.graph).args[0]
-    return list(results[1:])
+    return [node for node in results[1:] if node.target is not difference]
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:
@@ -104,12 +105,38 @@ def as_leaf(value: torch.Tensor) -> torch.Tensor:
     return value.detach().requires_grad_()
 
 
-def factors_of(recorder: fx.GraphModule, layers: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """For each layer that a recorder returns, itself if its gradient is a multiplier, and None if it is relevance."""
-    if not layers:
-        return []
-    pairs = zip(layers, recorded_by(recorder), strict=True)
-    return [layer if node_info(node).carries_multiplier else None for layer, node in pairs]
+def with_factors(
+    recorder: fx.GraphModule, returned: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """The layers that a recorder returned, and for each of them what its gradient is to be multiplied by.
+
+    That is the layer, or its difference from that for the reference, if the gradient is a multiplier; None if it is relevance.
+    """
+    nodes = recorded_by(recorder) if returned else []
+    layers, differences = list(returned[: len(nodes)]), iter(returned[len(nodes) :])
+    factors = [
+        next(differences) if _has_difference(node) else layer if node_info(node).carries_multiplier else None
+        for layer, node in zip(layers, nodes, strict=True)
+    ]
+    return layers, factors
+
+
+def _has_difference(node: fx.Node) -> bool:
+    return node_info(node).carries_multiplier and bool(node_info(node).reference)
+
+
+def _difference(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A call that takes the difference of a value from that for the reference."""
+    reference = next(one for one in graph.nodes if one.op != "output" and node_info(one).name == node_info(node).reference)
+    with graph.inserting_before(output_node(graph)):
+        made = graph.call_function(difference, (node, reference))
+    set_info(made, replace(node_info(node), name=f"{node_info(node).name}.difference", role=Role.CONSTANT, reference=""))
+    return made
+
+
+def difference(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The difference of two values, without a gradient."""
+    return value.detach() - reference.detach()
 
 
 def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Node, fx.Node]]:

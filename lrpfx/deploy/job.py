@@ -10,7 +10,7 @@ import torch
 
 from lrpfx.attribution.computation import Computation, relevances_of
 from lrpfx.attribution.infinite_masks import hiding, other_reader
-from lrpfx.attribution.recorders import Recording, factors_of, recorder_of
+from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
 from lrpfx.deploy.tracer import Tracer
 from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, first_lines
 from lrpfx.ir.node import node_info
@@ -156,9 +156,10 @@ class Job:
             read = {name: hiding(leaf) if name in self.masks else leaf for name, leaf in leaves.items()}
             masks = {mask_name(number): mask for number, mask in enumerate(self.masks_in(arguments))}
             result = Tracer(runner, self.number_of_targets is not None)(**{**values, **read, **masks})
-            result, recorded = (result[0], result[1:]) if recording else (result, ())
+            result, returned = (result[0], result[1:]) if recording else (result, ())
+            recorded, of_layers = with_factors(runner, returned)
             explained = self.explained(result)
-            factors = [*(None for _ in leaves), *factors_of(runner, recorded)]
+            factors = [*(None for _ in leaves), *of_layers]
             wanted, targets = [*leaves.values(), *recorded], self.targets_in(arguments)
             explanations = []
             for left, target in zip(reversed(range(len(targets))), targets, strict=True):

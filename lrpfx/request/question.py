@@ -25,6 +25,7 @@ class Question:
     chunk_size: int | None = None
     constants: bool = False
     progress: bool = False
+    reference: Any = None
 
     def check(self) -> None:
         """Raise `InputError` for arguments that exclude each other."""

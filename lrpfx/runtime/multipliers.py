@@ -30,6 +30,8 @@ class MultiplierForm(ABC):
 
     #: Whether the relevance form of the rule divides by the operation's output.
     divides: bool
+    #: Whether the values of a call end with those of the data inputs for a reference.
+    needs_reference = False
 
     @abstractmethod
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:

@@ -18,6 +18,7 @@ from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
+from lrpfx.runtime.differences import carry_difference
 from lrpfx.runtime.multipliers import MultiplierForm, WithoutRelevance, carry_multiplier, carry_relevance
 
 
@@ -74,6 +75,7 @@ class _Regions:
         self.members: set[fx.Node] = set()
         self.irrelevant: set[fx.Node] = set()  # calls that get no relevance from any reader
         self.output = output_node(graph)
+        self.references = {node_info(node).name: node for node in graph.nodes if node.op != "output"}
         for node in reversed(graph.nodes):
             if node.op.startswith("call") and node_info(node).role is Role.DATA:
                 self._decide(node)
@@ -134,7 +136,11 @@ class _Regions:
         after = node.next
         while after.op == "placeholder":
             after = after.next
-        made = insert_call(self.graph, after, function, (node,), info)
+        arguments: tuple[fx.Node, ...] = (node,)
+        if function is carry_relevance and of.reference:
+            function, arguments = carry_difference, (node, self.references[of.reference])
+            after = arguments[1].next
+        made = insert_call(self.graph, after, function, arguments, info)
         for reader in readers:
             reader.replace_input_with(node, made)
 

@@ -1,7 +1,7 @@
 """Replace every node that has a rule by a call of a rule module. The pass reads metadata and never sees the composite."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,8 +55,9 @@ class Rewrite(GraphPass):
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
         layers = [layer_of_node(node, program.root) for node in ruled]
         tree = ModuleTree(program.root)
+        by_name = {node_info(node).name: node for node in program.graph.nodes if node.op != "output"}
         for node, layer in zip(ruled, layers, strict=True):
-            _RewrittenCall(program.graph, tree, node, layer).rewrite(self.switch)
+            _RewrittenCall(program.graph, tree, node, layer, by_name).rewrite(self.switch)
         if self.switch is not None:
             _hold_operands(program.graph, tree, self.switch)
         for node in program.graph.nodes:
@@ -70,8 +71,9 @@ class Rewrite(GraphPass):
 class _RewrittenCall:
     """A call that becomes a call of a rule module."""
 
-    def __init__(self, graph: fx.Graph, tree: ModuleTree, node: fx.Node, layer: Layer) -> None:
+    def __init__(self, graph: fx.Graph, tree: ModuleTree, node: fx.Node, layer: Layer, by_name: Mapping[str, fx.Node]) -> None:
         self.graph = graph
+        self.by_name = by_name
         self.tree = tree
         self.node = node
         self.layer = layer
@@ -83,7 +85,7 @@ class _RewrittenCall:
         layer = copy.copy(self.layer)
         layer.operation = _without_tensors(layer.operation)
         layer.parameters = {name: self._as_node(layer.parameters[name]) for name in layer.operation.parameters}
-        layer.extras = tuple(map(self._as_node, layer.extras))
+        layer.extras = (*map(self._as_node, layer.extras), *self._references())
         modifiers = rule.parameter_modifiers
         branches = None
         if switch is not None or not all(one.arithmetic for one in modifiers) or not self._changes(modifiers):
@@ -98,6 +100,16 @@ class _RewrittenCall:
         self.node.args = tuple(values)
         self.node.kwargs = {}
         update_info(self.node, rule=rule)
+
+    def _references(self) -> list[Any]:
+        """The values of the inputs for the reference, if the rule takes differences from one."""
+        if self.info.form is None or not self.info.form.needs_reference:
+            return []
+        return [self._reference(value) for value in self.layer.inputs]
+
+    def _reference(self, value: Any) -> Any:
+        name = node_info(value).reference if isinstance(value, fx.Node) else ""
+        return self.by_name[name] if name else value  # a constant is its own
 
     def _changes(self, modifiers: Sequence[ParamMod]) -> bool:
         """Whether a modified copy has other parameters than the layer's own and zeros.
