@@ -511,7 +511,8 @@ def fixed_dimensions(program: Program, args: tuple[Any, ...]) -> list[Guard]:
     """Guards for the numbers of dimensions of inputs, given or guessed, if passes relied on them."""
     guards: list[Guard] = []
     why = "batch norm, a bias or the weight of a layer norm was merged, which relies on this number"
-    for node, value in zip(program.graph.find_nodes(op="placeholder"), args, strict=bool(args)):
+    # References, which come last, have no example.
+    for node, value in zip(program.graph.find_nodes(op="placeholder"), args, strict=False):
         for path, leaf in pytree.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor):
                 guards.append(FixedSizes(place_of(str(node.target), path), (None,) * leaf.ndim, why))

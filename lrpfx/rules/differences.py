@@ -13,6 +13,8 @@ from lrpfx.runtime.multipliers import Derivative, MultiplierForm
 #: Kinds of layers that are linear in their inputs, up to constants.
 _LINEAR = (kinds.Linear, kinds.BatchNorm, kinds.AvgPool, kinds.Sum, kinds.Interpolation)
 _QUOTIENTS = ("div", "quotient")
+#: Products of matrices that are not quadratic in their inputs.
+_OTHER_PRODUCTS = ("scaled_dot_product_attention", "multi_dot")
 _NORMALIZATIONS = ("layer_norm", "group_norm", "instance_norm", "rms_norm")
 
 
@@ -56,9 +58,8 @@ class Difference(Hook):
             return OfLargest(row.name == "amin")
         if issubclass(row.kind, kinds.Activation):
             return BySlope() if len(layer.inputs) == 1 else None
-        if issubclass(row.kind, (kinds.Product, kinds.MatMul)):
-            factors = row.product.proportional_to or (row.data if row.product.contraction is not None else ())
-            if not set(row.data) <= set(factors):
-                return None
-            return Derivative() if len(layer.inputs) == 1 else AtMidpoint() if len(layer.inputs) == 2 else None
+        if issubclass(row.kind, kinds.Product) and not set(row.data) <= set(row.product.proportional_to):
+            return None
+        if issubclass(row.kind, (kinds.Product, kinds.MatMul)) and row.name not in _OTHER_PRODUCTS:
+            return Derivative() if len(layer.inputs) == 1 else AtMidpoint()
         return Derivative() if issubclass(row.kind, _LINEAR) and not issubclass(row.kind, kinds.Scan) else None
