@@ -22,7 +22,7 @@ from lrpfx.frontends.execution_order import modules_in_order_of_execution
 from lrpfx.ir.mapping import MappingContext
 from lrpfx.operators.layer import Layer
 from lrpfx.rules import formulas
-from lrpfx.rules.differences import Difference
+from lrpfx.rules.differences import MAXIMA, Difference
 from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import describe_value
@@ -884,12 +884,13 @@ class DeepLIFT(_BuiltInComposite):
             types.Recurrent,
         )
         super().__init__(None, [(one, Difference()) for one in kinds_of_layers], canonizers)
+        of_layers = self.module_map
 
-    def module_map(self, context: MappingContext, name: str, module: Any) -> Hook | None:
-        """The rule, also for maxima over a dimension."""
-        found = super().module_map(context, name, module)
-        row = module.operation.operator if isinstance(module, Layer) else None
-        return Difference() if found is None and row is not None and row.name in ("amax", "amin") else found
+        def mapping(context: MappingContext, name: str, module: Any) -> Hook | None:
+            row = module.operation.row if isinstance(module, Layer) else None
+            return Difference() if row is not None and row.name in MAXIMA else of_layers(context, name, module)
+
+        self.module_map = mapping
 
 
 @register_composite("cp_lrp")

@@ -6,7 +6,17 @@ from lrpfx.errors import RuleError
 from lrpfx.ir import kinds
 from lrpfx.operators.layer import Layer
 from lrpfx.rules.hook import Hook
-from lrpfx.runtime.differences import AtMidpoint, BySlope, OfLargest, OfNormalization, OfQuotient, OfSoftmax
+from lrpfx.runtime.differences import (
+    AtMidpoint,
+    BySlope,
+    OfLarger,
+    OfLargest,
+    OfNormalization,
+    OfNormalized,
+    OfQuotient,
+    OfRoot,
+    OfSoftmax,
+)
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Derivative, MultiplierForm
 
@@ -15,6 +25,13 @@ _LINEAR = (kinds.Linear, kinds.BatchNorm, kinds.AvgPool, kinds.Sum, kinds.Interp
 _QUOTIENTS = ("div", "quotient")
 #: Products of matrices that are not quadratic in their inputs.
 _OTHER_PRODUCTS = ("scaled_dot_product_attention", "multi_dot")
+#: Maxima, which need no other rule.
+MAXIMA = {
+    "amax": OfLargest(),
+    "amin": OfLargest(smallest=True),
+    "maximum": OfLarger(),
+    "minimum": OfLarger(smaller=True),
+}
 _NORMALIZATIONS = ("layer_norm", "group_norm", "instance_norm", "rms_norm")
 
 
@@ -43,19 +60,25 @@ class Difference(Hook):
             raise RuleError(f"{self} has no formula for {layer.operation.row or layer.kind.__name__}")
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
-        row = layer.operation.operator
+        row = layer.operation.row
         if row is None:
             return None
+        if row.name in MAXIMA:
+            return MAXIMA[row.name] if len(layer.inputs) == 1 or row.name in ("maximum", "minimum") else None
         if row.name in _QUOTIENTS:
             if len(layer.inputs) == 2:
                 return OfQuotient()
             return Derivative() if layer.operation.names_of_inputs == [row.data[0]] else BySlope()
         if row.name in _NORMALIZATIONS:
             return OfNormalization()
-        if row.name == "softmax":
+        if row.name in ("softmax", "masked_softmax"):
             return OfSoftmax()
-        if issubclass(row.kind, kinds.MaxPool) or row.name in ("amax", "amin"):
-            return OfLargest(row.name == "amin")
+        if issubclass(row.kind, kinds.MaxPool):
+            return OfLargest()
+        if row.name in ("std", "norm", "normalize"):
+            exponent = layer.operation.arguments(range(100))["p"] if row.name != "std" else 2
+            form = OfNormalized() if row.name == "normalize" else OfRoot()
+            return form if exponent in (2, 2.0, "fro", None) else None
         if issubclass(row.kind, kinds.Activation):
             return BySlope() if len(layer.inputs) == 1 else None
         if issubclass(row.kind, kinds.Product) and not set(row.data) <= set(row.product.proportional_to):

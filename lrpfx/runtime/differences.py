@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import InputError
+from lrpfx.operators.attention import softmax_dimension
 from lrpfx.operators.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
@@ -169,17 +170,23 @@ class OfSoftmax(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        dimension = operation.arguments(values)["dim"]
         value, reference = values[0], references[0]
+        dimension = operation.arguments(values)["dim"]
+        dimension = softmax_dimension(value.ndim) if dimension is None else dimension
         if not value.is_floating_point() or value.dtype in (torch.float16, torch.bfloat16):
             value, reference, multiplier = value.float(), reference.float(), multiplier.float()
         shift = torch.maximum(value.amax(dimension, True), reference.amax(dimension, True))
         shift = torch.where(shift.isfinite(), shift, torch.zeros_like(shift))
         terms, other_terms = (value - shift).exp(), (reference - shift).exp()
-        total, other_total = terms.sum(dimension, True), other_terms.sum(dimension, True)
-        of_total = -(multiplier * (terms + other_terms) / 2).sum(dimension, True) / (total * other_total)
-        of_terms = multiplier * (1 / total + 1 / other_total) / 2 + of_total
+        share, other_share = (_reciprocal(one.sum(dimension, True)) for one in (terms, other_terms))
+        of_total = -(multiplier * (terms + other_terms) / 2).sum(dimension, True) * share * other_share
+        of_terms = multiplier * (share + other_share) / 2 + of_total
         return [(of_terms * _slope_of_exponential(value, reference, shift)).to(values[0].dtype)]
+
+
+def _reciprocal(value: torch.Tensor) -> torch.Tensor:
+    """1 / value, and 0 for 0: where all entries of a softmax are masked, or all entries of a norm are 0."""
+    return torch.where(value == 0, torch.zeros_like(value), 1 / value)
 
 
 def _slope_of_exponential(value: torch.Tensor, reference: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -227,6 +234,57 @@ class OfNormalization(DifferenceForm):
         if name != "rms_norm":
             found = found - found.mean(-1, True)
         return [found.reshape(value.shape)]
+
+
+@dataclass(frozen=True)
+class OfRoot(DifferenceForm):
+    """The root y of a square q, such as a norm: the slope 1 / (y + y⁰) times the derivative of q at the midpoint."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        (value, *others), (reference,) = values, references
+
+        def square(input: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = operation([input, *others])
+            return result.square()
+
+        total = operation([value, *others]) + operation([reference, *others])
+        found = vjp(square, (value + reference) / 2)[1](multiplier * _reciprocal(total))[0]
+        return [torch.where(found.isfinite(), found, torch.zeros_like(found))]
+
+
+@dataclass(frozen=True)
+class OfNormalized(DifferenceForm):
+    """x / max(|x|, eps), with the Euclidean norm, as a quotient and a root."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        arguments = operation.arguments(values)
+        (value, *_), (reference,) = values, references
+        dimension, eps = arguments["dim"], arguments["eps"]
+        norm, other_norm = (torch.linalg.vector_norm(one, dim=dimension, keepdim=True) for one in (value, reference))
+        scale, other_scale = norm.clamp(min=eps), other_norm.clamp(min=eps)
+        sums, share, other_share = value + reference, 1 / scale, 1 / other_scale
+        of_scale = -(multiplier * sums / 2).sum(dimension, True) * share * other_share
+        of_norm = of_scale * slope(lambda one: one.clamp(min=eps), norm, other_norm)
+        return [multiplier * (share + other_share) / 2 + of_norm * sums * _reciprocal(norm + other_norm)]
+
+
+@dataclass(frozen=True)
+class OfLarger(DifferenceForm):
+    """The larger of two values, or the smaller, as half of their sum and of their distance, which has a slope."""
+
+    smaller: bool = False
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        (first, last, *_), (first_reference, last_reference) = values, references
+        half = slope(torch.abs, first - last, first_reference - last_reference) / 2
+        half = -half if self.smaller else half
+        return [_summed(multiplier * (0.5 + half), first), _summed(multiplier * (0.5 - half), last)]
 
 
 @dataclass(frozen=True)

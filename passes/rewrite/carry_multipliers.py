@@ -131,6 +131,7 @@ class _Regions:
             shape=of.shape,
             dtype=of.dtype,
             sign=of.sign,
+            reference=of.reference,
             carries_multiplier=carries,
         )
         after = node.next
