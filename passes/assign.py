@@ -9,6 +9,7 @@ from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, 
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
+from lrpfx.rules.differences import Difference
 from lrpfx.rules.formulas import Epsilon, Norm
 from lrpfx.rules.hook import Hook
 
@@ -65,6 +66,8 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
     """A warning that names what is most often a part of a layer that is written out, and was not recognized as such."""
     found = []
     rules = {type(node_info(node).rule) for node in data_calls(program.graph) if node_info(node).kind in _LINEAR}
+    if rules == {Difference}:  # which are the same however a function is cut into layers
+        return []
     for node in data_calls(program.graph):
         info = node_info(node)
         row = info.operator

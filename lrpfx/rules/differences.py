@@ -1,10 +1,12 @@
 """The rule of differences from a reference."""
 
+from typing import Any
+
 import torch
 
 from lrpfx.errors import RuleError
 from lrpfx.ir import kinds
-from lrpfx.operators.layer import Layer
+from lrpfx.operators.layer import Layer, Operation
 from lrpfx.rules.hook import Hook
 from lrpfx.runtime.differences import (
     AtMidpoint,
@@ -76,9 +78,8 @@ class Difference(Hook):
         if issubclass(row.kind, kinds.MaxPool):
             return OfLargest()
         if row.name in ("std", "norm", "normalize"):
-            exponent = layer.operation.arguments(range(100))["p"] if row.name != "std" else 2
             form = OfNormalized() if row.name == "normalize" else OfRoot()
-            return form if exponent in (2, 2.0, "fro", None) else None
+            return form if row.name == "std" or _exponent(layer.operation) in (2, 2.0, "fro", None) else None
         if issubclass(row.kind, kinds.Activation):
             return BySlope() if len(layer.inputs) == 1 else None
         if issubclass(row.kind, kinds.Product) and not set(row.data) <= set(row.product.proportional_to):
@@ -86,3 +87,9 @@ class Difference(Hook):
         if issubclass(row.kind, (kinds.Product, kinds.MatMul)) and row.name not in _OTHER_PRODUCTS:
             return Derivative() if len(layer.inputs) == 1 else AtMidpoint()
         return Derivative() if issubclass(row.kind, _LINEAR) and not issubclass(row.kind, kinds.Scan) else None
+
+
+def _exponent(operation: Operation) -> Any:
+    """The exponent of a norm; None for the default, 2."""
+    later = operation.args[1:2]
+    return operation.kwargs.get("p", operation.kwargs.get("ord", later[0] if later else None))

@@ -1,0 +1,232 @@
+"""Differences from a reference (DeepLIFT): multipliers that add up, for each operation and for whole networks."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lrpfx
+from lrpfx.composites import DeepLIFT
+
+WIDTH = 8
+
+
+def gemma_norm(x, w):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1) * (1 + w)
+
+
+OPERATIONS = {
+    "relu": lambda x, w: F.relu(x),
+    "gelu": lambda x, w: F.gelu(x),
+    "selu": lambda x, w: F.selu(x),
+    "softplus": lambda x, w: F.softplus(x),
+    "hardswish": lambda x, w: F.hardswish(x),
+    "clamp": lambda x, w: x.clamp(-0.5, 0.5),
+    "prelu": lambda x, w: F.prelu(x, w),
+    "exp": lambda x, w: x.exp(),
+    "log": lambda x, w: (x.square() + 1).log(),
+    "cube": lambda x, w: x**3,
+    "silu gate": lambda x, w: F.silu(x * w) * x,
+    "glu": lambda x, w: F.glu(torch.cat([x, x * w], 1)),
+    "square": lambda x, w: x * x,
+    "quotient": lambda x, w: x / (x.abs() + 0.1),
+    "reciprocal": lambda x, w: 1 / (x.square() + 1),
+    "softmax": lambda x, w: (3 * x).softmax(-1),
+    "log softmax": lambda x, w: F.log_softmax(x, -1),
+    "softmax of scores": lambda x, w: ((x[:, :, None] @ x[:, None]).softmax(-1) @ x[:, :, None])[..., 0],
+    "masked attention": lambda x, w: F.scaled_dot_product_attention(
+        x.view(-1, 1, 4, 2), x.view(-1, 1, 4, 2), x.view(-1, 1, 4, 2), torch.tensor([[True, False, True, True]]).expand(4, 4)
+    ).flatten(1),
+    "layer norm": lambda x, w: F.layer_norm(x, (WIDTH,), w, w, 0.1),
+    "rms norm": lambda x, w: F.rms_norm(x, (WIDTH,), w, 0.1),
+    "rms norm by hand": gemma_norm,
+    "group norm": lambda x, w: F.group_norm(x[:, :, None], 2, w, w, 0.1)[..., 0],
+    "instance norm": lambda x, w: F.instance_norm(x.view(-1, 2, 4), eps=0.1).flatten(1),
+    "max pooling": lambda x, w: F.max_pool1d(x[:, None], 3, 2, 1).flatten(1) @ torch.ones(4, WIDTH, dtype=x.dtype) + x,
+    "adaptive max pooling": lambda x, w: F.adaptive_max_pool1d(x[:, None], 2).repeat(1, 1, 4)[:, 0],
+    "largest": lambda x, w: x.amax(1, True) * x,
+    "smallest": lambda x, w: x.amin(1, True) * x,
+    "larger": lambda x, w: torch.maximum(x, x.flip(1) * w),
+    "smaller": lambda x, w: torch.minimum(x, x.flip(1) * w),
+    "norm": lambda x, w: x.norm(dim=1, keepdim=True) * x,
+    "standard deviation": lambda x, w: x / (1 + x.std(1, keepdim=True)),
+    "variance": lambda x, w: x.var(1, keepdim=True) * x,
+    "normalized": lambda x, w: F.normalize(x + 1),
+    "cosine similarity": lambda x, w: F.cosine_similarity(x + 1, x * w + 2, dim=1)[:, None] * x,
+}
+
+
+class Of(nn.Module):
+    """A function between two dense layers."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.weight = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x), self.weight))
+
+
+def gap(model, x, reference, target=1, **settings):
+    """The largest difference of the sum of relevance from that of the outputs, relative to the larger output."""
+    explain_model = lrpfx.transform(model, DeepLIFT(), x, **settings)
+    relevance = lrpfx.attribute(explain_model, x, target, reference=reference).relevance
+    with torch.no_grad():
+        outputs = model(x)[:, target], model(reference.expand_as(x))[:, target]
+    largest = torch.stack(outputs).abs().amax(0)
+    return float(((relevance.flatten(1).sum(1) - (outputs[0] - outputs[1])).abs() / largest).max())
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_relevance_adds_up_to_the_difference(name):
+    torch.manual_seed(0)
+    model = Of(OPERATIONS[name]).eval()
+    x, references = torch.randn(4, WIDTH), [torch.zeros(1, WIDTH), torch.randn(4, WIDTH)]
+    for reference in references:
+        assert gap(model.float(), x.float(), reference.float()) < 1e-4
+        assert gap(model.double(), x.double(), reference.double()) < 1e-9
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_a_network_of_convolutions(capture):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 4, 2), nn.GELU(), nn.Flatten(),
+        nn.Linear(64, 5),
+    ).double().eval()  # fmt: skip
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    assert gap(model, x, torch.randn(1, 3, 12, 12, dtype=torch.float64), capture=capture) < 1e-12
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)).double().eval()
+
+
+def test_a_reference_that_is_the_input_gives_the_gradient():
+    model, x = network(), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    with pytest.warns(lrpfx.LrpfxWarning, match="the map is empty"):
+        attribution = lrpfx.attribute(explain_model, x, 2, reference=x, record_multipliers="0")
+    assert attribution.relevance.abs().max() == 0
+    hidden = model[0](x).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model[1:](hidden)[:, 2].sum(), hidden)
+    torch.testing.assert_close(attribution.multipliers["0"], gradient)
+
+
+def test_recorded_layers_add_up_too():
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    layers = lrpfx.attribute(explain_model, x, 2, record=["0", "1", "3"], reference=reference).layers
+    difference = (model(x) - model(reference))[:, 2].detach()
+    for name, relevance in layers.items():
+        torch.testing.assert_close(relevance.sum(1), difference, msg=name)
+
+
+def test_several_references_are_averaged():
+    model, x = network(), torch.randn(4, 5, dtype=torch.float64)
+    references = [torch.randn(1, 5, dtype=torch.float64) for _ in range(3)]
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    each = [lrpfx.attribute(explain_model, x, 1, reference=one).relevance for one in references]
+    together = lrpfx.attribute(explain_model, x, 1, reference=references).relevance
+    torch.testing.assert_close(together, sum(each) / 3)
+
+
+def test_zero_as_a_number_is_a_reference():
+    model, x = network(), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    zeros = lrpfx.attribute(explain_model, x, 1, reference=torch.zeros_like(x)).relevance
+    torch.testing.assert_close(lrpfx.attribute(explain_model, x, 1, reference=0).relevance, zeros)
+
+
+def test_captums_deep_lift_where_it_is_right():
+    captum = pytest.importorskip("captum.attr")
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    expected = captum.DeepLift(model).attribute(x, reference, target=2).detach()
+    explain_model = lrpfx.transform(network(), DeepLIFT(), x)
+    torch.testing.assert_close(
+        lrpfx.attribute(explain_model, x, 2, reference=reference).relevance, expected, rtol=1e-6, atol=1e-9
+    )
+
+
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm, self.last = nn.Embedding(20, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, ids):
+        return self.last(self.norm(self.embedding(ids)).mean(1).tanh())
+
+
+def test_tokens_have_references():
+    torch.manual_seed(0)
+    model, ids = Lookup().double().eval(), torch.randint(1, 20, (2, 4))
+    explain_model = lrpfx.transform(model, DeepLIFT(), ids)
+    relevance = lrpfx.attribute(explain_model, ids, 1, reference=torch.zeros_like(ids)).relevance
+    difference = (model(ids) - model(torch.zeros_like(ids)))[:, 1].detach()
+    torch.testing.assert_close(relevance.sum((1, 2)), difference)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 3), nn.Linear(5, 3)
+
+    def forward(self, a, b):
+        return self.left(a).sigmoid() * self.right(b)
+
+
+def test_several_inputs_and_one_that_keeps_its_value():
+    torch.manual_seed(0)
+    model, a, b = TwoInputs().double().eval(), torch.randn(2, 4).double(), torch.randn(2, 5).double()
+    explain_model = lrpfx.transform(model, DeepLIFT(), (a, b))
+    both = lrpfx.attribute(explain_model, (a, b), 1, reference=(torch.zeros_like(a), torch.ones_like(b))).relevance
+    difference = (model(a, b) - model(torch.zeros_like(a), torch.ones_like(b)))[:, 1].detach()
+    torch.testing.assert_close(both[0].sum(1) + both[1].sum(1), difference)
+    one = lrpfx.attribute(explain_model, {"a": a, "b": b}, 1, reference={"b": torch.ones_like(b)}).relevance
+    torch.testing.assert_close(one["b"].sum(1), (model(a, b) - model(a, torch.ones_like(b)))[:, 1].detach())
+    assert one["a"].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (None, "explains differences: pass reference="),
+        (torch.zeros(4, 6).double(), "cannot be broadcast to that of the input"),
+        (torch.zeros(4, 5), "has dtype torch.float32, but the input torch.float64"),
+        (torch.full((4, 5), torch.nan).double(), "has values that are not finite"),
+        ({"y": torch.zeros(4, 5).double()}, "reference= names 'y', but the inputs are input"),
+        ([], "reference= is an empty list"),
+        ("zeros", "is a tensor, not str"),
+    ],
+)
+def test_references_that_do_not_fit(reference, message):
+    x = torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(network(), DeepLIFT(), x)
+    with pytest.raises(lrpfx.InputError, match=message) as error:
+        lrpfx.attribute(explain_model, x, 1, reference=reference)
+    assert error.value.topic == "references"
+
+
+def test_other_composites_take_no_reference():
+    x = torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(network(), lrpfx.composites.EpsilonPlus(), x)
+    with pytest.raises(lrpfx.InputError, match="takes no reference") as error:
+        lrpfx.attribute(explain_model, x, 1, reference=x)
+    assert error.value.topic == "references"
+
+
+def test_rules_without_a_reference_are_named():
+    composite = lrpfx.composites.MixedComposite(
+        [lrpfx.composites.NameMapComposite([(["0"], lrpfx.rules.Gamma(0.25))]), DeepLIFT()]
+    )
+    with pytest.raises(lrpfx.RuleError, match=r"rules that know no reference.*: 0 \(Gamma"):
+        lrpfx.transform(network(), composite, torch.randn(4, 5, dtype=torch.float64))
+
+
+def test_operations_without_a_formula_are_named():
+    model = Of(lambda x, w: x.cumprod(1)).eval()
+    with pytest.raises(lrpfx.RuleError, match=r"cumprod.*Difference.* has no formula"):
+        lrpfx.transform(model, DeepLIFT(), torch.randn(2, WIDTH))
