@@ -130,7 +130,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
     Stage.ANALYZE: lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
     Stage.REWRITE: lambda settings: (
         PairWithReference(),
-        *([CarryMultipliers()] if settings.optimize and settings.fold else []),
+        CarryMultipliers(only_differences=not (settings.optimize and settings.fold)),
         *([ChooseShortcuts()] if settings.optimize else []),
         Rewrite(differentiable=not settings.fold),
         CutConstants(),

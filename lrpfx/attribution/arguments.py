@@ -159,14 +159,12 @@ class Arguments:
 
 def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -> dict[str, Any]:
     """The references of the inputs, by the names of the module's inputs for them."""
-    inputs = {
-        node_info(node).reference: node for node in module.graph.find_nodes(op="placeholder") if node_info(node).reference
-    }
+    names_of_references = module.reference_names
     if reference is None:
-        if inputs:
+        if names_of_references:
             raise InputError(f"{module.composite} explains differences: pass reference=", topic="references")
         return {}
-    if not inputs:
+    if not names_of_references:
         raise InputError(
             f"{module.composite} takes no reference; lrpfx.composites.DeepLIFT() explains differences from one",
             topic="references",
@@ -180,10 +178,9 @@ def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -
     else:
         given = {next(iter(by_name)): reference}
     found = {}
-    for twin, node in inputs.items():
-        value = by_name.get(str(node.target))
-        one = given.pop(str(node.target), value)
-        found[twin.removesuffix(".given")] = _fitting(one, value, str(node.target))
+    for name, of_reference in names_of_references.items():
+        value = by_name.get(name)
+        found[of_reference] = _fitting(given.pop(name, value), value, name)
     if given:
         raise InputError(
             f"reference= names {', '.join(map(repr, given))}, but the inputs are {', '.join(by_name)}", topic="references"

@@ -99,6 +99,11 @@ class Job:
         """The model's arguments by name."""
         return {**dict(zip(self.inputs, arguments, strict=False)), **self.constants}
 
+    def _signals(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that are no references."""
+        references = set(self.module.reference_names.values())
+        return {name: value for name, value in values.items() if name not in references}
+
     def names(self) -> list[str]:
         """Names of the program's arguments."""
         inputs = ["input"] if len(self.inputs) == 1 else list(self.inputs)
@@ -149,7 +154,8 @@ class Job:
         """The traced function: forward, and relevance by autograd."""
         values = dict(zip(self.inputs, arguments, strict=False))
         with torch.enable_grad():
-            leaves = {name: value.detach().requires_grad_() for name, value in values.items() if value.is_floating_point()}
+            signals = self._signals(values)
+            leaves = {name: value.detach().requires_grad_() for name, value in signals.items() if is_floating(value)}
             names = tuple(dict.fromkeys([*self.record, *itertools.chain(*self.embeddings.values())]))
             recording = Recording(names, bool(self.embeddings), places=tuple(self.conditions))
             runner = recorder_of(self.module, recording) if recording else self.module
@@ -198,9 +204,11 @@ class Job:
         named = zip(self.conditions, self.masks_in(arguments), strict=True)
         conditions = [dict(named)] if self.conditions else None
         asked = {"targets": targets} if several else {"target": targets[0]}
-        question = Question(**asked, conditions=conditions, record=self.record, output=self.output)
-        found = Computation(self.module, values, question)
-        names = [*(name for name, value in values.items() if is_floating(value)), *self.embeddings]
+        references = {name: values[of] for name, of in self.module.reference_names.items() if of in values} or None
+        question = Question(**asked, conditions=conditions, record=self.record, output=self.output, reference=references)
+        signals = self._signals(values)
+        found = Computation(self.module, signals, question)
+        names = [*(name for name, value in signals.items() if is_floating(value)), *self.embeddings]
 
         def of_target(number: int) -> _OfTarget:
             """Relevances have a dimension for conditions, and one for targets, if there are any."""

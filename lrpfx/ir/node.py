@@ -17,6 +17,9 @@ from lrpfx.support.tensors import is_floating
 _KEY = "lrpfx"
 
 
+#: What follows the name of an input for references in that of the node that reads it.
+GIVEN = ".given"
+
 INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
 
 

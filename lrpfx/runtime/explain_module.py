@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError, printable
 from lrpfx.ir.guards import FixedValue, Guard
+from lrpfx.ir.node import GIVEN, node_info
 from lrpfx.ir.written_names import check_names
 from lrpfx.runtime.compiled_graph import CompiledGraph, moved_state, restore_graph
 from lrpfx.runtime.masked_relevance import MaskedRelevance
@@ -219,6 +220,12 @@ class ExplainModule(TreeGraphModule):
     def mask_names(self) -> Mapping[Any, str]:
         """The inputs that are masks on relevance, by the places that they mask."""
         return self.compiled.mask_names
+
+    @property
+    def reference_names(self) -> Mapping[str, str]:
+        """The inputs for references of other inputs, by the names of these, if rules take differences."""
+        inputs = {str(node.target): node_info(node).reference for node in self.graph.find_nodes(op="placeholder")}
+        return {name: reference.removesuffix(GIVEN) for name, reference in inputs.items() if reference}
 
     def _repr_html_(self) -> str:
         """The table of rules, for notebooks."""

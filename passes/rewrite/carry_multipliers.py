@@ -18,6 +18,7 @@ from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
+from lrpfx.rules.differences import Difference
 from lrpfx.runtime.differences import carry_difference
 from lrpfx.runtime.multipliers import MultiplierForm, WithoutRelevance, carry_multiplier, carry_relevance
 
@@ -33,6 +34,15 @@ class CarryMultipliers(GraphPass):
     name = "carry_multipliers"
     stage = "rewrite"
     requires = (VALIDATED,)
+
+    def __init__(self, only_differences: bool = False) -> None:
+        """`only_differences`: leave graphs alone whose rules have a form without multipliers."""
+        self.only_differences = only_differences
+
+    def applies(self, program: Program) -> bool:
+        return not self.only_differences or any(
+            isinstance(node_info(node).rule, Difference) for node in data_calls(program.graph)
+        )
 
     def run(self, program: Program) -> PassResult:
         layers = _layers_with_form(program)

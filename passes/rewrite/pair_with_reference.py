@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import fx
 
 from lrpfx.errors import RuleError
-from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, set_info, update_info
+from lrpfx.ir.node import GIVEN, NodeInfo, Role, data_calls, node_info, set_info, update_info
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
 from lrpfx.rules.differences import Difference
@@ -67,7 +67,7 @@ def _input(graph: fx.Graph, node: fx.Node, last: fx.Node) -> tuple[fx.Node, fx.N
     with graph.inserting_after(last):
         given = graph.placeholder(name, default_value=None)
     set_info(given, NodeInfo(name, source=info.source, role=Role.CONSTANT))
-    twin = insert_call(graph, given.next, reference_of, (node, given), _info(info, f"{name}.given"))
+    twin = insert_call(graph, given.next, reference_of, (node, given), _info(info, f"{name}{GIVEN}"))
     update_info(node, reference=node_info(twin).name)
     return twin, given
 
