@@ -6,19 +6,18 @@ independently, from the rule's own formula. The rest is unexplained: rounding, o
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.arguments import Arguments, Inputs, misfits
+from lrpfx.attribution.arguments import Arguments, Inputs, misfits, references_of
 from lrpfx.attribution.plausibility import EXCESS
 from lrpfx.errors import InputError, LrpfxWarning, RuleError
 from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import (
-    NodeInfo,
     Role,
     attribute_of,
     floating_tensors,
@@ -33,7 +32,7 @@ from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
+from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, multiplier_from
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.html import Html, bar, element, folded
 from lrpfx.support.table import Rows, Table
@@ -212,7 +211,14 @@ def _with_dtypes(columns: Sequence[str]) -> dict[str, str]:
     return {name: "str" if place < 3 else "float64" for place, name in enumerate(columns)}
 
 
-def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, *, output: OutputSelector = None) -> Ledger:
+def ledger(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    target: TargetLike = None,
+    *,
+    output: OutputSelector = None,
+    reference: Any = None,
+) -> Ledger:
     """Account for all relevance: see `Ledger`.
 
     The split is exact for every built-in rule. A custom rule reports what it absorbs in a method `absorbed`; otherwise this is
@@ -234,20 +240,23 @@ def ledger(explain_model: nn.Module, inputs: Inputs, target: TargetLike = None, 
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)
         arguments.admit(module)
+        references = references_of(module, arguments, reference)
         with module.with_rules():
-            accounts = _accounts(_Sweep(module), arguments, resolved, output)
+            accounts = _accounts(_Sweep(module), arguments, resolved, output, references)
             if not accounts.is_finite and all(map(math.isfinite, (accounts.seed, *accounts.inputs.values()))):
                 # The map is finite, so what is not finite on the way ends before the inputs, for example in front of a ReLU.
-                accounts = _accounts(_Sweep(module, only_finite), arguments, resolved, output)
+                accounts = _accounts(_Sweep(module, only_finite), arguments, resolved, output, references)
     message = objection(accounts)
     if message is not None:
         warnings.warn(message, LrpfxWarning, stacklevel=2)
     return accounts
 
 
-def _accounts(sweep: "_Sweep", arguments: Arguments, target: Target, output: OutputSelector) -> Ledger:
+def _accounts(
+    sweep: "_Sweep", arguments: Arguments, target: Target, output: OutputSelector, references: Mapping[str, Any]
+) -> Ledger:
     with misfits(sweep.module, arguments):
-        result = arguments.call(sweep.forward)
+        result = arguments.call(sweep.forward, references)
     outputs: dict[int, torch.Tensor] = {}
 
     def leaf(value: Any) -> Any:
@@ -266,6 +275,8 @@ def _accounts(sweep: "_Sweep", arguments: Arguments, target: Target, output: Out
     if passed is not None and passed.is_large:
         sweep.keep_constants(passed.constants)
     entries = sweep.backward()
+    if references:  # what is explained is the difference of the outputs
+        return Ledger(entries, sweep.difference, abs(sweep.difference), sweep.inputs, sweep.flows)
     return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
 
 
@@ -285,11 +296,6 @@ def objection(accounts: Ledger) -> str | None:
 
 def _total(value: torch.Tensor) -> float:
     return float(value.detach().double().sum())
-
-
-def _relevance(info: NodeInfo, value: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
-    """The relevance of a node's value, which may carry a multiplier."""
-    return relevance_from(value, carried) if info.carries_multiplier else carried
 
 
 class _Call:
@@ -320,6 +326,8 @@ class _Sweep:
         self.inputs: dict[str, float] = {}
         self.flows: dict[tuple[str, str], float] = {}
         self.constant_outputs: list[Entry] = []
+        self.by_name = {node_info(node).name: node for node in module.unfused_graph.nodes if node.op != "output"}
+        self.difference = 0.0  # of what is explained, from the reference
 
     # --- forward
 
@@ -329,7 +337,7 @@ class _Sweep:
         for node in self.module.unfused_graph.nodes:
             if node.op == "placeholder":
                 default = node.args[0] if node.args else None
-                value = keywords.get(str(node.target), default) if keywords else next(given, default)
+                value = keywords[str(node.target)] if node.target in keywords else next(given, default)
                 self._keep(node, map_arguments(value, detached))
             elif node.op == "get_attr":
                 self.values[node] = attribute_of(node, self.module)
@@ -389,6 +397,17 @@ class _Sweep:
 
     # --- backward
 
+    def _relevance(self, node: fx.Node, number: int, value: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+        """The relevance of one of a node's tensors, which may carry a multiplier: of its value, or of a difference."""
+        info = node_info(node)
+        if not info.carries_multiplier:
+            return carried
+        return relevance_from(self._difference(node, number, value) if info.reference else value, carried)
+
+    def _difference(self, node: fx.Node, number: int, value: torch.Tensor) -> torch.Tensor:
+        """The difference of one of a node's tensors from that for the reference."""
+        return value - floating_tensors(self.values[self.by_name[node_info(node).reference]])[number]
+
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:
         """Add relevance of an output of the model, identified by the id of its tensor."""
         if gradient is None:
@@ -416,9 +435,9 @@ class _Sweep:
         entries = []
         while self.calls:  # a call is freed with its account
             entries.append(self._account(self.calls.pop()))
-        masks = set(self.module.mask_names.values())
+        others = {*self.module.mask_names.values(), *self.module.reference_names.values()}
         for node in self.module.unfused_graph.nodes:
-            if node.op == "placeholder" and node.target not in masks:
+            if node.op == "placeholder" and node.target not in others:
                 tensors = floating_tensors(self.values[node])
                 if tensors:
                     found = [self.relevance.get((node, number)) for number in range(len(tensors))]
@@ -434,7 +453,17 @@ class _Sweep:
         pairs = [
             (output, relevance) for output, relevance in zip(call.outputs, relevances, strict=True) if relevance is not None
         ]
-        incoming = sum(_total(self.counted(_relevance(info, output, carried))) for output, carried in pairs)
+        numbers = [number for number, relevance in enumerate(relevances) if relevance is not None]
+        incoming = sum(
+            _total(self.counted(self._relevance(node, number, output, carried)))
+            for number, (output, carried) in zip(numbers, pairs, strict=True)
+        )
+        if node.target is carry_multiplier and info.reference:
+            incoming = sum(
+                _total(self._difference(node, number, output) * multiplier_from(output, carried))
+                for number, (output, carried) in zip(numbers, pairs, strict=True)
+            )
+            self.difference += incoming
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
         if info.kind is Embedding:
             self.inputs[info.name] = incoming
@@ -451,7 +480,9 @@ class _Sweep:
                 continue
             gradient = self.counted(where_finite(leaf, gradient))  # a mask of -inf takes no relevance
             is_data = node_info(argument).role is Role.DATA
-            relevance = self.counted(_relevance(node_info(argument) if is_data else info, leaf.detach(), gradient))
+            if not is_data and info.reference:
+                continue  # constants are the same for the reference
+            relevance = self.counted(self._relevance(argument if is_data else node, number, leaf.detach(), gradient))
             if is_data:
                 passed = _total(relevance)
                 outgoing += passed
@@ -468,6 +499,8 @@ class _Sweep:
     def _absorbed(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
         """The relevance that a rule or a neutral operation does not pass on, from its formula."""
         node, info = call.node, node_info(call.node)
+        if info.reference:
+            return {}
         module = rule_module_of(node, self.module)
         if module is not None:
             rule: Any = module.rule
@@ -480,7 +513,7 @@ class _Sweep:
             form = module.ruled.form
             found = form.absorbed(layer_call, carried) if form is not None else None
             if found is None:
-                found = rule.absorbed(layer_call, _relevance(info, known, carried)) or {}
+                found = rule.absorbed(layer_call, self._relevance(node, 0, known, carried)) or {}
             unknown = [part for part in found if part not in PARTS]
             if unknown:
                 raise RuleError(
@@ -493,7 +526,7 @@ class _Sweep:
             return {}
         if info.neutral and not info.keeps_gradient:
             held_back = node.op == "call_module" and isinstance(self.module.get_submodule(str(node.target)), MaskedRelevance)
-            relevances = [(output, _relevance(info, output.detach(), carried)) for output, carried in pairs]
+            relevances = [(output, self._relevance(node, 0, output.detach(), carried)) for output, carried in pairs]
             return {"stopped" if held_back else "constants": self._taken_by_numbers(call, relevances)}
         return {}
 

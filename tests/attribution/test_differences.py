@@ -125,6 +125,46 @@ def test_recorded_layers_add_up_too():
         torch.testing.assert_close(relevance.sum(1), difference, msg=name)
 
 
+def test_the_ledger_accounts_for_the_difference():
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    accounts = lrpfx.ledger(lrpfx.transform(model, DeepLIFT(), x), x, 2, reference=reference)
+    difference = float((model(x) - model(reference))[:, 2].sum())
+    assert accounts.seed == pytest.approx(difference) and accounts.unexplained < 1e-12
+    assert accounts.inputs == {"input": pytest.approx(difference)}
+    assert all(entry.relevance_in == pytest.approx(difference) for entry in accounts)
+
+
+def test_a_choice_that_differs_is_unexplained():
+    torch.manual_seed(0)
+    model = Of(lambda x, w: x.sort(1)[0]).double().eval()
+    x, reference = torch.randn(4, WIDTH, dtype=torch.float64), torch.randn(4, WIDTH, dtype=torch.float64)
+    accounts = lrpfx.ledger(lrpfx.transform(model, DeepLIFT(), x), x, 1, reference=reference)
+    assert abs(accounts.entry("sort").unexplained) > 1e-3
+    others = [entry.unexplained for entry in accounts if not entry.name.startswith(("sort", "getitem"))]
+    assert max(map(abs, others)) < 1e-12
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_the_lowered_program_takes_the_reference(optimize):
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x, optimize=optimize)
+    program = lrpfx.lower(explain_model, {"input": x, "input_reference": reference})
+    found = program.module()(x, reference, torch.full((4,), 2))
+    torch.testing.assert_close(found["output"], model(x))
+    expected = lrpfx.attribute(explain_model, x, 2, reference=reference).relevance
+    torch.testing.assert_close(found["relevance"], expected)
+
+
+def test_conditions_and_targets():
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    whole = lrpfx.attribute(explain_model, x, 1, reference=reference).relevance
+    each = lrpfx.attribute(explain_model, x, 1, reference=reference, conditions=[{"2": [one]} for one in range(6)]).relevance
+    torch.testing.assert_close(each.sum(0), whole)
+    both = lrpfx.attribute(explain_model, x, targets=[0, 1], reference=reference).relevance
+    torch.testing.assert_close(both[1], whole)
+
+
 def test_several_references_are_averaged():
     model, x = network(), torch.randn(4, 5, dtype=torch.float64)
     references = [torch.randn(1, 5, dtype=torch.float64) for _ in range(3)]
