@@ -886,7 +886,7 @@ class DeepLIFT(_BuiltInComposite):
         super().__init__(None, [(one, Difference()) for one in kinds_of_layers], canonizers)
         of_layers = self.module_map
 
-        def mapping(context: MappingContext, name: str, module: Any) -> Hook | None:
+        def mapping(context: dict[Any, Any], name: str, module: Any) -> Hook | None:
             row = module.operation.row if isinstance(module, Layer) else None
             return Difference() if row is not None and row.name in MAXIMA else of_layers(context, name, module)
 
