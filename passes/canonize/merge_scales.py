@@ -222,6 +222,8 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
     shape = node_info(constant).shape
     source: Any = constant
     while (place := _place_of_entries(source)) is not None and isinstance(source.args[place], fx.Node):
+        if _picks_by_sizes(source, place):
+            return None
         source = source.args[place]
     is_known = isinstance(source, fx.Node) and _is_parameter(source)
     value = parameter_value(source, program.root) if is_known else None
@@ -250,6 +252,22 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
         return _insert(program, constant, entries_of, (source, places))
 
     return _Alone(tuple(places.shape), make)
+
+
+def _picks_by_sizes(node: fx.Node, place: int) -> bool:
+    """Whether a call picks entries at places that follow from sizes of the run, such as the positions of a sequence."""
+    spelling = spelling_of(node)
+    if spelling is None:
+        return False
+    row = spelling.operator
+    if row.entries.repeats is not None or not (row.outputs.picks or row.entries.indexes or row.entries.gathers or place):
+        return False
+    for index in nodes_in([argument for number, argument in enumerate(node.args) if number != place]):
+        while (repeated := _repeated(index)) is not None:
+            index = repeated
+        if node_info(index).role is Role.METADATA:
+            return True
+    return False
 
 
 def _place_of_entries(node: Any) -> int | None:
