@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.history import history
     from lrpfx.reports.ledger import Ledger, ledger
+    from lrpfx.request.regions import Region
 
 # An installation has lrpfx.passes inside this folder. In the repository, passes/ is beside it.
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "passes")):
@@ -77,6 +78,7 @@ _NAMES_IN = {
     "pipeline": ("Captured", "capture", "node_names", "transform"),
     "reports.check": ("Report", "check"),
     "reports.comparison": ("Comparison", "compare"),
+    "request.regions": ("Region",),
     "pages.report": ("report",),
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
@@ -121,6 +123,7 @@ __all__ = [
     "LrpfxError",
     "LrpfxWarning",
     "PassError",
+    "Region",
     "Report",
     "RuleError",
     "Runner",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from numpy.typing import NDArray
 
@@ -21,6 +22,7 @@ from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.pictures.images_of_arrays import CMAPS, get_cmap, imsave
+from lrpfx.request.places import scores_of_classes
 from lrpfx.request.reduction import CHANNELS
 from lrpfx.support.numbers import counted
 from lrpfx.support.stored_arrays import RefusedError
@@ -143,8 +145,8 @@ def _image_shape(runner: Runner) -> list[int | None]:
         )
     if runner.manifest["reduce"] == CHANNELS:
         raise invalid("the program returns relevance of channels, not of pixels; export it without --reduce channels")
-    if len(runner.manifest["results"]["output"]["shape"]) != 2:
-        raise invalid("the program's output is not of shape (batch, classes)")
+    if len(runner.manifest["results"]["output"]["shape"]) not in (2, 4):
+        raise invalid("the program's output is not of shape (batch, classes), or (batch, classes, height, width)")
     return shape
 
 
@@ -181,12 +183,12 @@ def _run_for(runner: Runner, arguments: dict[str, Array], targets: list[int]) ->
     if runner.manifest["target"] == "max":
         if targets:
             raise invalid("the program explains its largest output; export it with --target index to choose a class")
-        results = runner(**arguments)
+        results = _with_scores(runner(**arguments))
         return results, results["output"].argmax(1)[:, None]
     several = number_of_targets(runner.manifest)
 
     def explained(classes: Array) -> dict[str, Array]:
-        return runner(**arguments, target=classes if several else classes[:, 0])
+        return _with_scores(runner(**arguments, target=classes if several else classes[:, 0]))
 
     shape = (len(next(iter(arguments.values()))), several or 1)
     chosen = np.broadcast_to(np.array(targets or 0), shape)
@@ -196,3 +198,8 @@ def _run_for(runner: Runner, arguments: dict[str, Array], targets: list[int]) ->
         chosen = ranked[:, np.arange(shape[1]) % ranked.shape[1]]
         results = explained(chosen)
     return results, chosen
+
+
+def _with_scores(results: dict[str, Array]) -> dict[str, Array]:
+    """Results with the score of each class as the output, (batch, classes), in place of one with places."""
+    return {**results, "output": scores_of_classes(torch.from_numpy(results["output"])).numpy()}

@@ -26,6 +26,7 @@ from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Index
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
@@ -325,8 +326,8 @@ class _Collector:
             return None, reasons
         numbers, labels = ([getattr(samples[place], name) for place in kept] for name in ("number", "label"))
         classes = {"all": np.full(len(kept), ALL)}
-        if self.top_by_class and computed.output.ndim == 2:
-            classes["predicted"] = computed.output.argmax(1).cpu().numpy()[kept]
+        if self.top_by_class and has_classes(computed.output):
+            classes["predicted"] = largest_classes(computed.output).cpu().numpy()[kept]
         if self.top_by_class and facts.labels:
             classes["true"] = np.array(labels)
         scores, positions = {}, {}

@@ -15,6 +15,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
+from lrpfx.request.places import has_classes, scores_of_classes
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_reduction, reduced
 from lrpfx.request.targets_of_samples import as_target_of_samples
@@ -169,15 +170,16 @@ class SampleExplainer:
             raise InputError(
                 f"the output has the shape {tuple(output.shape)}, without a dimension for {count} samples in front"
             )
-        if output.ndim != 2:
+        if not has_classes(output):
             if self.scores is not None:
                 raise InputError(f"scores= are of outputs (samples, classes), but this one is {tuple(output.shape)}")
             return {layout.OUTPUT: output.to(self.dtype)}
-        prediction = {layout.PREDICTION: output.argmax(1)}
+        scores = scores_of_classes(output)
+        prediction = {layout.PREDICTION: scores.argmax(1)}
         if self.scores is None:
             return {layout.OUTPUT: output.to(self.dtype), **prediction}
-        best = output.argsort(dim=1, descending=True, stable=True)[:, : self.scores]  # as argmax, the first of equal ones
-        return {layout.TOP_SCORES: output.gather(1, best).to(self.dtype), layout.TOP_CLASSES: best, **prediction}
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, : self.scores]  # as argmax, the first of equal ones
+        return {layout.TOP_SCORES: scores.gather(1, best).to(self.dtype), layout.TOP_CLASSES: best, **prediction}
 
     def _sums(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
         """The relevance that the output was given, and what of it reached the inputs."""

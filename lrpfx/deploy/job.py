@@ -17,6 +17,7 @@ from lrpfx.ir.node import node_info
 from lrpfx.request.conditions import Key, ends_of, mask_name
 from lrpfx.request.explained_output import ExplainedOutput, explained_output
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.places import has_classes, has_places, largest_classes
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import reduced
 from lrpfx.request.targets import Classes, Position, Seed, Target
@@ -75,8 +76,8 @@ class Job:
 
     def _example_target(self, result: torch.Tensor) -> torch.Tensor | None:
         """A target for an output; None if the program takes none."""
-        if self.target == "max" and result.ndim != 2:
-            raise invalid(f'"max" is for outputs of shape (batch, classes), not {tuple(result.shape)}')
+        if self.target == "max" and not has_classes(result):
+            raise invalid(f'"max" is for outputs of shape (batch, classes, ...), not {tuple(result.shape)}')
         if self.fixed is not None:
             self.fixed.check(result)
             return None
@@ -88,9 +89,11 @@ class Job:
             if result.ndim != 3:
                 raise invalid(f'"token" is for outputs of shape (batch, positions, tokens), not {tuple(result.shape)}')
             return torch.stack([-1 - samples % result.shape[1], samples % result.shape[2]], 1)
-        if result.ndim != 2:
+        if not has_classes(result):
             other = '"token" or "weights"' if result.ndim == 3 else '"weights"'
             raise invalid(f"class indices need an output of shape (batch, classes), not {tuple(result.shape)}: use {other}")
+        if has_places(result):
+            samples = largest_classes(result)  # others may be predicted nowhere
         if self.number_of_targets is not None:
             samples = samples[:, None] + torch.arange(self.number_of_targets, device=result.device)
         return samples % result.shape[1]

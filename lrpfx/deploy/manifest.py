@@ -139,8 +139,9 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
     if not names or "output" not in results or manifest["target"] not in (*TARGETS, FIXED):
         raise RefusedError("its manifest does not describe the program's arguments and results")
     has_target = names[-1] == "target" if manifest["target"] not in ("max", FIXED) else "target" not in names
-    dimensions = {"index": 2, "targets": 2, "token": 3}.get(manifest["target"])
-    fits = has_target and dimensions in (None, len(results["output"]["shape"]))
+    dimensions = len(results["output"]["shape"])
+    of_classes = dimensions == 2 or dimensions >= 4  # a number for each class, or for each class at places
+    fits = has_target and {"index": of_classes, "targets": of_classes, "token": dimensions == 3}.get(manifest["target"], True)
     if fits and manifest["target"] == "targets":
         fits = [type(size) for size in manifest["arguments"]["target"]["shape"][1:]] == [int]
     if not fits:

@@ -49,7 +49,7 @@ def check_photographs(manifest: Mapping[str, Any]) -> None:
     if not all(0 < len(name) <= _LONGEST_NAME for name in categories):
         raise RefusedError(f"its categories have names that are empty, or longer than {_LONGEST_NAME} characters")
     classes = manifest["results"]["output"]["shape"]
-    if len(classes) != 2 or classes[1] != len(categories):
+    if len(classes) not in (2, 4) or classes[1] != len(categories):
         raise RefusedError(f"it has {len(categories)} categories, but its output has shape {classes}")
 
 

@@ -39,6 +39,10 @@ def _plain(name: str, value: torch.Tensor) -> torch.Tensor:
         return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
 
 
+#: The dimension of the output that holds the classes or tokens among which a target chooses.
+_PLACE_OF_CLASSES = {"index": 1, "targets": 1, "token": 2}
+
+
 class Runner:
     """A loaded program: `runner(input, target)` returns a dict of results, as arrays if any argument is an array.
 
@@ -76,8 +80,9 @@ class Runner:
         """
         tensors = self.checked_arguments(*args, **keywords)
         results = self._run(tensors)
-        if self.manifest["target"] in ("index", "targets", "token") and self.manifest["results"]["output"]["shape"][-1] is None:
-            self._check_classes(tensors["target"], results["output"].shape[-1])
+        place = _PLACE_OF_CLASSES.get(self.manifest["target"])
+        if place is not None and self.manifest["results"]["output"]["shape"][place] is None:
+            self._check_classes(tensors["target"], results["output"].shape[place])
         if self.manifest["target"] == "token":
             self._check_positions(tensors["target"][:, 0], results["output"].shape[1])
         explained = self.manifest["explained"]
@@ -123,8 +128,9 @@ class Runner:
             if is_out_of_memory(error):
                 raise MemoryError(str(error)) from error
             raise
-        if self.manifest["target"] in ("index", "targets", "token"):
-            self._check_classes(tensors["target"], self.manifest["results"]["output"]["shape"][-1])
+        place = _PLACE_OF_CLASSES.get(self.manifest["target"])
+        if place is not None:
+            self._check_classes(tensors["target"], self.manifest["results"]["output"]["shape"][place])
         return tensors
 
     @undisturbed()  # an interrupt in an `__exit__` would leave gradients off

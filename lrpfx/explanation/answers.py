@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from lrpfx.errors import printable
-from lrpfx.request.targets import Target
+from lrpfx.request.places import scores_of_classes
+from lrpfx.request.targets import Class, Target
 from lrpfx.support.identity.plain_data import PlainData
 
 Array = NDArray[Any]
@@ -26,9 +27,12 @@ class Category:
     name: str
     score: float  # the model's output, or the relevance that the target gives it
     probability: float | None  # None if the outputs are no classes
+    area: float | None = None  # the share of the places that are explained; None if the output has no places
 
     def __str__(self) -> str:
         name = printable(self.name)
+        if self.area is not None:
+            return f"{name} ({_percent(self.area)} of the places)" if self.area else f"{name} (nowhere)"
         return name if self.probability is None else f"{name} ({self.probability:.0%})"
 
 
@@ -76,6 +80,7 @@ class Answer(PlainData):
     category: Category
     input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
     layers: dict[str, Array]  # of recorded layers, without the batch
+    region: Array | None = None  # the places that are explained, as the output has them, bool; None if it has no places
 
     @property
     def summed(self) -> Array:
@@ -115,22 +120,38 @@ class Scores(Enum):
         return shares
 
 
+def scores_in(output: Array) -> Array:
+    """The score of each class, (classes,), in an output of one sample, (classes, ...)."""
+    return np.asarray(scores_of_classes(torch.as_tensor(output)[None])[0])
+
+
 def category_of(output: Array, index: int, categories: Names, scores: Scores) -> Category:
     """The class with this index."""
+    if output.ndim > 1:
+        return category_of_target(Class(index), output, categories, scores)
     name = str(index) if categories is None else categories[index]
     probabilities = scores.probabilities(output)
     return Category(index, name, float(output[index]), None if probabilities is None else float(probabilities[index]))
 
 
 def category_of_target(target: Target, output: Array, categories: Names, scores: Scores) -> Category:
-    """What a target explains of an output (classes,): a class, a sum of classes, or what the target says it is."""
+    """What a target explains of an output (classes, ...): a class, a sum of classes, or what the target says it is."""
     values = torch.as_tensor(output)
     weights = target.weights(values)
+
+    def name_of(index: int) -> str:
+        return str(index) if categories is None else categories[index]
+
+    if output.ndim > 1:
+        index = None if weights is None else next(iter(weights))
+        region, score = target.region(values[None]), float(target.relevance(values[None]).sum())
+        area = None if region is None else float(region.double().mean())
+        return Category(index, target.title(name_of) if index is None else name_of(index), score, None, area)
     if weights is None:
         return Category(None, str(target), float(target.relevance(values[None]).sum()), None)
     if len(weights) == 1 and 1.0 in weights.values():
         return category_of(output, next(iter(weights)), categories, scores)
-    named = {one: str(one) if categories is None else categories[one] for one in weights}
+    named = {one: name_of(one) for one in weights}
     factors = {one: "" if abs(weight) == 1 else f"{abs(weight):g} · " for one, weight in weights.items()}
     terms = [f"{'−' if weight < 0 else '+'} {factors[one]}{named[one]}" for one, weight in weights.items()]
     score = sum(weight * float(output[one]) for one, weight in weights.items())

@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from PIL import Image, ImageDraw
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from lrpfx import pictures
 from lrpfx.images.geometry import Array, Geometry
@@ -18,6 +20,8 @@ _STEPS = 3
 _LIGHT, _DARK = (255, 255, 255), (90, 90, 90)
 #: Pixels of the photograph's shorter side for each pixel of a line of the frame.
 _LINE = 400
+#: The outline of a region, which is between dark lines as well.
+_OUTLINE = (255, 214, 10)
 #: What is mixed into the colour of no relevance where the model did not look.
 _UNSEEN, _SHARE = 128, 0.15
 
@@ -69,8 +73,12 @@ class Canvas:
         empty = Image.new("RGB", self.photograph.size, tuple(unseen.tolist()))
         return self._framed(empty, drawn)
 
-    def overlay(self, map: Array, style: Style) -> Image.Image:
-        """A map over the photograph."""
+    def overlay(self, map: Array, style: Style, region: NDArray[np.bool_] | None = None) -> Image.Image:
+        """A map over the photograph, with the outline of a region (height, width) of the model's input, in any size."""
+        drawn = self._map_over_photograph(map, style)
+        return drawn if region is None or region.ndim != 2 else self._outlined(drawn, region)
+
+    def _map_over_photograph(self, map: Array, style: Style) -> Image.Image:
         box = self.geometry.pixel_box
         seen = self.photograph if self.is_whole else self.photograph.crop(box)
         drawn = pictures.overlay(seen, map, stretch=True, style=self._in_map(map, style))
@@ -93,6 +101,26 @@ class Canvas:
             draw.rectangle((left - distance, top - distance, right - 1 + distance, bottom - 1 + distance), fill=color)
         whole.paste(seen, (left, top))
         return whole
+
+    def _outlined(self, picture: Image.Image, region: NDArray[np.bool_]) -> Image.Image:
+        """A picture of the photograph with a line around a region, of which it lies inside."""
+        height, width = region.shape
+        columns, rows = self.geometry.columns, self.geometry.rows
+        across, down = width / (columns.pixels * columns.step), height / (rows.pixels * rows.step)
+        places = (across, 0.0, -columns.start * across, 0.0, down, -rows.start * down)
+        shares = Image.fromarray(region.astype(np.uint8) * 255)
+        inside = shares.transform(picture.size, Image.Transform.AFFINE, places, Image.Resampling.BILINEAR)
+        inside = inside.point([0] * 128 + [255] * 128)
+        line = max(1, min(picture.size) // _LINE)
+        edges = [inside]
+        for _ in range(3):
+            for _ in range(line):
+                inside = inside.filter(ImageFilter.MinFilter(3))
+            edges.append(inside)
+        dark, light = (ImageChops.subtract(edges[outer], edges[inner]) for outer, inner in ((0, 3), (1, 2)))
+        picture.paste(_DARK, mask=dark)
+        picture.paste(_OUTLINE, mask=light)
+        return picture
 
     def _in_map(self, map: Array, style: Style) -> Style:
         """The style, with `sigma` in pixels of the map instead of the photograph as it was."""

@@ -21,6 +21,7 @@ from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.classes import index_of
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place, select_output
+from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
@@ -289,7 +290,7 @@ class CompiledProgram(Compiled):
 
     def _run_indices(self, inputs: torch.Tensor, columns: Sequence[Sequence[Target]]) -> Any:
         """The results for columns of classes: one, or up to as many as the program takes at once; the last fills the rest."""
-        classes = self.runner.manifest["results"]["output"]["shape"][-1]
+        classes = self.runner.manifest["results"]["output"]["shape"][1]
         several = number_of_targets(self.runner.manifest)
 
         def run(indices: torch.Tensor) -> Any:
@@ -300,7 +301,7 @@ class CompiledProgram(Compiled):
         chosen = torch.tensor(indices).T
         found = run(chosen)
         is_largest = torch.tensor([[isinstance(one, Largest) for one in column] for column in columns]).T
-        resolved = torch.where(is_largest, found["output"].argmax(1)[:, None].cpu(), chosen)
+        resolved = torch.where(is_largest, largest_classes(found["output"])[:, None].cpu(), chosen)
         return found if torch.equal(resolved, chosen) else run(resolved)
 
     def ledger(self, inputs: Any, target: Target) -> Ledger:
@@ -328,7 +329,9 @@ def _answers(
         layers = {name: value[place] for name, value in arrays.items()}
         relevance = layers.pop("relevance")
         category = category_of_target(one, outputs[place], categories, scores)
-        found = Answer(category, relevance if relevance.ndim > 2 else relevance[None], layers)
+        region = one.region(torch.as_tensor(outputs[place : place + 1]))
+        of_input = relevance if relevance.ndim > 2 else relevance[None]
+        found = Answer(category, of_input, layers, None if region is None else np.asarray(region[0]))
         return found, one if category.index is None else Class(category.index)
 
     pairs = [
@@ -345,8 +348,8 @@ def as_array(value: torch.Tensor) -> Array:
 
 
 def checked_output(output: Any) -> Any:
-    """An output, if it has the form (batch, classes)."""
-    if output.ndim != 2:
+    """An output, if it has the form (batch, classes), or (batch, classes, height, width) with other places, too."""
+    if not has_classes(output):
         place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(
             f"the explained output has shape {tuple(output.shape)}, not (batch, classes); choose what has by a function that "

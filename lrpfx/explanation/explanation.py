@@ -15,7 +15,7 @@ from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
 from lrpfx.errors import InputError, first_lines, printable
-from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, shares_in_words
+from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, scores_in, shares_in_words
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
 from lrpfx.images.geometry import Axis, Geometry
@@ -64,10 +64,11 @@ class Explained(PlainData, ABC):
     def top(self, count: int = 5) -> list[Category]:
         """The classes, or next tokens, with the largest outputs, the largest first.
 
+        For an output with places, they are those with the largest sums of positive outputs where they are predicted.
         `count`: how many. Raises `InputError`: the count is not a positive number.
         """
         count = whole_number(count, "top takes a number of classes", 1, "classes-and-their-names")
-        best = np.argsort(-self.output, kind="stable")[: min(count, len(self.categories or self.output))]
+        best = np.argsort(-scores_in(self.output), kind="stable")[: min(count, len(self.categories or self.output))]
         return [category_of(self.output, int(index), self.categories, self.scores) for index in best]
 
     @property
@@ -224,6 +225,8 @@ class Explanation(Explained):
     def overlay(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The relevance over the photograph in grey, with frame, scale and smoothing as for `heatmap`.
 
+        A line is drawn around the region whose outputs are explained, if they have places, as those of a segmentation network.
+
         `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`.
 
         Examples
@@ -231,7 +234,7 @@ class Explanation(Explained):
         >>> picture = explanation.overlay(sigma=1.0, contours=True)
         """
         canvas = self._canvas()
-        return canvas.overlay(canvas.map(self.answers[0].summed), styled(style, settings))
+        return canvas.overlay(canvas.map(self.answers[0].summed), styled(style, settings), self.answers[0].region)
 
     def compare(
         self, classes: Sequence[int | str] | int = 2, style: Style | None = None, **settings: Unpack[StyleSettings]
@@ -254,10 +257,10 @@ class Explanation(Explained):
         maps = [canvas.map(answer.summed) for answer in answers]
         if style.scale is None:
             style = replace(style, scale=canvas.scale_of(maps, style))
-        drawn = [canvas.overlay(one, style) for one in maps]
+        drawn = [canvas.overlay(one, style, answer.region) for one, answer in zip(maps, answers, strict=True)]
         titles = [str(answer.category) for answer in answers]
         row = [("photograph", canvas.photograph), *zip(titles, drawn, strict=True)]
-        caption = caption_of(self.rules, [answer.balance for answer in answers], canvas.is_whole)
+        caption = caption_of(self.rules, [answer.balance for answer in answers], canvas.is_whole, _have_regions(answers))
         return pictures.sheet(row, caption=caption, legend=pictures.LEGEND, style=style)
 
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
@@ -269,7 +272,7 @@ class Explanation(Explained):
         canvas = self._canvas(self._size_in_row(3, style.width))
         if style.scale is None:
             style = replace(style, scale=canvas.scale_of([canvas.map(self.answers[0].summed)], style))
-        caption = caption_of(self.rules, [self.balance], canvas.is_whole)
+        caption = caption_of(self.rules, [self.balance], canvas.is_whole, _have_regions(self.answers[:1]))
         return pictures.sheet(self.row(style), caption=caption, legend=self._legend, style=style)
 
     def row(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> list[tuple[str, Image.Image]]:
@@ -283,7 +286,7 @@ class Explanation(Explained):
         return [
             (self.name, canvas.photograph),
             (f"relevance for {self._shown(str(self.target))}", canvas.heatmap(drawn, style)),
-            ("over the photograph", canvas.overlay(drawn, style)),
+            ("over the photograph", canvas.overlay(drawn, style, self.answers[0].region)),
         ]
 
     def _canvas(self, size: tuple[int, int] | None = None) -> Canvas:
@@ -453,7 +456,8 @@ class Explanations(Several[Explanation]):
         """
         style = styled(style, settings)
         is_whole = all(one._canvas().is_whole for one in self._some())
-        caption = caption_of(self.items[0].rules, [one.balance for one in self.items], is_whole)
+        regions = _have_regions([one.answers[0] for one in self.items])
+        caption = caption_of(self.items[0].rules, [one.balance for one in self.items], is_whole, regions)
         return pictures.sheet([one.row(style) for one in self.items], caption=caption, legend=pictures.LEGEND, style=style)
 
     def save(self, path: str | Path) -> list[Path]:
@@ -468,10 +472,15 @@ class Explanations(Several[Explanation]):
         return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
 
 
-def caption_of(rules: str, balances: Sequence[Balance], is_whole: bool = True) -> str:
-    """What stands below a sheet: the rules, what the maps hold, and what a frame in them means."""
+def _have_regions(answers: Sequence[Answer]) -> bool:
+    return any(answer.region is not None and answer.region.ndim == 2 for answer in answers)
+
+
+def caption_of(rules: str, balances: Sequence[Balance], is_whole: bool = True, has_region: bool = False) -> str:
+    """What stands below a sheet: the rules, what the maps hold, and what a frame and an outline in them mean."""
     frame = "" if is_whole else "the frame is what the model saw"
-    return "\n".join(line for line in (rules, "; ".join(filter(None, (shares_in_words(balances), frame)))) if line)
+    outline = "the line is around the explained region" if has_region else ""
+    return "\n".join(line for line in (rules, "; ".join(filter(None, (shares_in_words(balances), frame, outline)))) if line)
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

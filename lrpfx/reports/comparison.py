@@ -18,6 +18,7 @@ from lrpfx.ir.node import floating_tensors
 from lrpfx.reports.assignment import assignment
 from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.support.html import element
@@ -202,9 +203,9 @@ def _chosen(name: str, index: int, among: Any) -> Any:
 
 def _check_classes(one: torch.Tensor, other: torch.Tensor) -> None:
     """Raise `InputError` if the modules would explain different classes."""
-    if one.ndim != 2 or other.ndim != 2:
+    if not has_classes(one) or not has_classes(other):
         return
-    classes = one.argmax(1).tolist(), other.argmax(1).tolist()
+    classes = largest_classes(one).tolist(), largest_classes(other).tolist()
     for sample, (first, second) in enumerate(zip(*classes, strict=True)):
         if first != second:
             raise invalid(

@@ -1,5 +1,6 @@
 """What is asked of a model: which output, which target, under which conditions, and of which nodes."""
 
+from lrpfx.request.regions import Region
 from lrpfx.request.targets import (
     Class,
     Classes,
@@ -24,6 +25,7 @@ __all__ = [
     "Label",
     "Largest",
     "Position",
+    "Region",
     "Seed",
     "Target",
     "as_target",

@@ -14,7 +14,7 @@ from lrpfx.support.tensors import is_floating
 
 FUNCTION = "f(output)"  # what a user's function as `output=` chooses, in messages
 #: The output to explain among several, if it has one of these names.
-_EXPLAINED = ("logits", "last_hidden_state")
+_EXPLAINED = ("logits", "last_hidden_state", "out")  # the last of torchvision's segmentation networks
 
 #: Which of several outputs is explained: its index, its key or attribute, a function of all, or None for the usual one.
 OutputSelector = int | str | Callable[[Any], torch.Tensor] | None

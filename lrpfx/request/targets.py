@@ -12,6 +12,7 @@ import torch
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.classes import is_index
 from lrpfx.request.outputs import one_place
+from lrpfx.request.places import has_places, largest_classes, predicted_region, relevance_of_region
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 
@@ -19,6 +20,8 @@ _ALMOST_ZERO = 1e-30  # a normal number in float32
 
 #: Finds the index of a class or token by its name or index, and raises `InputError` for one that there is not.
 IndexOf = Callable[[Any], int]
+#: The name of the class with an index.
+NameOf = Callable[[int], str]
 
 
 class Target(ABC):
@@ -83,8 +86,16 @@ class Target(ABC):
         return ()
 
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
-        """The weights of the classes in a sample's output (classes,); None for a target that is no sum of classes."""
+        """The weights of the classes in a sample's output (classes, ...); None for a target that is no sum of classes."""
         return None
+
+    def region(self, output: torch.Tensor) -> torch.Tensor | None:
+        """The places of an output (batch, classes, ...) that are explained, bool of shape (batch, ...); None if it has none."""
+        return None
+
+    def title(self, name_of: NameOf) -> str:
+        """The target in words, with the names of classes."""
+        return str(self)
 
     @property
     def is_of_classes(self) -> bool:
@@ -101,7 +112,7 @@ class Target(ABC):
 
 
 class _OfClasses(Target):
-    """What is explained of an output of shape (batch, classes)."""
+    """What is explained of an output of shape (batch, classes); of one with places behind the classes, a predicted region."""
 
     @property
     def is_of_classes(self) -> bool:
@@ -114,7 +125,7 @@ class _OfClasses(Target):
             several = "several targets of each sample are passed as targets="
             message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
             raise InputError(f"the output has shape {tuple(output.shape)}: {message}", topic="targets")
-        if output.ndim != 2:
+        if output.ndim < 2:
             remedy = (
                 f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: {whole}"
             )
@@ -127,17 +138,23 @@ class _OfClasses(Target):
 
 @dataclass(frozen=True)
 class Largest(_OfClasses):
-    """The class of the largest output of each sample, or the one value of each sample of an output of shape (batch,)."""
+    """The class of the largest output of each sample, or the one value of each sample of an output of shape (batch,).
+
+    If the output has places, it is the class with the largest sum of positive outputs in its predicted region.
+    """
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if output.ndim >= 2:
             super().check(output, chosen)
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        return output if output.ndim < 2 else _of_class(output, output.argmax(1, keepdim=True))
+        return output if output.ndim < 2 else _of_class(output, largest_classes(output))
 
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
-        return {int(output.argmax()): 1.0}
+        return {int(largest_classes(output[None])): 1.0}
+
+    def region(self, output: torch.Tensor) -> torch.Tensor | None:
+        return predicted_region(output, largest_classes(output)) if has_places(output) else None
 
     def __str__(self) -> str:
         return "the largest output"
@@ -164,6 +181,9 @@ class Class(_OfClasses):
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         return _of_class(output, int(self.index))
+
+    def region(self, output: torch.Tensor) -> torch.Tensor | None:
+        return predicted_region(output, int(self.index)) if has_places(output) else None
 
     def resolved(self, index_of: IndexOf) -> Target:
         return Class(index_of(self.index))
@@ -214,7 +234,7 @@ class Classes(_OfClasses):
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         super().check(output, chosen)
-        batch, classes = output.shape
+        batch, classes = output.shape[:2]
         if self.indices.ndim and self.indices.shape != (batch,):
             raise InputError(
                 f"target indices have shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets"
@@ -225,8 +245,7 @@ class Classes(_OfClasses):
             raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
-        indices = self.indices.to(output.device).long()
-        return _of_class(output, indices[:, None] if indices.ndim else indices)
+        return _of_class(output, self.indices.to(output.device).long())
 
     def of_sample(self, number: int) -> Target | None:
         return Classes(self.indices[number : number + 1]) if self.is_of_one_batch else self
@@ -254,6 +273,12 @@ class Contrast(_OfClasses):
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         super().check(output, chosen)
+        if has_places(output):
+            raise InputError(
+                f"a contrast needs an output of shape (batch, classes), but it is {tuple(output.shape)}: explain one class, in "
+                "a region by lrpfx.Region, or a function of the output",
+                topic="targets",
+            )
         for index in self.terms:
             if index is None:
                 raise InputTypeError("a contrast names its classes by index", topic="targets")
@@ -592,7 +617,13 @@ def without_arrays(target: Any) -> Any:
     return target
 
 
-def _of_class(output: torch.Tensor, indices: torch.Tensor | int) -> torch.Tensor:
-    """The output of one class per sample, zero elsewhere. Output (batch, classes), indices (batch, 1), () or one for all."""
-    classes = torch.arange(output.shape[1], device=output.device)
-    return output * (classes == indices).to(output)
+def _of_class(output: torch.Tensor, classes: torch.Tensor | int) -> torch.Tensor:
+    """The output of one class per sample, at the places where it is predicted if there are places, and zero elsewhere.
+
+    Output (batch, classes, ...); classes (batch,), () or one for all.
+    """
+    if has_places(output):
+        return relevance_of_region(output, classes, predicted_region(output, classes))
+    if isinstance(classes, torch.Tensor) and classes.ndim:
+        classes = classes[:, None]
+    return output * (torch.arange(output.shape[1], device=output.device) == classes).to(output)
