@@ -81,7 +81,7 @@ class Region(Target):
                 topic="targets",
             )
         by_class = _classes_first(output)
-        Class(self.class_).check(by_class[(..., *(0 for _ in by_class.shape[2:]))], chosen)
+        Class(self.class_).check(by_class.flatten(2)[..., 0], chosen)
         if isinstance(self.mask, torch.Tensor) and self.mask.shape != by_class.shape[2:]:
             raise InputError(
                 f"the mask has shape {tuple(self.mask.shape)}, but the places of the output {tuple(by_class.shape[2:])}",

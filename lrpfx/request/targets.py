@@ -46,13 +46,15 @@ class Target(ABC):
         """
 
     def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
-        """Relevance of an output that is checked, with its shape and dtype. Arguments: as for `check`."""
+        """Relevance of an output that is checked, with its shape and dtype. `output`, `chosen`: as for `check`."""
         output = output.detach()
         self.check(output, chosen)
         return self.relevance(output)
 
     def multiplier(self, output: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-        """Relevance of the output divided by the output, with its shape and dtype. `seed`: the relevance.
+        """Relevance of the output divided by the output, with its shape and dtype.
+
+        `output`: the output, (batch, ...). `seed`: its relevance.
 
         Where the output is 0, it is the weight of the entry, if the target weighs the output there, and 0 if it sets a number.
         """
@@ -65,15 +67,15 @@ class Target(ABC):
         return torch.where(is_weighed, (weighed / almost).to(output), found)
 
     def resolved(self, index_of: IndexOf) -> "Target":
-        """The target with indices in place of the names of classes."""
+        """The target with indices in place of the names of classes, which `index_of` finds."""
         return self
 
     def of_labels(self, labels: Sequence[int | None]) -> "Target":
-        """The target of a batch whose samples have these classes. Raises `InputError` for one without that it needs."""
+        """The target of a batch whose samples have the classes `labels`. Raises `InputError` for one without that it needs."""
         return self
 
     def of_sample(self, number: int) -> "Target | None":
-        """The target for one sample of a batch by itself; None where the samples of a batch may not be told apart."""
+        """The target for one sample of a batch, `number`, by itself; None where samples may not be told apart."""
         return None
 
     @property
@@ -86,15 +88,15 @@ class Target(ABC):
         return ()
 
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
-        """The weights of the classes in a sample's output (classes, ...); None for a target that is no sum of classes."""
+        """The weights of the classes in a sample's `output` (classes, ...); None for a target that is no sum of classes."""
         return None
 
     def region(self, output: torch.Tensor) -> torch.Tensor | None:
-        """The places of an output (batch, classes, ...) that are explained, bool of shape (batch, ...); None if it has none."""
+        """The places of an `output` (batch, classes, ...) that are explained, bool (batch, ...); None if it has none."""
         return None
 
     def title(self, name_of: NameOf) -> str:
-        """The target in words, with the names of classes."""
+        """The target in words, with the names of classes, which `name_of` gives."""
         return str(self)
 
     @property
@@ -162,7 +164,7 @@ class Largest(_OfClasses):
 
 @dataclass(frozen=True)
 class Class(_OfClasses):
-    """One class of all samples, by its index, or by its name until it is `resolved`."""
+    """One class of all samples, by its `index`, or by its name until it is `resolved`."""
 
     index: int | str
 
@@ -224,7 +226,10 @@ class Label(_OfClasses):
 
 @dataclass(frozen=True, eq=False)
 class Classes(_OfClasses):
-    """A class of each sample. Indices of shape (batch,), or () for one of all samples."""
+    """A class of each sample.
+
+    `indices`: integers of shape (batch,), or () for one of all samples. Raises `InputTypeError` for others.
+    """
 
     indices: torch.Tensor
 
@@ -260,7 +265,11 @@ class Classes(_OfClasses):
 
 @dataclass(frozen=True)
 class Contrast(_OfClasses):
-    """The sum of several classes, each with a weight, such as the difference of two. Keys are indices, or names."""
+    """The sum of several classes, each with a weight, such as the difference of two.
+
+    `terms`: the weights by index, or by name. Raises `InputError` if there are none, and `InputTypeError` for weights that are
+    no finite numbers.
+    """
 
     terms: Mapping[Any, float]
 
@@ -318,7 +327,8 @@ class Contrast(_OfClasses):
 class Position(Target):
     """A target at one position of each sequence, for outputs of shape (batch, positions, tokens).
 
-    `position`: an index, or a tensor of indices of shape (batch,); negative ones count from the end.
+    `position`: an index, or a tensor of indices of shape (batch,); negative ones count from the end. `target`: of the output
+    (batch, tokens) there. Raises `InputTypeError` for other positions.
     """
 
     position: int | torch.Tensor
@@ -394,7 +404,10 @@ class Position(Target):
 
 @dataclass(frozen=True, eq=False)
 class ForEach(Target):
-    """A target of its own for each sample of a batch."""
+    """A target of its own for each sample of a batch.
+
+    `targets`: as many as samples. Raises `InputTypeError` for targets of whole batches.
+    """
 
     targets: tuple[Target, ...]
 
@@ -444,7 +457,7 @@ class ForEach(Target):
 
 @dataclass(frozen=True, eq=False)
 class Seed(Target):
-    """Relevance of the output that is given, in its shape."""
+    """Relevance of the output that is given, as `values` in its shape."""
 
     values: torch.Tensor
 
@@ -477,7 +490,7 @@ class Seed(Target):
 
 @dataclass(frozen=True, eq=False)
 class Function(Target):
-    """Relevance of the output, computed from it by a function of the user, which may return any plain target's tensor."""
+    """Relevance of the output, computed from it by a `function` of the user, which may return any plain target's tensor."""
 
     function: Callable[[torch.Tensor], Any]
 
@@ -572,7 +585,7 @@ def as_target(value: Any) -> Target:
 
 
 def as_targets(values: Any) -> tuple[Target, ...]:
-    """Several targets of each sample: a list of targets, or a tensor with a dimension for them in front."""
+    """Several targets of each sample. `values`: a list of targets, or a tensor with a dimension for them in front."""
     return tuple(map(as_target, listed(values)))
 
 
