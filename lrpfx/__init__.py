@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from lrpfx.explanation.explainer import Explainer, explain
     from lrpfx.explanation.explanation import Explanation, Explanations
+    from lrpfx.explanation.graphs import GraphExplanation
     from lrpfx.explanation.sentences import TextExplanation
     from lrpfx.pages.report import report
     from lrpfx.pipeline import Captured, capture, node_names, transform
@@ -83,6 +84,7 @@ _NAMES_IN = {
     "pages.report": ("report",),
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
+    "explanation.graphs": ("GraphExplanation",),
     "explanation.sentences": ("TextExplanation",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
@@ -117,6 +119,7 @@ __all__ = [
     "Explainer",
     "Explanation",
     "Explanations",
+    "GraphExplanation",
     "InputError",
     "InputTypeError",
     "Ledger",

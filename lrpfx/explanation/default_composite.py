@@ -10,6 +10,8 @@ from lrpfx.ir.kinds import Convolution, Softmax, WeightedValues
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05
+#: For dense layers of graph networks: it finds planted motifs better than 0 does under GCN, GraphSAGE, GIN and GAT.
+GAMMA_OF_GRAPHS = 0.25
 
 
 class ByContent(Composite):

@@ -14,7 +14,8 @@ from PIL import Image
 from torch import nn
 from typing_extensions import TypeVar, Unpack
 
-from lrpfx.composites import Composite, as_composite, composite_class
+from lrpfx.attribution.messages import CONSTANTS
+from lrpfx.composites import AttnLRP, Composite, as_composite, composite_class
 from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
@@ -27,8 +28,17 @@ from lrpfx.explanation.compiled import (
     keep_origin,
     scores_of_logits,
 )
-from lrpfx.explanation.default_composite import ByContent
+from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.explanation import Explanation, Explanations
+from lrpfx.explanation.graphs import (
+    GraphData,
+    GraphExplanation,
+    GraphExplanations,
+    are_graphs,
+    explain_graphs,
+    is_graph,
+    taking_tensors,
+)
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.texts import texts_in
 from lrpfx.images.geometry import Geometry
@@ -71,7 +81,7 @@ class _Settings(TypedDict, total=False):
 
 
 class Explainer(Generic[Found]):
-    """Explains what a model says about photographs or sentences.
+    """Explains what a model says about photographs, sentences or graphs.
 
     It compiles the model at its first call, and again if a later call finds it changed: its modules, attributes and hooks, with
     what lists, dicts, objects, classes and functions among them hold; the functions of its classes, and global values that a
@@ -195,6 +205,22 @@ class Explainer(Generic[Found]):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
     @overload
+    def __call__(
+        self: "Explainer[Explanation]",
+        images: GraphData,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> GraphExplanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation]",
+        images: Sequence[GraphData],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> GraphExplanations: ...
+    @overload
     def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
         self: "Explainer[Explanation]",
         images: _Photograph,
@@ -242,10 +268,13 @@ class Explainer(Generic[Found]):
             say. A file of a folder that cannot be read is left out with a warning, and `Explanations.problems` says why.
             With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a row
             of a data set that holds it, or a chat, which is a list of messages with a role and their content.
+            A graph is an object or a dict with `x` and `edge_index`, as PyTorch Geometric has it; its other tensors are
+            arguments of the model by their names. Several are a list or a batch of them.
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
-            each photograph or text. For texts whose model returns tokens, it may be `(position, token)`.
+            each photograph or text. For texts whose model returns tokens, it may be `(position, token)`, and for graphs whose
+            model returns an output for each node `(node, class)`.
         targets
             Several targets that are explained for each of them.
 
@@ -256,6 +285,8 @@ class Explainer(Generic[Found]):
         """
         if self.tokenizer is not None:
             return self._of_texts(images, target, targets)
+        if are_graphs(images):
+            return self._of_graphs(images, target, targets)
         wanted = TargetsOfSamples(target, targets)
         if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
             count = count_of(images)
@@ -286,14 +317,25 @@ class Explainer(Generic[Found]):
         texts, several = texts_in(given)
         wanted = TargetsOfSamples(target, targets, len(texts))
         wanted.check_number(len(texts))
-
-        def compiled_for(inputs: Any) -> CompiledModel:
-            compiled = self.compiled_for(inputs)
-            assert isinstance(compiled, CompiledModel)
-            return compiled
-
-        found = explain_sentences(compiled_for, self.model, self.tokenizer, texts, wanted, self.join, self.progress)
+        found = explain_sentences(self._module_for, self.model, self.tokenizer, texts, wanted, self.join, self.progress)
         return TextExplanations(found) if several else found[0]
+
+    def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
+        if isinstance(self.model, Runner):
+            raise InputError("programs of graph networks take tensors: call the runner itself", topic="graph-networks")
+        if self.captured is None:
+            self.model = taking_tensors(self.model)
+        parts = [given] if is_graph(given) else given
+        graphs = [part for one in parts for part in (one.to_data_list() if hasattr(one, "to_data_list") else [one])]
+        wanted = TargetsOfSamples(target, targets, len(graphs))
+        wanted.check_number(len(graphs))
+        found = explain_graphs(self._module_for, self.model, graphs, wanted, self.progress)
+        return found[0] if is_graph(given) and len(found) == 1 else GraphExplanations(found)
+
+    def _module_for(self, inputs: Any) -> CompiledModel:
+        compiled = self.compiled_for(inputs)
+        assert isinstance(compiled, CompiledModel)
+        return compiled
 
     @property
     def explain_model(self) -> nn.Module:
@@ -403,13 +445,15 @@ class Explainer(Generic[Found]):
         logger.info("transforming %s", type(self.model).__name__)
         composite = self._chosen(inputs)
         source = self.captured or self.model
-        made = transform(source, composite, example_inputs=examples)
+        own = self.captured is None and isinstance(inputs, Mapping)
+        constants = tuple(name for name in CONSTANTS if own and name in inputs)
+        made = transform(source, composite, example_inputs=examples, constants=constants)
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None
         final = None if callable(self.output) else final_probabilities_of(made.graph, self.output)
         if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
             scores = scores_of_logits(final, made)
-            made = transform(source, composite, example_inputs=examples, explain="logits")
+            made = transform(source, composite, example_inputs=examples, constants=constants, explain="logits")
         self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
         return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
@@ -421,6 +465,8 @@ class Explainer(Generic[Found]):
             bounds = {"low": low[None, :, None, None], "high": high[None, :, None, None]}
         if self.composite is not None:
             return as_composite(self.composite, "an explainer", **bounds)
+        if is_graph(inputs):
+            return AttnLRP(gamma=GAMMA_OF_GRAPHS)
         return ByContent(photographs=False) if self.tokenizer is not None else ByContent(**bounds)
 
 
@@ -430,6 +476,26 @@ def _stated_by(model: Any) -> Preprocessing | None:
     return preprocessing_of(model) if stored is None else Preprocessing(stored)
 
 
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: GraphData,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> GraphExplanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Sequence[GraphData],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> GraphExplanations: ...
 @overload
 def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
     model: nn.Module | Runner | Captured,
@@ -499,7 +565,7 @@ def explain(
     progress: bool = False,
     join: bool = True,
 ) -> Any:
-    """Why a model gives a photograph or a sentence its class: an `Explanation`, or `Explanations` of several.
+    """Why a model gives a photograph, a sentence or a graph its class: an `Explanation`, or `Explanations` of several.
 
     It makes an `Explainer` and calls it once. To explain more than once, keep the explainer. `images`, `target` and `targets`
     are as for its call. Other arguments: as for `Explainer`.

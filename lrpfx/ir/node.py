@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
@@ -299,17 +299,31 @@ def calls_before_output(graph: fx.Graph) -> list[fx.Node]:
     return list(reversed(found))
 
 
-def bottlenecks(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The nodes of `graph` that all relevance flows through, in execution order: none is read both before and after."""
+def bottlenecks(graph: fx.Graph, inputs: Collection[str] | None = None) -> Iterator[fx.Node]:
+    """The nodes of `graph` that all relevance flows through, in execution order: none is read both before and after.
+
+    `inputs`: the names of those whose relevance is meant, by default of all.
+    """
+    reached: set[fx.Node] = set()
     unread: dict[fx.Node, int] = {}  # values so far -> how many calls have yet to read them
-    for node in data_calls(graph):
+    for node in graph.nodes:
+        is_input, role = node.op == "placeholder", node_info(node).role
+        if role not in (Role.DATA, Role.DISCRETE) or node.op in ("get_attr", "output"):
+            continue
+        if inputs is not None and not (str(node.target) in inputs if is_input else reached.intersection(node.all_input_nodes)):
+            continue
+        reached.add(node)
+        if role is Role.DISCRETE:  # an index that an embedding may read
+            continue
         for read in node.all_input_nodes:
             if read in unread:
                 unread[read] -= 1
                 if not unread[read]:
                     del unread[read]
-        unread[node] = sum(user.op == "output" or node_info(user).role is Role.DATA for user in node.users)
-        if len(unread) == 1:
+        users = sum(user.op == "output" or node_info(user).role is Role.DATA for user in node.users)
+        if users or not is_input:
+            unread[node] = users
+        if len(unread) == 1 and not is_input:
             yield node
 
 

@@ -1,0 +1,419 @@
+"""Explanations of graphs: a graph network and its data in, relevance of nodes, edges and walks out."""
+
+import inspect
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+import networkx as nx
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from typing_extensions import Unpack
+
+from lrpfx import pictures
+from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.messages import Walk, by_rows, message_layers, names_by_rows, walks
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
+from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, keep_origin, origin_of
+from lrpfx.explanation.explanation import Explained, Several, caption_of, is_for_one_file, save_picture
+from lrpfx.pictures.graphs import graph_picture
+from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.request.outputs import OutputSelector, select_output
+from lrpfx.request.targets import Position, Target
+from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
+from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.files import as_path, written
+from lrpfx.support.html import element, image_html
+from lrpfx.support.numbers import whole_number
+from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.tensors import on_device_of
+
+#: Arguments that say which nodes are of which of several graphs: there is one.
+_OF_BATCHES = {"batch": None, "ptr": None, "batch_size": 1, "num_graphs": 1}
+
+
+@runtime_checkable
+class GraphData(Protocol):
+    """A graph as PyTorch Geometric has it: an object with at least these attributes.
+
+    `x`: features of the nodes, (nodes, features), or their kinds as integers. `edge_index`: the source and the target of each
+    edge, (2, edges), integers.
+    """
+
+    x: Any
+    edge_index: Any
+
+
+def is_graph(value: Any) -> bool:
+    """Whether a value is the data of a graph: an object, or a dict, with `x` and `edge_index`."""
+    if isinstance(value, Mapping):
+        return "x" in value and "edge_index" in value
+    return isinstance(value, GraphData)
+
+
+def are_graphs(given: Any) -> TypeGuard[Any]:
+    """Whether a value is the data of a graph or a list of such."""
+    return is_graph(given) or (isinstance(given, (list, tuple)) and bool(given) and all(map(is_graph, given)))
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerOfGraph(Answer):
+    """The relevance of a graph for one class.
+
+    `input_relevance`: of the features of the nodes, (nodes, features), those of several inputs side by side. `of_edges`: of the
+    features of the edges, by the name of the input. `messages`: of the messages along each edge in each layer, (layers, edges).
+    """
+
+    of_edges: dict[str, Array]
+    messages: Array
+
+    @property
+    def balance(self) -> Balance:
+        """How much of the output's relevance reached the features of nodes and edges."""
+        of_edges = sum(float(one.sum(dtype=np.float64)) for one in self.of_edges.values())
+        return Balance(self.category.score, super().balance.inputs + of_edges)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GraphExplanation(Explained):
+    """Why a graph network gave a graph, or one of its nodes, its class.
+
+    It is plain data, except for `walks`, which need the model as long as the explanation that the explainer returned is alive.
+
+    `name`: of the graph. `output`: the model's output for the graph or the explained node. `edge_index`: the source and the
+    target of each edge, (2, edges). `positions`: where the nodes are drawn, (nodes, 2). `node`: the explained one, if it is no graph.
+
+    Examples
+    --------
+    >>> explanation = lrpfx.explain(network, data, target=1)
+    >>> explanation.nodes.shape, explanation.edges.shape
+    ((20,), (46,))
+    """
+
+    answers: tuple[AnswerOfGraph, ...]
+    edge_index: Array
+    positions: Array
+    node: int | None = None
+
+    @property
+    def nodes(self) -> Array:
+        """Relevance of each node, (nodes,): the sum over its features."""
+        return np.asarray(self.answers[0].input_relevance.astype(np.float64).sum(1))
+
+    @property
+    def relevance(self) -> Array:
+        """The same as `nodes`."""
+        return self.nodes
+
+    @property
+    def edges(self) -> Array:
+        """Relevance of the messages along each edge, (edges,): the sum over the layers.
+
+        What flows from a node to itself without an edge of the data is left out. Each layer passes on all relevance, so the
+        total is not that of the nodes.
+        """
+        return np.asarray(self.layers_of_edges.sum(0))
+
+    @property
+    def layers_of_edges(self) -> Array:
+        """Relevance of the messages along each edge in each layer, (layers, edges)."""
+        return self.answers[0].messages
+
+    @property
+    def edge_features(self) -> dict[str, Array]:
+        """Relevance of the features of each edge, (edges,), by the name of the input, such as "edge_attr"."""
+        return {name: np.asarray(one.reshape(len(one), -1).sum(1)) for name, one in self.answers[0].of_edges.items()}
+
+    def walks(self, count: int | None = 10, *, limit: int = 20_000) -> list[Walk]:
+        """Walks through the layers of the network with their relevance, the largest magnitude first (GNN-LRP [1]_).
+
+        A walk has one node for the input and one after each layer; each step is an edge or stays. The relevance of all walks
+        from a node adds up to that of the node.
+
+        `count`: how many to return; None for all. `limit`: how many walks without their first nodes are explained at most. The
+        model runs again. Raises `InputError`: there are more, the network has no walks, or the explanation is a copy without
+        the model.
+
+        References
+        ----------
+        .. [1] Schnake et al. 2022, https://arxiv.org/abs/2006.03589
+        """
+        origin = origin_of(self)
+        if origin is None:
+            raise InputError(
+                "walks are not part of this explanation, which is a copy without the model", topic="graph-networks"
+            )
+        compiled = origin.compiled
+        assert isinstance(compiled, CompiledModel)
+        layers = message_layers(compiled.explain_model, origin.inputs)
+        output = compiled.output if self.node is None else OfNodes(compiled.output)
+        found = walks(compiled.explain_model, origin.inputs, origin.targets[0], output, layers, limit)
+        return found if count is None else found[: whole_number(count, "walks takes a number of walks", 1, "graph-networks")]
+
+    def to_networkx(self) -> "nx.DiGraph[int]":
+        """The graph with `relevance` and `position` as attributes of its nodes, and `relevance` as that of its edges."""
+        graph: nx.DiGraph[int] = nx.DiGraph()
+        for node, (relevance, position) in enumerate(zip(self.nodes.tolist(), self.positions.tolist(), strict=True)):
+            graph.add_node(node, relevance=relevance, position=tuple(position))
+        for (source, target), relevance in zip(self.edge_index.T.tolist(), self.edges.tolist(), strict=True):
+            before = graph.get_edge_data(source, target, {"relevance": 0.0})["relevance"]
+            graph.add_edge(source, target, relevance=before + relevance)
+        return graph
+
+    def heatmap(
+        self,
+        size: tuple[int, int] = (900, 700),
+        labels: Sequence[str] | None = None,
+        style: Style | None = None,
+        **settings: Unpack[StyleSettings],
+    ) -> Image.Image:
+        """The graph with nodes and edges in the colours of their relevance, each with a scale of its own.
+
+        `size`: (width, height) in pixels. `labels`: what stands in the nodes, by default their numbers. `style`, `settings`: as
+        for `lrpfx.Explanation.overlay`; there is no photograph.
+        """
+        return graph_picture(
+            self.positions, self.edge_index, self.nodes, self.edges, size, labels, self.node, styled(style, settings)
+        )
+
+    def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
+        """The graph with a legend and the share of the output that its nodes and the features of its edges hold."""
+        style = styled(style, settings)
+        shown = self._shown(str(self.target))
+        title = f"relevance for {shown}" + ("" if self.node is None else f" at node {self.node}")
+        row = [(title, self.heatmap((style.width - 40, round(style.width * 0.66)), style=style))]
+        return pictures.sheet(row, caption=caption_of(self.rules, [self.balance]), legend=self._legend, style=style)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the sheet as a picture, or the figures as .npz.
+
+        `path`: the file. Its ending names the form. Returns the path.
+        """
+        target = as_path(path)
+        if target.suffix != ".npz":
+            return save_picture(self.sheet(), target)
+        arrays = {"nodes": self.nodes, "edges": self.edges, "edge_index": self.edge_index, "output": self.output}
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **arrays)
+        return written(target, content.getvalue())
+
+    def _repr_html_(self) -> str:
+        return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
+
+
+class GraphExplanations(Several[GraphExplanation]):
+    """Explanations of several graphs, in their order."""
+
+    def sheet(self) -> Image.Image:
+        """The graphs one above the other."""
+        rows = [[(f"{one.name}: {one.target}", one.heatmap())] for one in self._some()]
+        caption = caption_of(self.items[0].rules, [one.balance for one in self.items])
+        return pictures.sheet(rows, caption=caption, legend=pictures.LEGEND)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the sheet of all graphs as one picture, or that of each into a folder.
+
+        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
+        """
+        directory = as_path(path)
+        if is_for_one_file(directory):
+            return [save_picture(self.sheet(), directory)]
+        return [one.save(directory / f"graph_{number}.png") for number, one in enumerate(self.items, 1)]
+
+
+class OfData(nn.Module):
+    """A model that takes the data of a graph as one object, as a model that takes its tensors by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.train(model.training)
+
+    def forward(self, **tensors: torch.Tensor) -> Any:
+        """The result of the model for an object with these attributes, without a batch: all nodes are of one graph."""
+        return self.model(SimpleNamespace(**_OF_BATCHES, num_nodes=tensors["x"].shape[0], **tensors))
+
+
+def taking_tensors(model: nn.Module) -> nn.Module:
+    """The model, or a module around it if it takes the data of a graph as one object. `InputError` if it takes no graph."""
+    parameters = _parameters(model)
+    if isinstance(model, ExplainModule) or {"x", "edge_index"} <= set(parameters):
+        return model
+    needed = [name for name, one in parameters.items() if one.default is one.empty]
+    if len(needed) != 1:
+        raise InputError(
+            f"the forward of {type(model).__name__} takes {', '.join(parameters)}, neither x and edge_index nor one "
+            "object that has them",
+            topic="graph-networks",
+        )
+    return OfData(model)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
+
+
+@dataclass(frozen=True)
+class OfNodes:
+    """Chooses the output of each node, (nodes, classes) or (nodes,), as (1, nodes, classes)."""
+
+    output: OutputSelector
+
+    def __call__(self, result: Any) -> torch.Tensor:
+        chosen = select_output(result, self.output)
+        return chosen.reshape(1, len(chosen), -1)
+
+
+def explain_graphs(
+    compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    model: nn.Module,
+    graphs: Sequence[Any],
+    wanted: TargetsOfSamples,
+    progress: bool = False,
+) -> list[GraphExplanation]:
+    """Explain each graph. `compiled_for`: the compiled model for the model's inputs. `model`: takes tensors by name."""
+    steps = enumerate(progress_bar(graphs, progress, "explaining", "graph"))
+    return [_explained(compiled_for, model, graph, wanted.of_sample(place), place) for place, graph in steps]
+
+
+def _explained(
+    compiled_for: Callable[[dict[str, Any]], CompiledModel], model: nn.Module, graph: Any, given: Sequence[Target], place: int
+) -> GraphExplanation:
+    values = _values_of(graph)
+    inputs = _inputs(model, values)
+    compiled = compiled_for(inputs)
+    module, count = compiled.explain_model, len(inputs["x"])
+    inputs = {name: on_device_of(module, value, True) for name, value in inputs.items()}
+    with torch.no_grad():
+        rows = select_output(compiled.module(**inputs), compiled.output)
+    targets, node = _targets(given, rows, count, compiled.categories)
+    output = compiled.output if node is None else OfNodes(compiled.output)
+    layers = message_layers(module, inputs)
+    if not layers:
+        raise InputError(
+            "no messages flow along the edges of the data: the model adds up nothing by the targets in edge_index "
+            "(scatter_add, index_add and their like); lrpfx.attribute gives the relevance of its inputs",
+            topic="graph-networks",
+        )
+    record = (*compiled.record, *(layer.messages for layer in layers))
+    found = attribute(compiled.module, inputs, targets=targets, record=record, output=output)
+    outputs = as_array(rows.reshape(len(rows), -1)[0 if node is None else node])
+    names, of_edges = names_by_rows(inputs)
+    answers = []
+    for number, one in enumerate(targets):
+        relevance = {name: _of_target(value, number) for name, value in found.relevance.items()}
+        arrays = {name: as_array(value[number]) for name, value in found.layers.items()}
+        messages = [layer.relevance_of_edges(arrays[layer.messages], inputs["edge_index"].shape[1]) for layer in layers]
+        inner = one.target if isinstance(one, Position) else one
+        category = category_of_target(inner, outputs, compiled.categories, compiled.scores)
+        of_nodes = torch.cat([by_rows(relevance[name]) for name in names if relevance[name] is not None], 1)
+        further = {name: as_array(by_rows(relevance[name])) for name in of_edges if relevance[name] is not None}
+        kept = {name: arrays[name] for name in compiled.record}
+        answers.append(AnswerOfGraph(category, as_array(of_nodes), kept, further, np.stack(messages)))
+    facts = (outputs, compiled.categories, tuple(answers), module.composite, compiled.scores)
+    edge_index = as_array(inputs["edge_index"])
+    name = str(getattr(graph, "name", None) or f"graph {place + 1}")
+    explanation = GraphExplanation(name, *facts, edge_index, _positions(values, edge_index, count), node)
+    keep_origin(explanation, Origin(compiled, inputs, tuple(targets), outputs))
+    return explanation
+
+
+def _of_target(relevance: Any, number: int) -> Any:
+    if isinstance(relevance, Mapping):
+        return {name: one[number] for name, one in relevance.items()}
+    return None if relevance is None else relevance[number]
+
+
+def _values_of(graph: Any) -> dict[str, Any]:
+    """The attributes of the data. Raises `InputError` and `InputTypeError` for data that are no graph."""
+    read = getattr(graph, "to_dict", None)
+    values = dict(graph) if isinstance(graph, Mapping) else dict(read()) if callable(read) else dict(vars(graph))
+    for name in ("x", "edge_index"):
+        values[name] = torch.as_tensor(values[name]) if isinstance(values.get(name), np.ndarray) else values.get(name)
+        if not isinstance(values[name], torch.Tensor):
+            raise InputTypeError(f"{name} of the graph is a tensor, not {type(values[name]).__name__}", topic="graph-networks")
+    x, edges = values["x"], values["edge_index"]
+    if edges.ndim != 2 or len(edges) != 2 or edges.dtype not in (torch.int64, torch.int32):
+        raise InputError(
+            f"edge_index has the sources and targets of the edges as integers, shape (2, edges), not {edges.dtype} and "
+            f"{tuple(edges.shape)}",
+            topic="graph-networks",
+        )
+    if not x.ndim or not edges.numel():
+        raise InputError("the graph has no nodes or no edges", topic="graph-networks")
+    if int(edges.min()) < 0 or int(edges.max()) >= len(x):
+        raise InputError(f"edge_index names nodes 0 to {int(edges.max())}, but x has {len(x)} rows", topic="graph-networks")
+    batch = values.get("batch")
+    if isinstance(batch, torch.Tensor) and batch.numel() and bool((batch != batch.flatten()[0]).any()):
+        raise InputError("batch= says that there are several graphs: pass a list of them", topic="graph-networks")
+    return values
+
+
+def _inputs(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's arguments by name. Those that it needs and the data do not have are an `InputError`."""
+    if isinstance(model, ExplainModule):
+        return {name: values[name] for name in model.argument_names if values.get(name) is not None}
+    tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor) and name not in _OF_BATCHES}
+    if isinstance(model, OfData):
+        labels = {"y", "train_mask", "val_mask", "test_mask"}
+        return {name: one for name, one in tensors.items() if name not in labels}
+    parameters = _parameters(model)
+    found = {name: one for name, one in tensors.items() if name in parameters}
+    for name, parameter in parameters.items():
+        is_given = name in found or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if not is_given and parameter.default is parameter.empty:
+            if name not in _OF_BATCHES:
+                raise InputError(
+                    f"the forward of {type(model).__name__} needs {name}, which the graph does not have: it has "
+                    f"{', '.join(tensors)}",
+                    topic="graph-networks",
+                )
+            found[name] = _OF_BATCHES[name]
+    return found
+
+
+def _targets(
+    given: Sequence[Target], output: torch.Tensor, count: int, categories: Sequence[str] | None
+) -> tuple[list[Target], int | None]:
+    """The targets with indices, and the node that is explained; None for the graph."""
+    places = [one for one in given if isinstance(one, Position)]
+    if output.ndim not in (1, 2) or len(output) not in (1, count):
+        raise InputError(
+            f"the model returns an output of shape {tuple(output.shape)} for {count} nodes, which is neither (1, classes) nor "
+            "(nodes, classes); choose with output=",
+            topic="graph-networks",
+        )
+    if len(output) == 1 and not places:
+        return [resolved(one, categories) for one in given], None
+    if len(output) == 1:
+        raise InputError(
+            "the model returns one output for the whole graph: a target is a class, not a node and a class",
+            topic="graph-networks",
+        )
+    if len(places) != len(given):
+        raise InputError("the model returns an output for each node: target=(node, class) chooses one", topic="graph-networks")
+    nodes = {int(one.position) for one in places}
+    if len(nodes) > 1:
+        raise InputError("an explanation is of one node: targets= has several", topic="graph-networks")
+    node = nodes.pop()
+    if not -count <= node < count:
+        raise InputError(f"node {node} is out of range: the graph has {count} nodes", topic="graph-networks")
+    return [Position(node % count, resolved(one.target, categories)) for one in places], node % count
+
+
+def _positions(values: Mapping[str, Any], edge_index: Array, count: int) -> Array:
+    """Where nodes are drawn: the first two coordinates of `pos`, or a layout of networkx, which is always the same."""
+    known = values.get("pos")
+    if isinstance(known, torch.Tensor) and known.ndim == 2 and known.shape[1] >= 2:
+        return as_array(known[:, :2].double())
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(count))
+    graph.add_edges_from(edge_index.T.tolist())
+    places = nx.spring_layout(graph, seed=0, k=2.0)  # long edges: nodes do not overlap
+    return np.array([places[node] for node in range(count)])

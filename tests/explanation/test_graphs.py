@@ -1,0 +1,222 @@
+"""Graphs through the same door: relevance of nodes, edges and walks."""
+
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import AttnLRP
+from lrpfx.errors import InputError, InputTypeError
+
+EDGES = torch.tensor([[0, 1, 1, 2, 3, 4, 2], [1, 0, 2, 3, 2, 2, 4]])
+
+
+class Layer(nn.Module):
+    """The sum of what each neighbour sends, weighted by the edge, and the node's own share."""
+
+    def __init__(self, before, after, bias=False, how="index_add"):
+        super().__init__()
+        self.sent, self.own = nn.Linear(before, after, bias=False), nn.Linear(before, after, bias=bias)
+        self.how = how
+
+    def forward(self, x, edge_index, edge_weight=None):
+        source, target = edge_index
+        messages = self.sent(x)[source]
+        if edge_weight is not None:
+            messages = messages * edge_weight[:, None]
+        empty, index = torch.zeros(len(x), messages.shape[1], dtype=x.dtype), target[:, None].expand_as(messages)
+        if self.how == "index_add":
+            return self.own(x) + empty.index_add(0, target, messages)
+        if self.how == "scatter_add":
+            return self.own(x) + empty.scatter_add(0, index, messages)
+        return self.own(x) + empty.scatter_reduce(0, index, messages, self.how, include_self=False)
+
+
+class Network(nn.Module):
+    def __init__(self, of_nodes=False, activation=nn.ReLU, how="index_add"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Layer(3, 8, how=how), Layer(8, 8, how=how)
+        self.activation, self.head, self.of_nodes = activation(), nn.Linear(8, 4, bias=False), of_nodes
+
+    def forward(self, x, edge_index, edge_weight=None, batch=None):
+        states = self.activation(self.first(x, edge_index, edge_weight))
+        states = self.activation(self.second(states, edge_index, edge_weight))
+        return self.head(states if self.of_nodes else states.mean(0, keepdim=True))
+
+
+def graph(**further):
+    torch.manual_seed(1)
+    return SimpleNamespace(x=torch.randn(5, 3, dtype=torch.float64), edge_index=EDGES, y=torch.tensor([1]), **further)
+
+
+def dense(layer, weights):
+    """What the states of a node contribute to those of another along an edge or by staying: (to, from, after, before)."""
+    steps = torch.zeros(5, 5, *layer.own.weight.shape, dtype=torch.float64)
+    for (source, target), weight in zip(EDGES.T.tolist(), weights.tolist(), strict=True):
+        steps[target, source] += weight * layer.sent.weight.detach()
+    for node in range(5):
+        steps[node, node] += layer.own.weight.detach()
+    return steps
+
+
+@pytest.mark.parametrize("how", ["index_add", "scatter_add"])
+def test_walks_and_edges_of_a_linear_network_are_its_products(how):
+    network = Network(activation=nn.Identity, how=how).double().eval()
+    weights = torch.tensor([1.0, 0.5, 2.0, 1.0, -1.0, 0.3, 0.7], dtype=torch.float64)
+    data = graph(edge_weight=weights)
+    found = lrpfx.explain(network, data, 2, composite=AttnLRP())
+    first, second = dense(network.first, weights), dense(network.second, weights)
+    expected = torch.einsum(
+        "h,wvhj,vuji,ui->uvw", network.head.weight[2].detach() / 5, second, first, data.x
+    )  # of walks u → v → w
+    walks = {walk.nodes: walk.relevance for walk in found.walks(None)}
+    for nodes, relevance in walks.items():
+        assert relevance == pytest.approx(float(expected[nodes]), abs=1e-9)
+    assert sum(walks.values()) == pytest.approx(float(expected.sum()), abs=1e-9)
+    np.testing.assert_allclose(found.nodes, expected.sum((1, 2)), atol=1e-9)
+    assert found.balance.share == pytest.approx(1.0, abs=1e-9)
+    sources, targets = EDGES
+    np.testing.assert_allclose(found.layers_of_edges[0], expected.sum(2)[sources, targets], atol=1e-9)
+    np.testing.assert_allclose(found.layers_of_edges[1], expected.sum(0)[sources, targets], atol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["index_add", "mean", "amax"])
+def test_walks_from_a_node_add_up_to_it(how):
+    found = lrpfx.explain(Network(how=how).double().eval(), graph(), targets=[0, 3])
+    total = np.zeros(5)
+    walks = found.walks(None)
+    for walk in walks:
+        total[walk.nodes[0]] += walk.relevance
+    np.testing.assert_allclose(total, found.nodes, atol=1e-9)
+    assert [abs(one.relevance) for one in walks] == sorted([abs(one.relevance) for one in walks], reverse=True)
+    assert found.walks(2) == walks[:2] and len(found.answers) == 2
+
+
+def test_a_node(tmp_path):
+    network = Network(of_nodes=True).double().eval()
+    explainer = lrpfx.Explainer(network, categories=["a", "b", "c", "d"])
+    found = explainer(graph(), (4, "c"))
+    assert found.node == 4 and found.target.name == "c" and set(np.nonzero(found.nodes)[0]) == {1, 2, 3, 4}
+    with torch.no_grad():
+        assert found.target.score == pytest.approx(float(network(graph().x, EDGES)[4, 2]))
+    assert all(walk.nodes[-1] == 4 for walk in found.walks(None) if walk.relevance)
+    assert explainer(graph(), (-1, None)).node == 4
+    both = explainer([graph(), graph()], [(4, 2), (0, 1)])
+    assert [one.node for one in both] == [4, 0] and len(both.save(tmp_path / "graphs")) == 2
+    np.testing.assert_array_equal(both[0].edges, found.edges)
+
+
+def test_further_graphs_need_no_compilation():
+    explainer = lrpfx.Explainer(Network().double().eval())
+    explainer(graph(), 1)
+    compiled = explainer.explain_model
+    data = {
+        "x": torch.randn(9, 3, dtype=torch.float64),
+        "edge_index": torch.tensor([[0, 8, 8, 3], [8, 0, 3, 8]]),
+        "batch": None,
+    }
+    found = explainer(data, 1)
+    assert explainer.explain_model is compiled and found.nodes.shape == (9,) and found.edges.shape == (4,)
+
+
+class OfObjects(nn.Module):
+    """Takes a graph as one object, and has loops to itself as layers of PyTorch Geometric add them."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, data):
+        loops = torch.arange(data.num_nodes).expand(2, -1)
+        return self.network(data.x, torch.cat([data.edge_index, loops], 1), batch=data.batch)
+
+
+def test_models_of_objects_and_loops():
+    network = Network(activation=nn.Identity).double().eval()
+    found = lrpfx.explain(OfObjects(network).eval(), graph(), 2, composite=AttnLRP())
+    loops = torch.cat([EDGES, torch.arange(5).expand(2, -1)], 1)
+    with_loops = SimpleNamespace(x=graph().x, edge_index=loops)
+    expected = lrpfx.explain(network, with_loops, 2, composite=AttnLRP())
+    np.testing.assert_allclose(found.layers_of_edges, expected.layers_of_edges[:, : EDGES.shape[1]], atol=1e-12)
+    np.testing.assert_allclose(found.nodes, expected.nodes, atol=1e-12)
+
+
+class WithFeatures(nn.Module):
+    """Kinds of nodes by an embedding, and features of edges in each message."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kinds, self.of_edges, self.head = nn.Embedding(4, 6), nn.Linear(2, 6), nn.Linear(6, 2)
+
+    def forward(self, x, edge_index, edge_attr, batch):
+        states = self.kinds(x).squeeze(1)
+        for _ in range(2):
+            messages = torch.relu(states[edge_index[0]] + self.of_edges(edge_attr))
+            states = states + torch.zeros_like(states).index_add(0, edge_index[1], messages)
+        return self.head(states.mean(0, keepdim=True))
+
+
+def test_kinds_of_nodes_and_features_of_edges():
+    data = {"x": torch.tensor([[0], [1], [2], [3], [0]]), "edge_index": EDGES, "edge_attr": torch.rand(7, 2)}
+    found = lrpfx.explain(WithFeatures().eval(), data, 1, composite="AttnLRP")
+    assert found.edge_features["edge_attr"].shape == (7,) and found.nodes.shape == (5,)
+    total = found.nodes.sum() + found.edge_features["edge_attr"].sum()
+    assert found.balance.inputs == pytest.approx(total, rel=1e-5)
+    walks = found.walks(None)
+    assert sum(walk.relevance for walk in walks) == pytest.approx(found.nodes.sum(), rel=1e-4)
+
+
+def test_pictures_and_data(tmp_path):
+    found = lrpfx.explain(Network().double().eval(), graph(), 1)
+    assert found.heatmap((300, 200)).size == (300, 200) and found.save(tmp_path / "graph.png").exists()
+    with np.load(found.save(tmp_path / "graph.npz")) as arrays:
+        np.testing.assert_array_equal(arrays["edges"], found.edges)
+    drawn = found.to_networkx()
+    assert drawn.number_of_edges() == 7 and drawn.edges[1, 2]["relevance"] == found.edges[2]
+    assert "graph 1" in found._repr_html_() and len(found.to_pandas()) == 1
+    copy = pickle.loads(pickle.dumps(found))
+    assert copy == found
+    with pytest.raises(InputError, match="copy"):
+        copy.walks()
+
+
+class Reading(nn.Module):
+    """Its output reads the states of both layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = Layer(3, 8), Layer(8, 8), nn.Linear(16, 2)
+
+    def forward(self, x, edge_index):
+        states = torch.relu(self.first(x, edge_index))
+        pooled = [one.mean(0, keepdim=True) for one in (states, torch.relu(self.second(states, edge_index)))]
+        return self.head(torch.cat(pooled, 1))
+
+
+def test_errors():
+    network, of_nodes = Network().double().eval(), Network(of_nodes=True).double().eval()
+    for model, data, target in (
+        (of_nodes, graph(), 1),
+        (of_nodes, graph(), (9, 1)),
+        (network, graph(), (1, 1)),
+        (network, {"x": graph().x, "edge_index": EDGES.T}, 1),
+        (network, {"x": graph().x[:3], "edge_index": EDGES}, 1),
+        (network, {"x": graph().x, "edge_index": EDGES, "batch": torch.tensor([0, 0, 0, 1, 1])}, 1),
+        (WithFeatures().eval(), {"x": torch.zeros(5, 1).long(), "edge_index": EDGES}, 1),
+        (nn.Bilinear(3, 3, 2).eval(), graph(), 1),
+    ):
+        with pytest.raises(InputError) as raised:
+            lrpfx.explain(model, data, target)
+        assert raised.value.topic == "graph-networks"
+    with pytest.raises(InputTypeError):
+        lrpfx.explain(network, {"x": [[1.0]], "edge_index": EDGES}, 1)
+    with pytest.raises(InputError, match="no walks"):
+        lrpfx.explain(Reading().double().eval(), graph(), 1).walks()
+    with pytest.raises(InputError, match="more than 3"):
+        lrpfx.explain(network, graph(), 1).walks(limit=3)
