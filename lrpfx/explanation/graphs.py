@@ -3,7 +3,7 @@
 import inspect
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -70,8 +70,8 @@ class AnswerOfGraph(Answer):
     features of the edges, by the name of the input. `messages`: of the messages along each edge in each layer, (layers, edges).
     """
 
-    of_edges: dict[str, Array]
-    messages: Array
+    of_edges: dict[str, Array] = field(default_factory=dict)
+    messages: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def balance(self) -> Balance:
@@ -87,7 +87,7 @@ class GraphExplanation(Explained):
     It is plain data, except for `walks`, which need the model as long as the explanation that the explainer returned is alive.
 
     `name`: of the graph. `output`: the model's output for the graph or the explained node. `edge_index`: the source and the
-    target of each edge, (2, edges). `positions`: where the nodes are drawn, (nodes, 2). `node`: the explained one, if it is no graph.
+    target of each edge, (2, edges). `positions`: where the nodes are drawn, (nodes, 2). `node`: the explained one, or None.
 
     Examples
     --------
@@ -315,7 +315,7 @@ def _explained(
         of_nodes = torch.cat([by_rows(relevance[name]) for name in names if relevance[name] is not None], 1)
         further = {name: as_array(by_rows(relevance[name])) for name in of_edges if relevance[name] is not None}
         kept = {name: arrays[name] for name in compiled.record}
-        answers.append(AnswerOfGraph(category, as_array(of_nodes), kept, further, np.stack(messages)))
+        answers.append(AnswerOfGraph(category, as_array(of_nodes), kept, of_edges=further, messages=np.stack(messages)))
     facts = (outputs, compiled.categories, tuple(answers), module.composite, compiled.scores)
     edge_index = as_array(inputs["edge_index"])
     name = str(getattr(graph, "name", None) or f"graph {place + 1}")
@@ -364,7 +364,7 @@ def _inputs(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
         labels = {"y", "train_mask", "val_mask", "test_mask"}
         return {name: one for name, one in tensors.items() if name not in labels}
     parameters = _parameters(model)
-    found = {name: one for name, one in tensors.items() if name in parameters}
+    found: dict[str, Any] = {name: one for name, one in tensors.items() if name in parameters}
     for name, parameter in parameters.items():
         is_given = name in found or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if not is_given and parameter.default is parameter.empty:
