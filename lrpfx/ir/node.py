@@ -302,13 +302,13 @@ def calls_before_output(graph: fx.Graph) -> list[fx.Node]:
 def bottlenecks(graph: fx.Graph, inputs: Collection[str] | None = None) -> Iterator[fx.Node]:
     """The nodes of `graph` that all relevance flows through, in execution order: none is read both before and after.
 
-    `inputs`: the names of those whose relevance is meant, by default of all.
+    `inputs`: the names of those whose relevance is meant, which count as values that are read; by default no input counts.
     """
     reached: set[fx.Node] = set()
     unread: dict[fx.Node, int] = {}  # values so far -> how many calls have yet to read them
     for node in graph.nodes:
         is_input, role = node.op == "placeholder", node_info(node).role
-        if role not in (Role.DATA, Role.DISCRETE) or node.op in ("get_attr", "output"):
+        if role not in (Role.DATA, Role.DISCRETE) or node.op in ("get_attr", "output") or (is_input and inputs is None):
             continue
         if inputs is not None and not (str(node.target) in inputs if is_input else reached.intersection(node.all_input_nodes)):
             continue
