@@ -88,12 +88,13 @@ class GraphExplanation(Explained):
 
     `name`: of the graph. `output`: the model's output for the graph or the explained node. `edge_index`: the source and the
     target of each edge, (2, edges). `positions`: where the nodes are drawn, (nodes, 2). `node`: the explained one, or None.
+    Other arguments: as for `Explanation`.
 
     Examples
     --------
     >>> explanation = lrpfx.explain(network, data, target=1)
     >>> explanation.nodes.shape, explanation.edges.shape
-    ((20,), (46,))
+    ((5,), (10,))
     """
 
     answers: tuple[AnswerOfGraph, ...]
@@ -183,7 +184,10 @@ class GraphExplanation(Explained):
         )
 
     def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
-        """The graph with a legend and the share of the output that its nodes and the features of its edges hold."""
+        """The graph with a legend and the share of the output that its nodes and the features of its edges hold.
+
+        `style`, `settings`: as for `Explanation.sheet`.
+        """
         style = styled(style, settings)
         shown = self._shown(str(self.target))
         title = f"relevance for {shown}" + ("" if self.node is None else f" at node {self.node}")

@@ -41,7 +41,18 @@ def known(tmp_path, monkeypatch):
     def preprocess(image):
         return torch.from_numpy(np.asarray(image.resize((8, 8)), dtype=np.float32) / 255).permute(2, 0, 1)
 
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x, edge_index):
+            sent = torch.relu(self.layer(x))
+            return self.head(sent.index_add(0, edge_index[1], sent[edge_index[0]]).mean(0, keepdim=True))
+
+    ring = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
     return {
+        **{"network": Network().eval(), "data": {"x": torch.rand(5, 3), "edge_index": torch.cat([ring, ring.flip(0)], 1)}},
         **{"lrpfx": lrpfx, "torch": torch, "nn": nn, "model": model, "x": x, "explain_model": explain_model},
         "preprocess": preprocess,
         "explainer": lrpfx.Explainer(model, preprocess=preprocess, categories=["cat", "dog"]),
