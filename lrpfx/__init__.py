@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.graphs import GraphExplanation
     from lrpfx.explanation.sentences import TextExplanation
+    from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
+    from lrpfx.explanation.tables import TableExplanation, TableExplanations
     from lrpfx.pages.report import report
     from lrpfx.pipeline import Captured, capture, node_names, transform
     from lrpfx.reports.assignment import assignment
@@ -86,6 +88,8 @@ _NAMES_IN = {
     "explanation.explanation": ("Explanation", "Explanations"),
     "explanation.graphs": ("GraphExplanation",),
     "explanation.sentences": ("TextExplanation",),
+    "explanation.series": ("SeriesExplanation", "SeriesExplanations", "WaveExplanation", "WaveExplanations"),
+    "explanation.tables": ("TableExplanation", "TableExplanations"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
@@ -131,9 +135,15 @@ __all__ = [
     "Report",
     "RuleError",
     "Runner",
+    "SeriesExplanation",
+    "SeriesExplanations",
+    "TableExplanation",
+    "TableExplanations",
     "TextExplanation",
     "UnsupportedOperationError",
     "VerificationError",
+    "WaveExplanation",
+    "WaveExplanations",
     "__version__",
     "adapters",
     "assignment",

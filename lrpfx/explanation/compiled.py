@@ -15,6 +15,7 @@ from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target
+from lrpfx.explanation.arrays import of_features
 from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
@@ -26,7 +27,7 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.support.tensors import on_device_of
+from lrpfx.support.tensors import is_floating, on_device_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,11 @@ class Compiled(ABC):
     record: tuple[str, ...]
 
     @abstractmethod
-    def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
-        """Explain each input for its targets, of which all have the same number, with the layers in `record` as well."""
+    def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+        """Explain each input for its targets, of which all have the same number, with the layers in `record` as well.
+
+        Several inputs, and categories, have the relevance of features, (features,) for each sample.
+        """
 
     @abstractmethod
     def ledger(self, inputs: Any, target: Target) -> Ledger:
@@ -133,7 +137,8 @@ class CompiledModel(Compiled):
             return self
         placed = self.placed(inputs)
         with torch.no_grad():
-            result = self.module(**placed) if isinstance(placed, Mapping) else self.module(placed)
+            one = (placed,) if isinstance(placed, torch.Tensor) else placed
+            result = self.module(**one) if isinstance(one, Mapping) else self.module(*one)
             chosen = select_output(result, self.output)
         if chosen.shape[1:].numel() != 1:
             return self
@@ -144,19 +149,25 @@ class CompiledModel(Compiled):
             )
         return CompiledModel(self.module, self.categories, self.record, BothSides(self.output), Scores.BINARY)
 
-    def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+    def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
         seeds = [column[0] if all(one == column[0] for one in column) else ForEach(tuple(column)) for column in columns]
         placed = on_device_of(self.module, inputs, True)
         several = len(seeds) > 1
         chosen = {"targets": seeds} if several else {"target": seeds[0]}
         found = attribute(self.module, placed, **chosen, record=(*self.record, *record), output=self.output)
-        results = {"output": found.output, "relevance": found.relevance, **found.layers}
+        relevance = found.relevance
+        if not isinstance(relevance, torch.Tensor) or not is_floating(placed):
+            relevance = of_features(relevance, placed, self.explain_model)
+        results = {"output": found.output, "relevance": relevance, **found.layers}
         arrays = {name: as_array(value) for name, value in results.items()}
-        outputs = checked_output(arrays.pop("output"))
+        output = arrays.pop("output")
+        outputs = checked_output(output[:, None] if output.ndim == 1 else output)
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
-        answers, resolved_targets = _answers(outputs, columns, rows, self.categories, self.scores)
-        return Run(list(outputs), answers, resolved_targets, self.explain_model.composite, self.scores)
+        answers, again = _answers(outputs, columns, rows, self.categories, self.scores)
+        if output.ndim == 1:  # there are no classes to ask for
+            again = [tuple(column) for column in zip(*columns, strict=True)]
+        return Run(list(outputs), answers, again, self.explain_model.composite, self.scores)
 
     def ledger(self, inputs: Any, target: Target) -> Ledger:
         return ledger(self.explain_model, self.placed(inputs), target, output=self.output)
@@ -228,7 +239,9 @@ class CompiledProgram(Compiled):
         self.categories = categories
         self.record = record
 
-    def run(self, inputs: torch.Tensor, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+    def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+        if not isinstance(inputs, torch.Tensor):
+            raise InputError("an explainer gives a program one input; call the runner itself for several", topic="explainers")
         wanted = (*self.record, *record)
         manifest = self.runner.manifest
         self._check(wanted)
@@ -249,7 +262,8 @@ class CompiledProgram(Compiled):
             together = [[column[place] for place in places] for column in columns[first : first + (several or 1)]]
             found = self.runner(inputs) if only_largest else self._run_indices(inputs, together)
             arrays = {name: as_array(value)[:count] for name, value in found.items()}
-            outputs = checked_output(arrays.pop("output"))
+            output = arrays.pop("output")
+            outputs = checked_output(output[:, None] if output.ndim == 1 else output)
             kept = {name: value for name, value in arrays.items() if name == "relevance" or name in wanted}
             for number in range(len(together)):
                 rows.append({name: value[:, number] if several else value for name, value in kept.items()})

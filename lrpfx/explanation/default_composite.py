@@ -7,22 +7,28 @@ import torch
 
 from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
 from lrpfx.ir.kinds import Convolution, Softmax, WeightedValues
+from lrpfx.rules import Gamma
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05
 #: For dense layers of graph networks: it finds planted motifs better than 0 does under GCN, GIN and GAT, and as well with SAGE.
 GAMMA_OF_GRAPHS = 0.25
+#: For convolutions over signals.
+GAMMA_OF_SIGNALS = 0.25
 
 
 class ByContent(Composite):
     """AttnLRP for models with attention (with Gamma if they look at photographs), Gamma by depth for convolutional networks.
 
-    Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is a photograph.
+    Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is a photograph. `signed`: whether
+    inputs are series, waves or rows of tables, for which convolutions have one Gamma (see docs/series_and_tables.md).
     """
 
-    def __init__(self, low: torch.Tensor | None = None, high: torch.Tensor | None = None, photographs: bool = True) -> None:
+    def __init__(
+        self, low: torch.Tensor | None = None, high: torch.Tensor | None = None, photographs: bool = True, signed: bool = False
+    ) -> None:
         super().__init__(self.mapping)
-        self.low, self.high, self.photographs = low, high, photographs
+        self.low, self.high, self.photographs, self.signed = low, high, photographs, signed
         self.chosen: Composite | None = None
 
     def mapping(self, ctx: Any, name: str, layer: Any) -> Any:
@@ -40,6 +46,8 @@ class ByContent(Composite):
         attention = WeightedValues if convolves else (WeightedValues, Softmax)
         if any(isinstance(layer, attention) for layer in layers[:-1]):
             return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.photographs else AttnLRP()
+        if self.signed:
+            return EpsilonPlus(layer_map=[(Convolution, Gamma(GAMMA_OF_SIGNALS))])
         return GammaByDepth(low=self.low, high=self.high) if convolves else EpsilonPlus()
 
     def __repr__(self) -> str:

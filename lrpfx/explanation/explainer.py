@@ -4,9 +4,9 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from typing import IO, Any, Generic, TypedDict, overload
+from typing import IO, Any, Generic, Literal, TypedDict, overload
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
+from lrpfx.explanation.arrays import Form, Reading, read
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -39,7 +40,10 @@ from lrpfx.explanation.graphs import (
     is_graph,
     taking_tensors,
 )
+from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
+from lrpfx.explanation.series import SeriesExplanation, WaveExplanation
+from lrpfx.explanation.tables import TableExplanation
 from lrpfx.explanation.texts import texts_in
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, count_of, is_several, photographs_or_reasons
@@ -57,9 +61,14 @@ from lrpfx.support.tensors import on_device_of
 
 logger = logging.getLogger(__name__)
 
+#: Rows of a table that run together for each photograph that would.
+_ROWS = 64
+
 # What type checkers know of the front door. Forms without an overload, such as tensors, which may be one photograph or several,
 # give Any. The path of a folder counts as that of a photograph; in a list, it gives explanations.
-Found = TypeVar("Found", Explanation, TextExplanation, default=Explanation)
+Found = TypeVar(
+    "Found", Explanation, TextExplanation, TableExplanation, SeriesExplanation, WaveExplanation, default=Explanation
+)
 _Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
 _Photographs = Sequence[_Photograph | torch.Tensor | np.ndarray[Any, Any]] | Iterator[_Photograph]
 _Text = str | Mapping[str, Any] | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -78,6 +87,8 @@ class _Settings(TypedDict, total=False):
     example_inputs: Any
     progress: bool
     join: bool
+    names: Sequence[str] | None
+    channels: Literal["first", "last"] | None
 
 
 class Explainer(Generic[Found]):
@@ -117,6 +128,14 @@ class Explainer(Generic[Found]):
         Whether to show a bar of the photographs or texts that are done (needs tqdm).
     join
         Whether the tokens of a word are joined in the picture of a text, as for `lrpfx.text.heatmap`.
+    form
+        What numbers stand for: "table", "series" or "wave"; by default what the call says about its `images`.
+    names
+        The names of the features of a table or of series; by default the columns of a DataFrame.
+    rate
+        Samples of a wave for each second.
+    channels
+        Whether the features of series are "first", as (features, steps), or "last"; by default what `names` says, or else last.
 
     Raises
     ------
@@ -144,6 +163,31 @@ class Explainer(Generic[Found]):
     ) -> None: ...
     @overload
     def __init__(
+        self: "Explainer[TableExplanation]",
+        model: nn.Module | Runner | Captured,
+        *,
+        form: Literal["table"],
+        **settings: Unpack[_Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "Explainer[SeriesExplanation]",
+        model: nn.Module | Runner | Captured,
+        *,
+        form: Literal["series"],
+        **settings: Unpack[_Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "Explainer[WaveExplanation]",
+        model: nn.Module | Runner | Captured,
+        *,
+        form: Literal["wave"] | None = None,
+        rate: float,
+        **settings: Unpack[_Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
         self: "Explainer[TextExplanation]",
         model: nn.Module | Runner | Captured,
         *,
@@ -165,6 +209,10 @@ class Explainer(Generic[Found]):
         example_inputs: Any = None,
         progress: bool = False,
         join: bool = True,
+        form: Form | None = None,
+        names: Sequence[str] | None = None,
+        rate: float | None = None,
+        channels: Literal["first", "last"] | None = None,
     ) -> None:
         #: The graph of the model, if it is captured already.
         self.captured = model if isinstance(model, Captured) else None
@@ -197,6 +245,8 @@ class Explainer(Generic[Found]):
         self.example_inputs = example_inputs
         self.progress = progress
         self.join = join
+        self.reading = Reading.of(form, names, rate, channels)
+        self._form: Form | None = None
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
@@ -270,6 +320,12 @@ class Explainer(Generic[Found]):
             of a data set that holds it, or a chat, which is a list of messages with a role and their content.
             A graph is an object or a dict with `x` and `edge_index`, as PyTorch Geometric has it; its other tensors are
             arguments of the model by their names. Several are a list or a batch of them.
+            Numbers are a table, series or a wave, as `form` says. Without it, they are a wave if there is a `rate`, a table if
+            they are a DataFrame, a row of one, or an array with one or two axes, and series if they have three axes and there
+            are `names`, or the model has recurrent layers or convolutions over one dimension and none over images. A table has
+            the shape (rows, features), series (batch, steps, features), and waves (batch, samples) or (batch, channels,
+            samples); without the batch, there is one. Two axes and a single name are series of one feature, (batch, steps).
+            `preprocess` is then a function from all of what was given to the tensors that the model takes.
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
@@ -288,6 +344,9 @@ class Explainer(Generic[Found]):
         if are_graphs(images):
             return self._of_graphs(images, target, targets)
         wanted = TargetsOfSamples(target, targets)
+        self._form = self.reading.form_of(images, self.model, self.preprocess is not None)
+        if self._form is not None:
+            return self._of_numbers(images, self._form, wanted)
         if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
             count = count_of(images)
             if count is not None:
@@ -336,6 +395,13 @@ class Explainer(Generic[Found]):
         compiled = self.compiled_for(inputs)
         assert isinstance(compiled, CompiledModel)
         return compiled
+
+    def _of_numbers(self, given: Any, form: Form, wanted: TargetsOfSamples) -> Any:
+        samples = read(given, form, self.reading, None if self.preprocess is None else self.preprocess.function)
+        if isinstance(self.model, nn.Module):
+            samples = replace(samples, inputs=on_device_of(self.model, samples.inputs, True))
+        batch_size = _ROWS * self.batch_size if form == "table" and _is_open(self.model) else self.batch_size
+        return explain_samples(self.compiled_for, samples, KINDS[form], self.reading, wanted, batch_size, self.progress)
 
     @property
     def explain_model(self) -> nn.Module:
@@ -467,6 +533,8 @@ class Explainer(Generic[Found]):
             return as_composite(self.composite, "an explainer", **bounds)
         if is_graph(inputs):
             return AttnLRP(gamma=GAMMA_OF_GRAPHS)
+        if self._form is not None:
+            return ByContent(photographs=False, signed=True)
         return ByContent(photographs=False) if self.tokenizer is not None else ByContent(**bounds)
 
 
@@ -564,6 +632,10 @@ def explain(
     example_inputs: Any = None,
     progress: bool = False,
     join: bool = True,
+    form: Form | None = None,
+    names: Sequence[str] | None = None,
+    rate: float | None = None,
+    channels: Literal["first", "last"] | None = None,
 ) -> Any:
     """Why a model gives a photograph, a sentence or a graph its class: an `Explanation`, or `Explanations` of several.
 
@@ -588,8 +660,17 @@ def explain(
         example_inputs=example_inputs,
         progress=progress,
         join=join,
+        form=form,
+        names=names,
+        rate=rate,
+        channels=channels,
     )
     return explainer(images, target, targets=targets)
+
+
+def _is_open(model: nn.Module | Runner) -> bool:
+    """Whether a model takes batches of any size."""
+    return not isinstance(model, Runner) or next(iter(model.manifest["arguments"].values()))["shape"][0] is None
 
 
 def _has_no_rules(model: nn.Module | Runner) -> bool:

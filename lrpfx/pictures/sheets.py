@@ -57,7 +57,7 @@ def sheet(
     width, font = style.width, style.font
     rows = _rows(pictures)
     gap, size = _gap(width), max(11, width // 64)
-    text = _Text(size, font)
+    text = Text(size, font)
     columns = max(map(len, rows))
     aspects = [max(one.width / one.height for row in rows for _, one in row[place : place + 1]) for place in range(columns)]
     height = height_of_row(aspects, width)
@@ -66,7 +66,7 @@ def sheet(
 
     blocks: list[Image.Image] = []
     if title:
-        blocks.append(_text_block(title, _Text(round(size * 1.4), font), width, gap, _INK))
+        blocks.append(_text_block(title, Text(round(size * 1.4), font), width, gap, _INK))
     for row in rows:
         lines = [text.lines(name, widths[place], _LINES) for place, (name, _) in enumerate(row)]
         above = max(map(len, lines)) * text.height
@@ -178,7 +178,7 @@ def _enlarged(picture: Image.Image, height: int) -> Image.Image:
     return picture.resize((width, height), blend)
 
 
-def _color_bar(style: Style, legend: Legend | None, text: "_Text", gap: int) -> Image.Image:
+def _color_bar(style: Style, legend: Legend | None, text: "Text", gap: int) -> Image.Image:
     """The colours from minus to plus the scale, or from zero for a map of magnitudes, with numbers below and words beside."""
     width, scale, signed = style.width, style.scale, style.colors.signed
     against, favour = legend or ("", "")
@@ -211,7 +211,7 @@ def _numbers_of_bar(scale: float | None, signed: bool) -> list[tuple[float, str,
     return [*ends, (0.5, "ma", "0")]
 
 
-def _text_block(words: str, text: "_Text", width: int, gap: int, ink: tuple[int, int, int]) -> Image.Image:
+def _text_block(words: str, text: "Text", width: int, gap: int, ink: tuple[int, int, int]) -> Image.Image:
     lines = text.lines(words, width - 2 * gap)
     block = Image.new("RGB", (width, len(lines) * text.height), "white")
     draw = ImageDraw.Draw(block)
@@ -220,7 +220,7 @@ def _text_block(words: str, text: "_Text", width: int, gap: int, ink: tuple[int,
     return block
 
 
-class _Text:
+class Text:
     """A font, and how text is broken into lines with it. Pillow's own has hardly more than ASCII: accents are left out."""
 
     def __init__(self, size: int, path: str | None) -> None:

@@ -403,7 +403,7 @@ def test_a_style_is_stated_once(explanation):
 def texts_drawn(monkeypatch):
     """A list of the texts that sheets are drawn with, as they are drawn."""
     found = []
-    monkeypatch.setattr(sheets._Text, "lines", lambda self, text, *rest: found.append(text) or [text])
+    monkeypatch.setattr(sheets.Text, "lines", lambda self, text, *rest: found.append(text) or [text])
     return found
 
 

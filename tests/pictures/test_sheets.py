@@ -12,7 +12,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.pictures import colors_of, sheet, strip
-from lrpfx.pictures.sheets import _Text
+from lrpfx.pictures.sheets import Text
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
@@ -92,7 +92,7 @@ def test_accents_that_the_font_lacks_are_left_out():
 
 
 def test_lines_are_as_wide_as_they_may_be():
-    text = _Text(14, None)
+    text = Text(14, None)
     lines = text.lines("the quick brown fox jumps over the lazy dog " * 3, 150)
     assert " ".join(lines) == ("the quick brown fox jumps over the lazy dog " * 3).strip()
     assert all(text.font.getlength(line) <= 150 for line in lines)

@@ -57,6 +57,8 @@ class _Description:
         return found
 
     def _of_object(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "fciub":  # texts, times or objects
+            return {"array": self.of(value.tolist())}
         if isinstance(value, (torch.Tensor, np.ndarray)):
             total = hashlib.sha256()
             for part in content_of(torch.as_tensor(value)):

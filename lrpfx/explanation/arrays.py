@@ -1,0 +1,379 @@
+"""Inputs of numbers as users have them, tables, series and waves, and the tensors that a model takes for them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.ir.node import node_info
+from lrpfx.request.classes import as_list
+from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.numbers import positive_number
+
+#: What numbers stand for: the rows of a table, values at steps in time, or a sound or another signal of many samples.
+Form = Literal["table", "series", "wave"]
+
+_ONE_DIMENSIONAL = (nn.RNNBase, nn.Conv1d)
+_OF_IMAGES = (nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an explainer reads numbers: what they stand for, the names of features, and samples for each second."""
+
+    form: Form | None = None
+    names: tuple[str, ...] | None = None
+    rate: float | None = None
+    channels: Literal["first", "last"] | None = None
+
+    @classmethod
+    def of(cls, form: Any, names: Any, rate: Any, channels: Any) -> "Reading":
+        """Checked. Raises `InputError`, `InputTypeError`."""
+        if form is not None and form not in get_args(Form):
+            raise InputError(f'form= is "table", "series" or "wave", not {form!r}', topic="tables-series-and-waves")
+        if channels not in ("first", "last", None):
+            raise InputError(f'channels= is "first" or "last", not {channels!r}', topic="tables-series-and-waves")
+        if isinstance(names, str):
+            raise InputTypeError("names= is a list with a name for each feature", topic="tables-series-and-waves")
+        checked = None if names is None else tuple(map(str, as_list("names=", names)))
+        return cls(form, checked, None if rate is None else positive_number("rate=", rate), channels)
+
+    def form_of(self, given: Any, model: Any, preprocessed: bool) -> Form | None:
+        """What an input stands for; None for photographs and texts. `preprocessed`: whether there is `preprocess=`."""
+        if self.form is not None:
+            return self.form
+        if self.rate is not None:
+            return "wave"
+        if _is_frame(given) or (_is_pandas_series(given) and given.dtype.kind in "fiub"):
+            return "table"
+        axes = given.ndim if isinstance(given, (np.ndarray, torch.Tensor)) and _is_floating(given) else None
+        if self.names is not None:
+            shape = np.shape(given)
+            is_univariate = len(shape) == 2 and len(self.names) == 1 < shape[1]
+            return "series" if len(shape) == 3 or is_univariate else "table"
+        if preprocessed:
+            return None
+        if axes in (1, 2):
+            return "table"
+        kinds = {type(one) for one in model.modules()} if isinstance(model, nn.Module) else set()
+        reads_series = any(issubclass(one, _ONE_DIMENSIONAL) for one in kinds)
+        return "series" if axes == 3 and reads_series and not any(issubclass(one, _OF_IMAGES) for one in kinds) else None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples for a model.
+
+    `inputs`: a tensor, or a tuple or dict of tensors, with a batch dimension. `several`: whether the user gave a batch.
+    `titles`: a name for each sample. `names`: of the features, if they are known. `values`: what the user gave, one array for
+    each sample: (features,) of a table, (steps, features) of series, (samples,) of waves. `steps`: the positions in a series.
+    `channels_first`: whether the model's input is (features, steps).
+    """
+
+    inputs: Any
+    several: bool
+    titles: tuple[str, ...]
+    names: tuple[str, ...] | None
+    values: tuple[np.ndarray[Any, Any], ...]
+    steps: tuple[Any, ...] | None = None
+    channels_first: bool = False
+
+    def part(self, places: slice) -> Any:
+        """The inputs of some samples."""
+        return _each_tensor(self.inputs, lambda one: one[places])
+
+
+def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+    """The samples that an input has. Raises `InputError`, `InputTypeError`."""
+    return {"table": _table, "series": _series, "wave": _waves}[form](given, reading, preprocess)
+
+
+def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+    several, titles, names = True, None, reading.names
+    if _is_pandas_series(given):
+        given, several = given.to_frame().T, False
+    if _is_frame(given):
+        columns = tuple(map(str, given.columns))
+        titles = tuple(map(str, getattr(given, "index", range(len(given)))))
+        shown = np.asarray(given.to_numpy(), dtype=object)
+        if preprocess is None:
+            given = _numbers_of_frame(given)
+    else:
+        columns = None
+        given = given if isinstance(given, torch.Tensor) else np.asarray(given)
+        if given.ndim == 1:
+            given, several = given[None], False
+        shown = _as_numpy(given)
+        if shown.ndim != 2:
+            raise InputError(
+                f"a table is an array (rows, features) or a DataFrame, not of shape {tuple(shown.shape)}; values at steps in "
+                'time are form="series"',
+                topic="tables-series-and-waves",
+            )
+    if not len(shown):
+        raise InputError("the table has no rows", topic="tables-series-and-waves")
+    inputs = _prepared(given, preprocess, len(shown))
+    count = _features_of(inputs)
+    if names is None and columns is not None and len(columns) == count:
+        names = columns
+    if names is not None and len(names) != count:
+        raise InputError(
+            f"names= has {len(names)} names, but the model is given {count} features", topic="tables-series-and-waves"
+        )
+    values = tuple(shown if shown.shape[1] == count else np.full((len(shown), count), None))
+    return Samples(inputs, several, titles or tuple(f"row {place}" for place in range(len(shown))), names, values)
+
+
+def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+    names, steps = reading.names, None
+    if _is_frame(given):
+        names, steps = names or tuple(map(str, given.columns)), tuple(getattr(given, "index", range(len(given))))
+        given = _numbers_of_frame(given)
+    elif _is_pandas_series(given):
+        names = names or (str(given.name),) if given.name is not None else names
+        steps, given = tuple(given.index), given.to_numpy()
+    values = _as_numpy(given if isinstance(given, torch.Tensor) else np.asarray(given))
+    several = values.ndim == 3
+    if values.ndim == 2 and names is not None and len(names) == 1 and 1 not in values.shape:
+        several, batch, channels_first = True, values, False  # (batch, steps), with one feature
+    elif values.ndim == 1:
+        batch, channels_first = values[None], False
+    elif values.ndim in (2, 3):
+        batch = values if several else values[None]
+        channels_first = _is_channels_first(batch.shape, names, reading.channels)
+    else:
+        raise InputError(
+            f"series are arrays (batch, steps, features) or (batch, features, steps), or one of them, not of shape "
+            f"{values.shape}",
+            topic="tables-series-and-waves",
+        )
+    if not batch.size:
+        raise InputError(f"the series, of shape {batch.shape}, are empty", topic="tables-series-and-waves")
+    inputs = _prepared(torch.from_numpy(batch), preprocess, len(batch))
+    if not isinstance(inputs, torch.Tensor) or tuple(inputs.shape) != batch.shape:
+        raise InputError(
+            "preprocess= of series returns one tensor of their shape: let the model do what changes steps or features",
+            topic="tables-series-and-waves",
+        )
+    each = batch[:, :, None] if batch.ndim == 2 else batch.swapaxes(1, 2) if channels_first else batch
+    titles = ("series",) if not several else tuple(f"series {place}" for place in range(len(batch)))
+    return Samples(inputs, several, titles, names, tuple(each), steps, channels_first)
+
+
+def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+    values = _as_numpy(given if isinstance(given, torch.Tensor) else np.asarray(given))
+    if values.ndim not in (1, 2, 3) or not values.size:
+        raise InputError(
+            f"waves are arrays (samples,), (batch, samples) or (batch, channels, samples), not of shape {values.shape}",
+            topic="tables-series-and-waves",
+        )
+    if values.dtype.kind in "iu":
+        raise InputError(
+            f"a wave of {values.dtype} is not in the range of floating-point numbers that networks take: divide it, by 32768 "
+            "for 16 bits",
+            topic="tables-series-and-waves",
+        )
+    batch = values[None] if values.ndim == 1 else values
+    inputs = _prepared(torch.from_numpy(np.ascontiguousarray(batch)), preprocess, len(batch))
+    if not isinstance(inputs, torch.Tensor) or inputs.shape[-1] != batch.shape[-1] or len(inputs) != len(batch):
+        raise InputError(
+            "preprocess= of waves returns one tensor with as many samples: let the model do what changes them, such as a "
+            "spectrogram",
+            topic="tables-series-and-waves",
+        )
+    several = values.ndim > 1
+    titles = ("wave",) if not several else tuple(f"wave {place}" for place in range(len(batch)))
+    heard = inputs.numpy().reshape(len(inputs), -1, inputs.shape[-1])  # what preprocessing has scaled is what is explained
+    return Samples(inputs, several, titles, None, tuple(heard))
+
+
+def _is_channels_first(shape: Sequence[int], names: Sequence[str] | None, channels: str | None) -> bool:
+    found = channels == "first" or (channels is None and names is not None and shape[2] != len(names) == shape[1])
+    if names is not None and len(names) != shape[1 if found else 2]:
+        raise InputError(
+            f"names= has {len(names)} names, but series of shape {tuple(shape[1:])} have {shape[1 if found else 2]} features; "
+            'channels="first" reads them as (features, steps)',
+            topic="tables-series-and-waves",
+        )
+    return found
+
+
+def _prepared(given: Any, preprocess: Callable[..., Any] | None, count: int) -> Any:
+    """The model's inputs, of floating point or integers, finite, with a first dimension of `count`."""
+    made = given if preprocess is None else preprocess(given)
+    inputs = _each_tensor(made, _as_tensor)
+    leaves = list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
+    for leaf in leaves:
+        if not leaf.ndim or len(leaf) != count:
+            raise InputError(
+                f"preprocess= made an input of shape {tuple(leaf.shape)} of {count} samples", topic="tables-series-and-waves"
+            )
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            raise InputError(
+                "the input has values that are not finite: fill what is missing, or let preprocess= do it",
+                topic="values-not-finite",
+            )
+    if preprocess is None and not inputs.is_floating_point():
+        inputs = inputs.float()
+    return inputs
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    try:
+        array = np.asarray(_numbers_of_frame(value) if _is_frame(value) else value)
+        return torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError:
+        raise InputTypeError(
+            f"a model takes tensors of numbers, which a {type(value).__name__} of {getattr(value, 'dtype', 'objects')} is not: "
+            "pass preprocess=, a function from what you have to the tensors that the model takes",
+            topic="tables-series-and-waves",
+        ) from None
+
+
+def _each_tensor(inputs: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(inputs, Mapping):
+        return {str(name): change(one) for name, one in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(change(one) for one in inputs)
+    return change(inputs)
+
+
+def leaves_of(inputs: Any) -> list[Any]:
+    """The inputs, or relevance of them, in order."""
+    return list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
+
+
+def _features_of(inputs: Any) -> int:
+    for leaf in leaves_of(inputs):
+        if leaf.ndim > 2:
+            raise InputError(
+                f"preprocess= made an input of shape {tuple(leaf.shape)} of a table; each has the form (rows, features)",
+                topic="tables-series-and-waves",
+            )
+    return sum(1 if leaf.ndim == 1 else leaf.shape[1] for leaf in leaves_of(inputs))
+
+
+def _numbers_of_frame(frame: Any) -> np.ndarray[Any, Any]:
+    columns = [(str(name), np.asarray(frame[name])) for name in frame.columns]
+    wrong = [name for name, column in columns if column.dtype.kind not in "fiub"]
+    if wrong:
+        raise InputTypeError(
+            f"the column {wrong[0]!r} does not hold numbers: pass preprocess=, a function from the DataFrame to the tensors "
+            "that the model takes",
+            topic="tables-series-and-waves",
+        )
+    numbers: np.ndarray[Any, Any] = np.stack([column.astype(np.float64) for _, column in columns], 1)
+    return numbers
+
+
+def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any] = value.detach().cpu().float().numpy() if _is_half(value) else np.asarray(_detached(value))
+    if array.dtype.kind not in "fiub":
+        raise InputTypeError(
+            f"tables, series and waves are arrays of numbers, not of {array.dtype}", topic="tables-series-and-waves"
+        )
+    return array
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
+
+
+def _is_floating(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, torch.Tensor) else value.dtype.kind == "f"
+
+
+def _is_frame(value: Any) -> bool:
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")
+
+
+def _is_pandas_series(value: Any) -> bool:
+    return hasattr(value, "index") and hasattr(value, "to_numpy") and hasattr(value, "to_frame") and not _is_frame(value)
+
+
+# --- features of several inputs ----------------------------------------------------------------------------------------------
+
+
+def of_features(relevance: Any, inputs: Any, module: ExplainModule) -> torch.Tensor:
+    """Relevance of each feature, (..., batch, features), of the relevance of inputs as `attribute` returns it.
+
+    Categories have that of their embedding.
+    """
+    parts = []
+    for place, (leaf, given) in enumerate(zip(leaves_of(relevance), leaves_of(inputs), strict=True)):
+        width = 1 if given.ndim == 1 else given.shape[1]
+        if given.is_floating_point():
+            parts.append(leaf if given.ndim == 2 else leaf[..., None])
+        elif isinstance(leaf, Mapping):
+            parts.append(_of_embeddings(leaf, inputs, place, width, module))
+        elif leaf is not None:
+            summed = leaf.sum(-1)
+            parts.append(summed if given.ndim == 2 else summed[..., None])
+        else:
+            found = next(one for one in leaves_of(relevance) if isinstance(one, torch.Tensor))
+            parts.append(found.new_zeros(*found.shape[:-1], width))
+    return torch.cat(parts, -1)
+
+
+def _of_embeddings(
+    relevance: Mapping[str, torch.Tensor], inputs: Any, place: int, width: int, module: ExplainModule
+) -> torch.Tensor:
+    """Relevance of categories, each of which has an embedding of its own."""
+    columns = _columns_of_embeddings(list(relevance), inputs, place, width, module)
+    first = next(iter(relevance.values())).sum(-1)
+    rows = len(leaves_of(inputs)[place])
+    leading = first.shape[: first.shape.index(rows) + 1]
+    found = first.new_zeros(*leading, width)
+    for name, value in relevance.items():
+        summed = value.sum(-1).reshape(*leading, -1)
+        if summed.shape[-1] != len(columns[name]):
+            raise InputError(
+                f"the embedding {name} reads the columns {columns[name]} together; lrpfx.attribute explains it as a whole",
+                topic="tables-series-and-waves",
+            )
+        found[..., columns[name]] += summed
+    return found
+
+
+def _columns_of_embeddings(
+    names: Sequence[str], inputs: Any, place: int, width: int, module: ExplainModule
+) -> dict[str, list[int]]:
+    """Which columns of an input of categories each embedding reads: those whose change changes its indices."""
+    indices = {node_info(node).name: node.args[0] for node in module.graph.nodes if node_info(node).name in names}
+
+    def read_by(values: Any) -> dict[str, torch.Tensor]:
+        kept: dict[str, torch.Tensor] = {}
+
+        class Kept(fx.Interpreter):
+            def run_node(self, node: fx.Node) -> Any:
+                found = super().run_node(node)
+                kept.update({name: found for name, wanted in indices.items() if wanted is node})
+                return found
+
+        with torch.no_grad():
+            Kept(module).run(*leaves_of(values))
+        return kept
+
+    one = _each_tensor(inputs, lambda leaf: leaf[:1])
+    before = read_by(one)
+    found: dict[str, list[int]] = {name: [] for name in names}
+    for column in range(width):
+        changed = _each_tensor(one, torch.clone)
+        ids = leaves_of(changed)[place]
+        ids = ids if ids.ndim == 2 else ids[:, None]
+        ids[:, column] += torch.where(ids[:, column] > 0, -1, 1)
+        after = read_by(changed)
+        for name in names:
+            if not torch.equal(before[name], after[name]):
+                found[name].append(column)
+    return found

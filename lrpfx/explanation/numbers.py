@@ -1,0 +1,76 @@
+"""Explanations of tables, series and waves: from what `read` made of them to what a user looks at."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lrpfx.explanation.answers import Answer, Scores
+from lrpfx.explanation.arrays import Form, Reading, Samples
+from lrpfx.explanation.compiled import Compiled, Origin, keep_origin
+from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
+from lrpfx.explanation.tables import TableExplanation, TableExplanations
+from lrpfx.request.targets_of_samples import TargetsOfSamples
+from lrpfx.support.optional_packages import progress_bar
+
+OfNumbers = TableExplanation | SeriesExplanation | WaveExplanation
+#: What numbers stand for -> the class of an explanation.
+KINDS: dict[Form, type[OfNumbers]] = {"table": TableExplanation, "series": SeriesExplanation, "wave": WaveExplanation}
+#: The collection of several, by the class of one.
+_SEVERAL: dict[type[OfNumbers], Any] = {
+    TableExplanation: TableExplanations,
+    SeriesExplanation: SeriesExplanations,
+    WaveExplanation: WaveExplanations,
+}
+
+
+def explain_samples(
+    compiled_for: Callable[[Any], Compiled],
+    samples: Samples,
+    kind: type[OfNumbers],
+    reading: Reading,
+    wanted: TargetsOfSamples,
+    batch_size: int,
+    progress: bool = False,
+) -> Any:
+    """The explanation of one sample, or those of several. `compiled_for`: the compiled model for the model's inputs."""
+    count = len(samples.titles)
+    wanted.check_number(count)
+    found: list[Any] = []
+    firsts = range(0, count, batch_size)
+    for first in progress_bar(firsts, progress, "explaining", "batch", len(firsts)):
+        places = slice(first, min(first + batch_size, count))
+        inputs = samples.part(places)
+        compiled = compiled_for(inputs)
+        run = compiled.run(inputs, [wanted.of_sample(place) for place in range(places.start, places.stop)])
+        for place, output, answers, targets in zip(
+            range(places.start, places.stop), run.outputs, run.answers, run.targets, strict=True
+        ):
+            scores = run.scores if compiled.categories is not None else Scores.OTHER
+            shown = tuple(_shaped(answer, samples, place, kind, scores) for answer in answers)
+            facts = (samples.titles[place], output, compiled.categories, shown, run.rules, scores)
+            one = kind(*facts, *_own(samples, place, kind, reading))
+            keep_origin(one, Origin(compiled, samples.part(slice(place, place + 1)), targets, output))
+            found.append(one)
+    return _SEVERAL[kind](found) if samples.several else found[0]
+
+
+def _shaped(answer: Answer, samples: Samples, place: int, kind: type[OfNumbers], scores: Scores) -> Answer:
+    """An answer whose relevance has the shape of what the user gave."""
+    category = replace(answer.category, probability=None) if scores is Scores.OTHER else answer.category
+    relevance, shape = answer.input_relevance, samples.values[place].shape
+    if kind is SeriesExplanation and samples.channels_first:
+        relevance = relevance.reshape(shape[::-1]).T
+    return replace(answer, category=category, input_relevance=np.ascontiguousarray(relevance.reshape(shape)))
+
+
+def _own(samples: Samples, place: int, kind: type[OfNumbers], reading: Reading) -> tuple[Any, ...]:
+    """What an explanation of this kind has besides the facts that all have."""
+    values = samples.values[place]
+    if kind is WaveExplanation:
+        return values, reading.rate
+    names = samples.names or tuple(f"feature {number}" for number in range(values.shape[-1]))
+    if kind is TableExplanation:
+        return names, values
+    return names, samples.steps or tuple(range(len(values))), values
