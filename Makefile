@@ -175,6 +175,10 @@ load: $(VENV)/linked
 series: $(VENV)/linked
 	$(BIN)/python benchmarks/series.py
 
+# Train small networks whose relevant inputs are known, in a quarter of an hour; writes the table of docs/series_and_tables.md.
+known-inputs: $(VENV)/linked
+	$(BIN)/python benchmarks/known_inputs.py
+
 # In another folder, mypy reads the installation, where passes/ is a part of lrpfx.
 lint: $(VENV)/linked
 	$(BIN)/python -m ruff check .

@@ -37,6 +37,8 @@ class Reading:
             raise InputError(f'form= is "table", "series" or "wave", not {form!r}', topic="tables-series-and-waves")
         if channels not in ("first", "last", None):
             raise InputError(f'channels= is "first" or "last", not {channels!r}', topic="tables-series-and-waves")
+        if form == "wave" and rate is None:
+            raise InputError("a wave needs rate=, the number of samples for each second", topic="tables-series-and-waves")
         if isinstance(names, str):
             raise InputTypeError("names= is a list with a name for each feature", topic="tables-series-and-waves")
         checked = None if names is None else tuple(map(str, as_list("names=", names)))

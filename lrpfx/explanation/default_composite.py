@@ -30,6 +30,7 @@ class ByContent(Composite):
         super().__init__(self.mapping)
         self.low, self.high, self.photographs, self.signed = low, high, photographs, signed
         self.chosen: Composite | None = None
+        self.signals = False  # whether convolutions have the Gamma of signals
 
     def mapping(self, ctx: Any, name: str, layer: Any) -> Any:
         """The rule that the chosen composite gives the layer."""
@@ -46,9 +47,12 @@ class ByContent(Composite):
         attention = WeightedValues if convolves else (WeightedValues, Softmax)
         if any(isinstance(layer, attention) for layer in layers[:-1]):
             return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.photographs else AttnLRP()
-        if self.signed:
+        if self.signed and convolves:
+            self.signals = True
             return EpsilonPlus(layer_map=[(Convolution, Gamma(GAMMA_OF_SIGNALS))])
         return GammaByDepth(low=self.low, high=self.high) if convolves else EpsilonPlus()
 
     def __repr__(self) -> str:
-        return "a composite by content" if self.chosen is None else repr(self.chosen)
+        if self.chosen is None:
+            return "a composite by content"
+        return f"EpsilonPlus, Gamma {GAMMA_OF_SIGNALS} for convolutions of signals" if self.signals else repr(self.chosen)

@@ -87,6 +87,19 @@ class Explained(PlainData, ABC):
         return self.answers[0].balance
 
     @property
+    def ledger(self) -> Ledger:
+        """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
+        return self._origin("the ledger", "read it before").ledger(self.target.score)
+
+    def _origin(self, what: str, remedy: str) -> Origin:
+        origin = origin_of(self)
+        if origin is None:
+            raise InputError(
+                f"{what} is not part of this explanation, which is a copy without the model: {remedy}", topic="explainers"
+            )
+        return origin
+
+    @property
     def recorded(self) -> dict[str, Array]:
         """Relevance of the recorded layers by name, without the batch."""
         return self.answers[0].layers
@@ -186,11 +199,6 @@ class Explanation(Explained):
         to have been undone rightly, it is the relevance of the model's input.
         """
         return self._relevance_of(self.answers[0])
-
-    @property
-    def ledger(self) -> Ledger:
-        """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
-        return self._origin("the ledger", "read it before").ledger(self.target.score)
 
     @property
     def padding_relevance(self) -> float:
@@ -346,14 +354,6 @@ class Explanation(Explained):
             found = self._origin(f"relevance for {names}", "pass targets= when you explain").answers(list(map(Class, missing)))
             known |= dict(zip(missing, found, strict=True))
         return [known[index] for index in wanted]
-
-    def _origin(self, what: str, remedy: str) -> Origin:
-        origin = origin_of(self)
-        if origin is None:
-            raise InputError(
-                f"{what} is not part of this explanation, which is a copy without the model: {remedy}", topic="explainers"
-            )
-        return origin
 
     # --- saving and showing ---------------------------------------------------------------------------------------------------
 

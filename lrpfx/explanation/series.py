@@ -158,7 +158,7 @@ class WaveExplanation(Explained):
         return charts.curves(["wave"], summed[None], wave[None], _exact(drawn, summed[None]), self._seconds(), height=9)
 
     def heatmap(self, window: int | None = None, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
-        """Relevance of frequencies at times. `window`: as for `spectrogram`. Other arguments: as for `overlay`."""
+        """Relevance of frequencies at times. `window`: as for `spectrogram`. `style`, `settings`: as for `overlay`."""
         found = self.spectrogram(window)
         drawn = _exact(styled(style, settings), found.relevance)
         return charts.plane(found.relevance, drawn, self._seconds(), _hertz(found.frequencies))

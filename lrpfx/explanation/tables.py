@@ -144,7 +144,7 @@ class TableExplanations(Several[TableExplanation]):
         A point lies at the relevance, in the colour of the feature's value: from the lowest of all to the highest. Values that
         are not numbers are grey.
 
-        Other arguments: as for `TableExplanation.waterfall`.
+        `count`: how many features have rows. `style`, `settings`: as for `TableExplanation.waterfall`.
         """
         count = whole_number(count, "count is a number of features", 1, "tables-series-and-waves")
         order = np.argsort(-np.abs(self.relevance).mean(0), kind="stable")[:count]

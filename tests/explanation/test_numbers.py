@@ -1,0 +1,248 @@
+"""Tables, series and waves through the front door: the relevance is that of `attribute`, in the shape of what was given."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.frequencies import spectrogram, spectrum
+from lrpfx.pictures import charts
+from lrpfx.rules import Epsilon
+from lrpfx.types import Linear
+
+
+def dense(features, outputs):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(features, 16), nn.ReLU(), nn.Linear(16, outputs)).eval()
+
+
+class Recurrent(nn.Module):
+    """One number for each series."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])[:, 0]
+
+
+class Categories(nn.Module):
+    """Numbers, and categories that have embeddings of their own, or a common one."""
+
+    def __init__(self, common):
+        super().__init__()
+        self.embeddings = nn.ModuleList(nn.Embedding(6, 4) for _ in range(1 if common else 2))
+        self.common, self.head = common, nn.Linear(2 + 8, 1)
+
+    def forward(self, numbers, categories):
+        if self.common:
+            parts = self.embeddings[0](categories + torch.tensor([0, 3])).flatten(1)
+        else:  # in another order than the columns
+            parts = torch.cat([self.embeddings[1](categories[:, 1]), self.embeddings[0](categories[:, 0])], 1)
+        return self.head(torch.cat([numbers, parts], 1))
+
+
+@pytest.fixture
+def frame():
+    values = np.random.default_rng(0).normal(size=(30, 3))
+    return pd.DataFrame(values, columns=["age", "income", "debt"], index=[f"person {place}" for place in range(30)])
+
+
+def test_a_table(frame):
+    explainer = lrpfx.Explainer(dense(3, 2), categories=["no", "yes"])
+    found = explainer(frame, "yes")
+    direct = lrpfx.attribute(explainer.explain_model, torch.tensor(frame.to_numpy()).to(explainer.model[0].weight), 1)
+    np.testing.assert_allclose(found.relevance, direct.relevance, rtol=1e-5, atol=1e-7)
+    pd.testing.assert_frame_equal(found.to_pandas(), pd.DataFrame(found.relevance, frame.index, frame.columns))
+    assert isinstance(found, lrpfx.TableExplanations) and found[0].target.probability is not None
+
+    one = explainer(frame.iloc[4], targets=["no", "yes"])
+    assert one.name == "person 4" and one.features == ("age", "income", "debt")
+    np.testing.assert_allclose(one.to_pandas()["yes"], found[4].relevance, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(one.to_pandas()["value"], frame.iloc[4])
+    assert one.balance.inputs + one.balance.constants == pytest.approx(one.target.score)
+
+
+@pytest.mark.parametrize("common", [False, True])
+def test_categories_have_the_relevance_of_their_embeddings(common):
+    torch.manual_seed(0)
+    model = Categories(common).eval()
+    table = pd.DataFrame({"a": [0.5, 1.0], "b": [2.0, -1.0], "color": ["red", "blue"], "size": ["L", "S"]})
+
+    def preprocess(table):
+        color, size = (table[name].map({"red": 0, "blue": 1, "S": 1, "L": 2}) for name in ("color", "size"))
+        return torch.tensor(table[["a", "b"]].to_numpy()), torch.tensor(np.stack([color, size], 1))
+
+    found = lrpfx.explain(model, table, preprocess=preprocess)
+    numbers, categories = preprocess(table)
+    weight = model.head.weight[0].detach()
+    tables = [one.weight.detach() for one in model.embeddings]
+    of_size, of_color = weight[2:6], weight[6:]
+    if common:
+        of_color, of_size = of_size, of_color
+    expected = torch.stack(
+        [
+            *(numbers * weight[:2]).T,
+            tables[0][categories[:, 0]] @ of_color,
+            tables[-1][categories[:, 1] + (3 if common else 0)] @ of_size,
+        ],
+        1,
+    )
+    np.testing.assert_allclose(found.to_pandas()[["a", "b", "color", "size"]], expected, rtol=1e-4, atol=1e-5)
+    assert list(found[0].to_pandas()["value"]) == [0.5, 2.0, "red", "L"]
+    assert found[0].waterfall().width > 100 and found.beeswarm().width > 100
+
+
+def test_series():
+    torch.manual_seed(0)
+    model, series = Recurrent().eval(), torch.randn(4, 20, 3)
+    explainer = lrpfx.Explainer(model, names=["wind", "sun", "rain"])
+    found = explainer(series)
+    assert isinstance(found, lrpfx.SeriesExplanations)
+    direct = lrpfx.attribute(explainer.explain_model, series)
+    np.testing.assert_allclose([one.relevance for one in found], direct.relevance, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose([one.output[0] for one in found], model(series).detach(), rtol=1e-5)
+    assert found[0].target.probability is None and abs(found[0].ledger.unexplained) < 1e-4
+
+    days = pd.date_range("2020-01-01", periods=20)
+    frame = pd.DataFrame(series[1].numpy(), days, ["wind", "sun", "rain"])
+    one = lrpfx.explain(model, frame, form="series")
+    np.testing.assert_allclose(one.relevance, found[1].relevance, rtol=1e-4, atol=1e-7)
+    assert list(one.to_pandas().index) == list(days) and list(one.to_pandas()) == ["wind", "sun", "rain"]
+    assert isinstance(lrpfx.explain(model, series), lrpfx.SeriesExplanations), "the layers say that it is no picture"
+
+
+def test_series_with_features_first_and_of_one_feature():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)).eval()
+    found = lrpfx.explain(model, torch.randn(3, 2, 10), names=["left", "right"])
+    assert found[0].relevance.shape == (10, 2) and "Gamma 0.25" in found[0].rules
+    explain_model = lrpfx.transform(model, EpsilonPlus(layer_map=[(lrpfx.types.Convolution, lrpfx.rules.Gamma(0.25))]))
+    direct = lrpfx.attribute(explain_model, torch.from_numpy(np.stack([one.values.T for one in found])))
+    np.testing.assert_allclose([one.relevance.T for one in found], direct.relevance, rtol=1e-4, atol=1e-7)
+    sales = lrpfx.explain(dense(12, 4), torch.randn(3, 12), names=["sales"])
+    assert isinstance(sales, lrpfx.SeriesExplanations) and sales[2].relevance.shape == (12, 1)
+    assert sales[0].target.probability is None, "a forecast has no classes"
+
+
+def test_programs(tmp_path):
+    model, rows = dense(3, 2), torch.randn(5, 3)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    program = lrpfx.lower(explain_model, rows, target="index")
+    lrpfx.save(program, tmp_path / "table.pt2")
+    found = lrpfx.explain(lrpfx.load(tmp_path / "table.pt2"), rows, 1, names=["a", "b", "c"])
+    np.testing.assert_allclose(found.relevance, lrpfx.attribute(explain_model, rows, 1).relevance, rtol=1e-4, atol=1e-6)
+
+
+class Inspected(nn.Module):
+    """A network behind the inverse of a Fourier transform, written as a dense layer from coefficients to samples."""
+
+    def __init__(self, model, count):
+        super().__init__()
+        self.inverse, self.model = nn.Linear(count, count, bias=False, dtype=torch.float64), model
+        basis = torch.fft.fft(torch.eye(count, dtype=torch.float64), norm="ortho")
+        self.rows = torch.cat([basis.real[: count // 2 + 1], basis.imag[1 : (count + 1) // 2]])
+        self.rows /= self.rows.norm(dim=1, keepdim=True)
+        self.inverse.weight.data = self.rows.T.contiguous()
+
+    def forward(self, coefficients):
+        return self.model(self.inverse(coefficients))
+
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_relevance_of_frequencies_is_that_of_an_inserted_transform(count):
+    torch.manual_seed(0)
+    model = dense(count, 2).double()
+    wave = torch.randn(1, count, dtype=torch.float64)
+    inserted = Inspected(model, count).eval()
+    composite = EpsilonPlus(epsilon=1e-12, layer_map=[(Linear, Epsilon(1e-12))])
+    coefficients = wave @ inserted.rows.T
+    relevance = lrpfx.attribute(lrpfx.transform(inserted, composite), coefficients, 1).relevance[0]
+    expected = relevance[: count // 2 + 1].clone()
+    expected[1 : (count + 1) // 2] += relevance[count // 2 + 1 :]
+    of_samples = lrpfx.attribute(lrpfx.transform(model, composite), wave, 1).relevance
+    found = spectrum(wave.numpy(), of_samples.numpy(), rate=count)
+    np.testing.assert_allclose(found.relevance, expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(found.frequencies, np.arange(count // 2 + 1))
+
+
+@pytest.mark.parametrize(("count", "window"), [(1000, None), (997, 64), (5, 8), (2, None)])
+def test_relevance_of_frequencies_sums_to_that_of_samples(count, window):
+    random = np.random.default_rng(0)
+    wave, relevance = random.normal(size=(2, 2, count))
+    found = spectrogram(wave, relevance, 100.0, window)
+    assert found.relevance.sum() == pytest.approx(relevance.sum())
+    assert found.relevance.shape == (len(found.frequencies), len(found.times)) == found.magnitude.shape
+
+
+def test_a_wave_shows_the_tone_that_decides():
+    """The network answers with the energy at 1000 hertz, between 0.5 and 0.6 seconds."""
+    times = torch.arange(4000) / 4000
+    tone = torch.stack([part(2 * torch.pi * 1000 * times[:400]) for part in (torch.cos, torch.sin)])
+
+    class Energy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tones = nn.Linear(400, 2, bias=False)
+            self.tones.weight.data = tone
+
+        def forward(self, x):
+            return self.tones(x[:, 2000:2400]).square().sum(1, keepdim=True)
+
+    wave = torch.sin(2 * torch.pi * 1000 * times) + torch.sin(2 * torch.pi * 300 * times + 0.1)
+    found = lrpfx.explain(Energy().eval(), wave, rate=4000)
+    assert isinstance(found, lrpfx.WaveExplanation) and found.relevance.shape == (4000,)
+    parts = found.spectrogram(200)
+    assert parts.relevance.sum() == pytest.approx(found.relevance.sum(), rel=1e-4)
+    row, column = np.unravel_index(parts.relevance.argmax(), parts.relevance.shape)
+    assert parts.frequencies[row] == 1000 and 0.5 <= parts.times[column] <= 0.6
+    near = np.abs(parts.frequencies - 1000) <= 20
+    assert parts.relevance[near].sum() > 0.9 * parts.relevance.sum()
+    assert list(found.to_pandas()) == ["relevance"] and found.to_pandas().index[-1] == pytest.approx(3999 / 4000)
+
+
+def test_sheets_and_files(frame, tmp_path):
+    one, several = (lrpfx.explain(dense(3, 1), given) for given in (frame.iloc[0], frame))
+    series = lrpfx.explain(Recurrent().eval(), torch.randn(2, 20, 3))
+    wave = lrpfx.explain(dense(400, 2), torch.randn(400), rate=4000)
+    waves = lrpfx.explain(dense(400, 2), torch.randn(2, 400), rate=4000)
+    for number, explained in enumerate((one, several, series[0], series, wave, waves)):
+        assert explained.sheet().getextrema() != ((255, 255),) * 3
+        assert "<img" in explained._repr_html_()
+        table = pd.read_csv(explained.save(tmp_path / f"{number}.csv"))
+        assert len(table) == len(explained.to_pandas())
+        assert explained.save(tmp_path / f"{number}.png").stat().st_size > 1000
+
+
+def test_bars_add_up():
+    picture = charts.waterfall([("a", 1.0), ("b", -3.0)], "output", lrpfx.pictures.Style(width=400))
+    reds = np.asarray(picture).astype(int)
+    red, blue = ((reds[..., one] - reds[..., other] > 100).any(0).nonzero()[0] for one, other in ((0, 2), (2, 0)))
+    assert len(blue) == pytest.approx(3 * len(red), rel=0.05) and blue.max() == pytest.approx(red.max(), abs=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "kind", "message"),
+    [
+        (torch.randn(2, 3), {"names": ["a", "b"]}, InputError, "2 names"),
+        (torch.randn(2, 5, 3), {"names": ["a", "b"]}, InputError, "channels="),
+        (torch.randn(2, 3), {"names": "ab"}, InputTypeError, "list"),
+        (torch.randn(2, 3), {"form": "tables"}, InputError, "table"),
+        (torch.randn(2, 3), {"form": "wave"}, InputError, "rate="),
+        (torch.randn(2, 3), {"rate": -1}, InputError, "rate="),
+        (torch.full((2, 3), torch.nan), {}, InputError, "finite"),
+        (torch.zeros(0, 3), {}, InputError, "no rows"),
+        (torch.randn(2, 2, 2, 3), {"form": "series"}, InputError, "series"),
+        (pd.DataFrame({"a": ["x"], "b": [1]}), {}, InputTypeError, "'a'"),
+        (np.zeros(100, np.int16), {"rate": 100}, InputError, "32768"),
+        (np.array([["x", "y", "z"]]), {"form": "table"}, InputTypeError, "numbers"),
+    ],
+)
+def test_errors(given, settings, kind, message):
+    with pytest.raises(kind, match=message):
+        lrpfx.explain(dense(3, 2), given, **settings)
