@@ -27,7 +27,7 @@ from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.prepare import Model, Prepared, prepare
 from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
-from lrpfx.passes.driver import Verification, named, run_passes, verify
+from lrpfx.passes.driver import Verification, forget_guesses, named, run_passes, verify
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
@@ -270,6 +270,7 @@ def _settled(program: Program, verification: Verification | None, settings: Sett
         program.guards += fixed_dimensions(program, program.guessed if verification is None else verification.args)
     if verification is not None:
         hold_sizes(program, verification, dynamic_shapes)
+    forget_guesses(program)
     return program
 
 

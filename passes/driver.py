@@ -198,6 +198,14 @@ def _coarsest(program: Program) -> torch.dtype | None:
     return next((dtype for dtype in (*half, torch.float32) if dtype in found), None)
 
 
+def forget_guesses(program: Program) -> None:
+    """Forget shapes and dtypes of guessed inputs, which served the passes: a call may have others."""
+    for graph in (program.graph, program.unfused) if program.guessed else ():
+        for node in graph.nodes if graph is not None else ():
+            if has_info(node):
+                update_info(node, shape=None, dtype=None)
+
+
 def fresh(values: Any) -> Any:
     """The values with copied tensors, which a model may overwrite."""
     return pytree.tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
