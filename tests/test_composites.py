@@ -37,13 +37,14 @@ def rules_of(composite, model=None, **settings):
     return {row.name: row.rule.partition("(")[0] for row in table}
 
 
-def test_the_registry_has_zennits_names_and_those_for_attention():
+def test_the_registry_has_zennits_names_and_a_few_of_its_own():
     own = [name for name, composite in COMPOSITES.items() if composite.__module__ == "lrpfx.composites"]
     assert sorted(own) == [
         "attn_lrp",
         "beta_smooth",
         "cp_lrp",
         "deconvnet",
+        "deep_lift",
         "epsilon_alpha2_beta1",
         "epsilon_alpha2_beta1_flat",
         "epsilon_gamma_box",

@@ -199,7 +199,7 @@ def test_functions_count_as_the_modules_that_they_spell():
             self.weight = weight
 
         def forward(self, x):
-            return F.adaptive_avg_pool2d(F.conv2d(x, self.weight).relu(), 1) + 0.0
+            return F.adaptive_avg_pool2d(F.conv2d(x, self.weight).relu(), 1) + 1.0
 
     layer_map = [
         (nn.Conv2d, rules.ZPlus()),
