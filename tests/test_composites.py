@@ -79,6 +79,7 @@ EXPECTED = {
     "epsilon_gamma_box": ("ZBox", "Gamma", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "gamma_by_depth": ("Gamma", "Gamma", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "excitation_backprop": ("ZPlus", "ZPlus", "ZPlus", "gradient", "Norm", "Norm", "gradient"),
+    "deep_lift": ("Difference",) * 7,
     "deconvnet": ("gradient", "gradient", "gradient", "ReLUDeconvNet", "gradient", "gradient", "gradient"),
     "guided_backprop": ("gradient", "gradient", "gradient", "ReLUGuidedBackprop", "gradient", "gradient", "gradient"),
     "beta_smooth": ("gradient", "gradient", "gradient", "ReLUBetaSmooth", "gradient", "gradient", "gradient"),
@@ -91,7 +92,8 @@ def test_built_in_composites(key):
     composite = composite_named(key, **({"low": -1.0, "high": 1.0} if key == "epsilon_gamma_box" else {}))
     assigned = rules_of(composite)
     assert tuple(assigned[name] for name in ("conv1", "conv2", "fc", "relu", "add", "average", "norm")) == EXPECTED[key]
-    assert all(assigned[name] == "neutral" for name in ("cat", "pool", "flatten"))
+    assert assigned["cat"] == assigned["flatten"] == "neutral"
+    assert assigned["pool"] == ("Difference" if key == "deep_lift" else "neutral")
     assert assigned["relu"] == assigned["relu_1"]
 
 
