@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
-import networkx as nx
 import numpy as np
 import torch
 from PIL import Image
@@ -33,6 +32,9 @@ from lrpfx.support.html import element, image_html
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.tensors import on_device_of
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 #: Arguments that say which nodes are of which of several graphs: there is one.
 _OF_BATCHES = {"batch": None, "ptr": None, "batch_size": 1, "num_graphs": 1}
@@ -159,6 +161,8 @@ class GraphExplanation(Explained):
 
     def to_networkx(self) -> "nx.DiGraph[int]":
         """The graph with `relevance` and `position` as attributes of its nodes, and `relevance` as that of its edges."""
+        import networkx as nx  # only where it is needed: it takes longer to import than most of lrpfx
+
         graph: nx.DiGraph[int] = nx.DiGraph()
         for node, (relevance, position) in enumerate(zip(self.nodes.tolist(), self.positions.tolist(), strict=True)):
             graph.add_node(node, relevance=relevance, position=tuple(position))
@@ -416,6 +420,8 @@ def _positions(values: Mapping[str, Any], edge_index: Array, count: int) -> Arra
     known = values.get("pos")
     if isinstance(known, torch.Tensor) and known.ndim == 2 and known.shape[1] >= 2:
         return as_array(known[:, :2].double())
+    import networkx as nx
+
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(count))
     graph.add_edges_from(edge_index.T.tolist())
