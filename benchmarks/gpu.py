@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from contenders import COMPOSITES, PLAIN, RANGE, gradient_of, lrpfx_of, merged, network, zennit_of
+from documents import write_between
 from memory import answer_of
 
 # isort: split
@@ -22,7 +23,6 @@ from torch import nn
 import lrpfx
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "gpus.md"
-BEGIN, END = "<!-- measured -->", "<!-- end of measured -->"
 NETWORKS, COMPOSITE, IMAGES = ("resnet50", "vgg16"), "EpsilonPlusFlat", 32
 TOKENS = (2_048, 8_192, 32_768)
 
@@ -156,8 +156,7 @@ def main() -> None:
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     text = f"Measured on {machine} with torch {torch.__version__}:\n\n{table(records)}"
     print(text)
-    before, rest = options.document.read_text().split(BEGIN)
-    options.document.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    write_between(options.document, "measured", text)
 
 
 if __name__ == "__main__":

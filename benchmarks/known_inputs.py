@@ -4,20 +4,19 @@ Each network learns a task whose answer depends on some of its inputs alone. The
 a mean over samples, and the median over networks with several seeds. Networks that have not learnt the task are left out.
 """
 
-import re
 import statistics
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from documents import write_between
 from torch import nn
 
 import lrpfx
 from lrpfx import composites, rules, types
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "series_and_tables.md"
-BEGIN, END = "<!-- known inputs -->", "<!-- end of known inputs -->"
 STEPS, FEATURES, COLUMNS, UNITS, SEEDS, SAMPLES = 32, 3, 12, 32, (0, 1, 2), 200
 
 # --- tasks: inputs, the answer, and which inputs decide ----------------------------------------------------------------------
@@ -286,9 +285,7 @@ def main() -> None:
     """Measure, and write the table."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = "\n\n".join([BEGIN, table(), END])
-    before = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: text, before, flags=re.DOTALL), encoding="utf-8")
+    write_between(DOCUMENT, "known inputs", f"\n{table()}\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from contenders import FURTHER
+from documents import write_between
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -140,7 +141,7 @@ The time of `lrpfx.transform` without example inputs.
 def write_captures(captures: list[dict[str, Any]]) -> None:
     """Write the first table of docs/performance.md."""
     columns = {"network": "network", "": "contender", "/ gradient": "to_gradient", "/ torch.export": "to_export"}
-    _write_table("captures", captures, columns)
+    write_between(DOCS / "performance.md", "captures", _table(captures, columns))
 
 
 def write_exports(exports: list[dict[str, Any]]) -> None:
@@ -151,11 +152,4 @@ def write_exports(exports: list[dict[str, Any]]) -> None:
         "/ export, the same open sizes": "to_open",
         "/ export, fixed sizes": "to_fixed",
     }
-    _write_table("exports", exports, columns)
-
-
-def _write_table(name: str, records: list[dict[str, Any]], columns: dict[str, str]) -> None:
-    page = DOCS / "performance.md"
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, rest = page.read_text().split(begin)
-    page.write_text(f"{before}{begin}\n{_table(records, columns)}\n{end}{rest.split(end)[1]}")
+    write_between(DOCS / "performance.md", "exports", _table(exports, columns))

@@ -5,14 +5,14 @@ import heapq
 import json
 import math
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from documents import write_between
+
 DOCUMENT = Path(__file__).parent.parent / "docs" / "scale.md"
-BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"
 DAY, HOUR = 86_400.0, 3_600.0
 MOST = 200_000
 WORKERS = (1, 10, 100, 1_000)
@@ -181,25 +181,14 @@ def settings_of(measured: Mapping[str, Any]) -> dict[str, Setting]:
     }
 
 
-def written_between(text: str, name: str, lines: Sequence[str]) -> str:
-    """The text with these lines between the marks of this name."""
-    begin, end = BEGIN.format(name), END.format(name)
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if len(pattern.findall(text)) != 1:
-        raise ValueError(f"{DOCUMENT} has no place for {name!r}")
-    return pattern.sub(lambda found: "\n".join([begin, *lines, end]), text)
-
-
 def main() -> None:
     """Simulate with the figures in a file, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, default=Path(__file__).with_name("data_sets.json"))
     options = parser.parse_args()
     measured = json.loads(options.measured.read_text())
-    text = DOCUMENT.read_text(encoding="utf-8")
     for name, lines in tables(measured).items():
-        text = written_between(text, name, lines)
-    DOCUMENT.write_text(text, encoding="utf-8")
+        write_between(DOCUMENT, name, "\n".join(lines))
 
 
 def tables(measured: Mapping[str, Any]) -> dict[str, list[str]]:

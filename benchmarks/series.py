@@ -4,20 +4,19 @@ Each network learns one of four tasks on series of 20 steps. Occlusion replaces 
 words); its effect on the output is compared with the relevance of the step.
 """
 
-import re
 import statistics
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from documents import write_between
 from torch import nn
 
 import lrpfx
 from lrpfx import composites, rules, types
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "composites.md"
-BEGIN, END = "<!-- series -->", "<!-- end of series -->"
 STEPS, UNITS, WORDS, SEEDS = 20, 32, 60, (0, 1, 2)
 
 # --- tasks -------------------------------------------------------------------------------------------------------------------
@@ -188,9 +187,8 @@ def main() -> None:
     """Measure, and write the tables."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    text = "\n\n".join([BEGIN, table(["LSTM", "GRU", "RNN"], list(RECURRENT)), table(["TCN"], list(CONVOLUTIONAL)), END])
-    before = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: text, before, flags=re.DOTALL), encoding="utf-8")
+    tables = table(["LSTM", "GRU", "RNN"], list(RECURRENT)), table(["TCN"], list(CONVOLUTIONAL))
+    write_between(DOCUMENT, "series", "\n" + "\n\n".join(tables) + "\n")
 
 
 if __name__ == "__main__":

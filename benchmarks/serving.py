@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from documents import write_between
 from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "serving.md"
-BEGIN, END = "<!-- load -->", "<!-- end of load -->"
 SHAPE, CLASSES, IMAGES = (3, 32, 32), 10, 64
 #: Requests of each client before memory is first read.
 _BEFORE = 50
@@ -238,8 +238,7 @@ def main() -> None:
     text = table(rows, options.clients, options.requests)
     print(text)
     if DOCUMENT.exists():
-        before, rest = DOCUMENT.read_text().split(BEGIN)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+        write_between(DOCUMENT, "load", text)
     if any(load.wrong for _, _, load in rows):
         raise SystemExit("some answers are wrong")
 
