@@ -1,7 +1,7 @@
 """Modules that return the values of nodes beside the result, so that relevance can be read there."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,18 @@ from torch import fx
 from lrpfx.attribution.cache import cache_of
 from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Embedding, Neutral
-from lrpfx.ir.node import NodeInfo, Role, ancestors_of, data_calls, named_nodes, node_info, nodes_in, output_node, set_info
+from lrpfx.ir.node import (
+    NodeInfo,
+    Role,
+    ancestors_of,
+    data_calls,
+    named_nodes,
+    node_info,
+    nodes_by_name,
+    nodes_in,
+    output_node,
+    set_info,
+)
 from lrpfx.operators.table import spelling_of
 from lrpfx.request.conditions import Place, ends_of, insert_masks, mask_name
 from lrpfx.request.names import resolve_names
@@ -73,7 +84,8 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
                 leaf = _replaced(graph, embedding, as_leaf)
                 nodes = [leaf if node is embedding else node for node in nodes]
             terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
-        differences = [_difference(graph, node) for node in (*nodes, *terms) if _has_difference(node)]
+        known = nodes_by_name(graph)
+        differences = [_difference(graph, node, known) for node in (*nodes, *terms) if _has_difference(node)]
         output.args = ((output.args[0], *nodes, *terms, *differences),)
         if first:
             for node in reversed(graph.nodes):  # the calls that nothing reads now
@@ -125,11 +137,10 @@ def _has_difference(node: fx.Node) -> bool:
     return node_info(node).carries_multiplier and bool(node_info(node).reference)
 
 
-def _difference(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A call that takes the difference of a value from that for the reference."""
-    reference = next(one for one in graph.nodes if one.op != "output" and node_info(one).name == node_info(node).reference)
+def _difference(graph: fx.Graph, node: fx.Node, known: Mapping[str, fx.Node]) -> fx.Node:
+    """A call that takes the difference of a value from that for the reference. `known`: the nodes by name."""
     with graph.inserting_before(output_node(graph)):
-        made = graph.call_function(difference, (node, reference))
+        made = graph.call_function(difference, (node, known[node_info(node).reference]))
     set_info(made, replace(node_info(node), name=f"{node_info(node).name}.difference", role=Role.CONSTANT, reference=""))
     return made
 

@@ -208,8 +208,7 @@ def _prepared(given: Any, preprocess: Callable[..., Any] | None, count: int) -> 
     """The model's inputs, of floating point or integers, finite, with a first dimension of `count`."""
     made = given if preprocess is None else preprocess(given)
     inputs = _each_tensor(made, _as_tensor)
-    leaves = list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
-    for leaf in leaves:
+    for leaf in leaves_of(inputs):
         if not leaf.ndim or len(leaf) != count:
             raise InputError(
                 f"preprocess= made an input of shape {tuple(leaf.shape)} of {count} samples", topic="tables-series-and-waves"

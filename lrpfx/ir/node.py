@@ -358,6 +358,11 @@ def identities(graph: fx.Graph) -> dict[fx.Node, str]:
     return found
 
 
+def nodes_by_name(graph: fx.Graph) -> dict[str, fx.Node]:
+    """All nodes but the output by their qualified names: also parameters, and values for a reference."""
+    return {node_info(node).name: node for node in graph.nodes if node.op != "output"}
+
+
 def named_nodes(graph: fx.Graph) -> Iterator[tuple[str, fx.Node]]:
     """Inputs and data-carrying calls with their qualified names."""
     for node in graph.nodes:

@@ -36,7 +36,7 @@ def _detached_group_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
     grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
     variance = grouped.var(2, unbiased=False, keepdim=True).detach()
     result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
-    weight, bias = _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input)
+    weight, bias = per_channel(arguments["weight"], input), per_channel(arguments["bias"], input)
     return _affine(result.reshape(input.shape), weight, bias)
 
 
@@ -44,7 +44,7 @@ def _detached_instance_norm(input: torch.Tensor, arguments: Bound) -> torch.Tens
     mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
     shape = (*mean.shape, *[1] * (input.ndim - 2))
     result = (input - mean.reshape(shape)) * torch.rsqrt(variance.reshape(shape) + arguments["eps"])
-    return _affine(result, _per_channel(arguments["weight"], input), _per_channel(arguments["bias"], input))
+    return _affine(result, per_channel(arguments["weight"], input), per_channel(arguments["bias"], input))
 
 
 def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
@@ -52,7 +52,8 @@ def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
     return result if bias is None else result + bias
 
 
-def _per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
+def per_channel(value: torch.Tensor | None, input: torch.Tensor) -> torch.Tensor | None:
+    """A value for each channel, (channels,), in a shape that is broadcast to an input."""
     return None if value is None else value.reshape(1, -1, *[1] * (input.ndim - 2))
 
 

@@ -25,6 +25,7 @@ from lrpfx.ir.node import (
     map_arguments,
     map_result,
     node_info,
+    nodes_by_name,
     output_node,
 )
 from lrpfx.request.explained_output import explained_output, passage
@@ -298,6 +299,11 @@ def _total(value: torch.Tensor) -> float:
     return float(value.detach().double().sum())
 
 
+def _explains_difference(node: fx.Node) -> bool:
+    """Whether the explanation of a difference begins at a node: it gets the relevance of the output itself."""
+    return node.target is carry_multiplier and bool(node_info(node).reference)
+
+
 class _Call:
     """One executed node: its arguments as leaves, and its outputs."""
 
@@ -326,7 +332,7 @@ class _Sweep:
         self.inputs: dict[str, float] = {}
         self.flows: dict[tuple[str, str], float] = {}
         self.constant_outputs: list[Entry] = []
-        self.by_name = {node_info(node).name: node for node in module.unfused_graph.nodes if node.op != "output"}
+        self.by_name = nodes_by_name(module.unfused_graph)
         self.difference = 0.0  # of what is explained, from the reference
 
     # --- forward
@@ -400,13 +406,13 @@ class _Sweep:
     def _relevance(self, node: fx.Node, number: int, value: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
         """The relevance of one of a node's tensors, which may carry a multiplier: of its value, or of a difference."""
         info = node_info(node)
-        if not info.carries_multiplier:
+        if _explains_difference(node):
+            carried = multiplier_from(value, carried)
+        elif not info.carries_multiplier:
             return carried
-        return relevance_from(self._difference(node, number, value) if info.reference else value, carried)
-
-    def _difference(self, node: fx.Node, number: int, value: torch.Tensor) -> torch.Tensor:
-        """The difference of one of a node's tensors from that for the reference."""
-        return value - floating_tensors(self.values[self.by_name[node_info(node).reference]])[number]
+        if info.reference:
+            value = value - floating_tensors(self.values[self.by_name[info.reference]])[number]
+        return relevance_from(value, carried)
 
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:
         """Add relevance of an output of the model, identified by the id of its tensor."""
@@ -458,12 +464,7 @@ class _Sweep:
             _total(self.counted(self._relevance(node, number, output, carried)))
             for number, (output, carried) in zip(numbers, pairs, strict=True)
         )
-        if node.target is carry_multiplier and info.reference:
-            incoming = sum(
-                _total(self._difference(node, number, output) * multiplier_from(output, carried))
-                for number, (output, carried) in zip(numbers, pairs, strict=True)
-            )
-            self.difference += incoming
+        self.difference += incoming if _explains_difference(node) else 0.0
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
         if info.kind is Embedding:
             self.inputs[info.name] = incoming

@@ -16,9 +16,10 @@ import torch
 from lrpfx.errors import InputError
 from lrpfx.operators.attention import softmax_dimension
 from lrpfx.operators.layer import Operation
+from lrpfx.operators.normalization import per_channel
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
-from lrpfx.runtime.multipliers import Absorbed, MultiplierForm
+from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
 from lrpfx.support.derivatives import vjp
 from lrpfx.support.tensors import relevance_from, save_values, saved_values
 from lrpfx.support.torch_internals import apply
@@ -126,23 +127,27 @@ class BySlope(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        (value, *others), (reference,) = values, references
+        return [multiplier * slope(_of_first(operation, values), values[0], references[0])]
 
-        def function(input: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = operation([input, *others])
-            return result
 
-        return [multiplier * slope(function, value, reference)]
+def _of_first(operation: Operation, values: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An operation as a function of its first value."""
+    return lambda first: operation([first, *values[1:]])
 
 
 def slope(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x."""
-    difference, mean = value - reference, (value + reference) / 2
-    output, pull = vjp(function, mean)
+    output, pull = vjp(function, (value + reference) / 2)
     derivative = pull(torch.ones_like(output))[0]
+    finite = torch.where(derivative.isfinite(), derivative, torch.zeros_like(derivative))
+    return _quotient(function(value) - function(reference), value, reference, finite)
+
+
+def _quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
+    """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
+    difference, mean = value - reference, (value + reference) / 2
     small = difference.abs() <= _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) * mean.abs()
-    quotient = (function(value) - function(reference)) / torch.where(small, torch.ones_like(difference), difference)
-    return torch.where(small, torch.where(derivative.isfinite(), derivative, torch.zeros_like(derivative)), quotient)
+    return torch.where(small, derivative, change / torch.where(small, torch.ones_like(difference), difference))
 
 
 @dataclass(frozen=True)
@@ -155,12 +160,7 @@ class OfQuotient(DifferenceForm):
         (first, last), (first_reference, last_reference) = values[:2], references
         of_first = multiplier * (1 / last + 1 / last_reference) / 2
         of_last = -multiplier * (first + first_reference) / 2 / (last * last_reference)
-        return [_summed(of_first, first), _summed(of_last, last)]
-
-
-def _summed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The sum over the dimensions along which a tensor was broadcast."""
-    return value.sum_to_size(like.shape)
+        return [of_first.sum_to_size(first.shape), of_last.sum_to_size(last.shape)]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class OfSoftmax(DifferenceForm):
         value, reference = values[0], references[0]
         dimension = operation.arguments(values)["dim"]
         dimension = softmax_dimension(value.ndim) if dimension is None else dimension
-        if not value.is_floating_point() or value.dtype in (torch.float16, torch.bfloat16):
+        if value.dtype in (torch.float16, torch.bfloat16):
             value, reference, multiplier = value.float(), reference.float(), multiplier.float()
         shift = torch.maximum(value.amax(dimension, True), reference.amax(dimension, True))
         shift = torch.where(shift.isfinite(), shift, torch.zeros_like(shift))
@@ -186,7 +186,7 @@ class OfSoftmax(DifferenceForm):
 
 def _reciprocal(value: torch.Tensor) -> torch.Tensor:
     """1 / value, and 0 for 0: where all entries of a softmax are masked, or all entries of a norm are 0."""
-    return torch.where(value == 0, torch.zeros_like(value), 1 / value)
+    return multiplier_from(value, torch.ones_like(value))
 
 
 def _slope_of_exponential(value: torch.Tensor, reference: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -213,14 +213,12 @@ class OfNormalization(DifferenceForm):
         arguments, name = operation.arguments(values), operation.listed.name
         value, reference = values[0], references[0]
         weight = arguments["weight"]
-        if weight is not None:
-            per_channel = name in ("group_norm", "instance_norm")
-            multiplier = multiplier * (weight.reshape(1, -1, *[1] * (value.ndim - 2)) if per_channel else weight)
         if name in ("layer_norm", "rms_norm"):
-            count = len(arguments["normalized_shape"])
-            shape: tuple[int, ...] = (*value.shape[: value.ndim - count], -1)
+            shape: tuple[int, ...] = (*value.shape[: value.ndim - len(arguments["normalized_shape"])], -1)
         else:
+            weight = per_channel(weight, value)
             shape = (value.shape[0], arguments["num_groups"] if name == "group_norm" else value.shape[1], -1)
+        multiplier = multiplier if weight is None else multiplier * weight
         rows, other_rows, of_rows = (one.reshape(shape) for one in (value, reference, multiplier))
         eps = arguments["eps"]
         eps = torch.finfo(value.dtype).eps if eps is None else eps
@@ -243,14 +241,9 @@ class OfRoot(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        (value, *others), (reference,) = values, references
-
-        def square(input: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = operation([input, *others])
-            return result.square()
-
-        total = operation([value, *others]) + operation([reference, *others])
-        found = vjp(square, (value + reference) / 2)[1](multiplier * _reciprocal(total))[0]
+        value, reference, root = values[0], references[0], _of_first(operation, values)
+        total = root(value) + root(reference)
+        found = vjp(lambda one: root(one).square(), (value + reference) / 2)[1](multiplier * _reciprocal(total))[0]
         return [torch.where(found.isfinite(), found, torch.zeros_like(found))]
 
 
@@ -284,7 +277,8 @@ class OfLarger(DifferenceForm):
         (first, last, *_), (first_reference, last_reference) = values, references
         half = slope(torch.abs, first - last, first_reference - last_reference) / 2
         half = -half if self.smaller else half
-        return [_summed(multiplier * (0.5 + half), first), _summed(multiplier * (0.5 - half), last)]
+        of_first, of_last = multiplier * (0.5 + half), multiplier * (0.5 - half)
+        return [of_first.sum_to_size(first.shape), of_last.sum_to_size(last.shape)]
 
 
 @dataclass(frozen=True)
@@ -299,16 +293,8 @@ class OfLargest(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        (value, *others), (reference,) = values, references
-
-        def function(input: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = operation([input, *others])
-            return result
-
+        value, reference, function = values[0], references[0], _of_first(operation, values)
         (output, pull), (other_output, pull_other) = vjp(function, value), vjp(function, reference)
         between = (torch.minimum if self.smallest else torch.maximum)(output, other_output)
         (first,), (last,) = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
-        difference, mean = value - reference, (value + reference) / 2
-        small = difference.abs() <= _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) * mean.abs()
-        quotient = (first + last) / torch.where(small, torch.ones_like(difference), difference)
-        return [torch.where(small, pull(multiplier)[0], quotient)]
+        return [_quotient(first + last, value, reference, pull(multiplier)[0])]

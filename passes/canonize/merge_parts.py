@@ -9,12 +9,11 @@ from torch import fx
 
 from lrpfx.ir.kinds import BatchNorm
 from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, only_reader, parameter_value, readers, row_of
-from lrpfx.ir.operator import WeightLayout
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import place_of_channels, returns_parts
 from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, is_layer_of_parameters, merged_bias, move_up
-from lrpfx.passes.canonize.merge_scales import merge_into_layer, only_scales
+from lrpfx.passes.canonize.merge_scales import merge_into_layer, only_scales, output_channels
 from lrpfx.passes.constants import evaluated
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
@@ -163,9 +162,7 @@ def _put_together(layer: fx.Node, views: Sequence[fx.Node]) -> None:
 
 def _merge(program: Program, layer: fx.Node, parts: Sequence[_Part]) -> None:
     info, bound = node_info(layer), bound_arguments(layer, row_of(layer))
-    transposed = row_of(layer).linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION
-    weight = parameter_value(bound["weight"], program.root)
-    channels = weight.shape[1] * bound.get("groups", 1) if transposed else weight.shape[0]
+    channels = output_channels(parameter_value(bound["weight"], program.root), row_of(layer), bound.get("groups", 1))
     parts = [part for part in parts if part.chain]
     merger = Merger(program, [], (), node_info(parts[0].chain[0]).source)
     scales, shifts = [], []

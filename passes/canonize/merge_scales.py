@@ -374,7 +374,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     bound = bound_arguments(layer, operator)
     weight = parameter_value(bound["weight"], program.root)
     place = place_of_channels(operator)
-    channels = _channels(weight, operator, bound.get("groups", 1))
+    channels = output_channels(weight, operator, bound.get("groups", 1))
     found: list[fx.Node] = []
     value, reason = layer, None
     while (user := _reader(value)) is not None:
@@ -400,7 +400,7 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     return found, reason
 
 
-def _channels(weight: torch.Tensor, operator: Operator, groups: int) -> int:
+def output_channels(weight: torch.Tensor, operator: Operator, groups: int) -> int:
     transposed = operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION
     return weight.shape[1] * groups if transposed else weight.shape[0]
 
@@ -449,7 +449,7 @@ def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:
     operator, info = row_of(layer), node_info(layer)
     bound = bound_arguments(layer, operator)
     weight, bias, groups = bound["weight"], bound.get("bias"), bound.get("groups", 1)
-    channels = _channels(parameter_value(weight, program.root), operator, groups)
+    channels = output_channels(parameter_value(weight, program.root), operator, groups)
     added = _plain_bias(program, chain, channels) if bias is None else None
     if added is not None:
         next(calls(program.graph)).prepend(added)

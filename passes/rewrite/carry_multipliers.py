@@ -12,13 +12,13 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.kinds import Embedding
-from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, output_node, update_info
+from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, nodes_by_name, output_node, update_info
 from lrpfx.operators.functions import without_gradient
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
-from lrpfx.rules.differences import Difference
+from lrpfx.passes.rewrite.pair_with_reference import takes_differences
 from lrpfx.runtime.differences import carry_difference
 from lrpfx.runtime.multipliers import MultiplierForm, WithoutRelevance, carry_multiplier, carry_relevance
 
@@ -40,9 +40,7 @@ class CarryMultipliers(GraphPass):
         self.only_differences = only_differences
 
     def applies(self, program: Program) -> bool:
-        return not self.only_differences or any(
-            isinstance(node_info(node).rule, Difference) for node in data_calls(program.graph)
-        )
+        return not self.only_differences or takes_differences(program)
 
     def run(self, program: Program) -> PassResult:
         layers = _layers_with_form(program)
@@ -85,7 +83,7 @@ class _Regions:
         self.members: set[fx.Node] = set()
         self.irrelevant: set[fx.Node] = set()  # calls that get no relevance from any reader
         self.output = output_node(graph)
-        self.references = {node_info(node).name: node for node in graph.nodes if node.op != "output"}
+        self.by_name = nodes_by_name(graph)
         for node in reversed(graph.nodes):
             if node.op.startswith("call") and node_info(node).role is Role.DATA:
                 self._decide(node)
@@ -149,7 +147,7 @@ class _Regions:
             after = after.next
         arguments: tuple[fx.Node, ...] = (node,)
         if function is carry_relevance and of.reference:
-            function, arguments = carry_difference, (node, self.references[of.reference])
+            function, arguments = carry_difference, (node, self.by_name[of.reference])
             after = arguments[1].next
         made = insert_call(self.graph, after, function, arguments, info)
         for reader in readers:

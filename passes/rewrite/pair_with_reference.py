@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import fx
 
 from lrpfx.errors import RuleError
-from lrpfx.ir.node import GIVEN, NodeInfo, Role, data_calls, node_info, set_info, update_info
+from lrpfx.ir.node import GIVEN, NodeInfo, Role, calls, data_calls, node_info, set_info, update_info
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
 from lrpfx.rules.differences import Difference
@@ -26,24 +26,27 @@ class PairWithReference(GraphPass):
     requires = (VALIDATED,)
 
     def applies(self, program: Program) -> bool:
-        return any(isinstance(node_info(node).rule, Difference) for node in data_calls(program.graph))
+        return takes_differences(program)
 
     def run(self, program: Program) -> PassResult:
         graph = program.graph
         _refuse_other_rules(program)
         twins: dict[fx.Node, fx.Node] = {}
+        own = list(calls(graph))
         placeholders = graph.find_nodes(op="placeholder")
         last = placeholders[-1]
         for node in placeholders:
             if node_info(node).role in (Role.DATA, Role.DISCRETE):
                 twins[node], last = _input(graph, node, last)
-        for node in list(graph.nodes):
-            info = node_info(node) if node.op != "output" else None
-            if info is None or not node.op.startswith("call") or node in twins.values() or info.role is Role.METADATA:
-                continue
-            if any(source in twins for source in node.all_input_nodes):
+        for node in own:
+            if node_info(node).role is not Role.METADATA and any(source in twins for source in node.all_input_nodes):
                 twins[node] = _twin(graph, node, twins)
         return PassResult(len(twins))
+
+
+def takes_differences(program: Program) -> bool:
+    """Whether rules of a program take differences from a reference."""
+    return any(isinstance(node_info(node).rule, Difference) for node in data_calls(program.graph))
 
 
 def _refuse_other_rules(program: Program) -> None:

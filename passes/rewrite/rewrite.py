@@ -17,6 +17,7 @@ from lrpfx.ir.node import (
     has_info,
     is_data,
     node_info,
+    nodes_by_name,
     nodes_in,
     set_info,
     update_info,
@@ -55,7 +56,7 @@ class Rewrite(GraphPass):
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
         layers = [layer_of_node(node, program.root) for node in ruled]
         tree = ModuleTree(program.root)
-        by_name = {node_info(node).name: node for node in program.graph.nodes if node.op != "output"}
+        by_name = nodes_by_name(program.graph)
         for node, layer in zip(ruled, layers, strict=True):
             _RewrittenCall(program.graph, tree, node, layer, by_name).rewrite(self.switch)
         if self.switch is not None:
