@@ -265,7 +265,7 @@ def _picks_by_sizes(node: fx.Node, place: int) -> bool:
     for index in nodes_in([argument for number, argument in enumerate(node.args) if number != place]):
         while (repeated := _repeated(index)) is not None:
             index = repeated
-        if node_info(index).role is Role.METADATA:
+        if node_info(index).role is Role.METADATA and number_filling(index) is None:  # zeros are so in every run
             return True
     return False
 
