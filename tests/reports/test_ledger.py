@@ -298,9 +298,10 @@ def test_networks_balance(name, composite_name):
     model, x = NETWORKS[name]()
     settings = {"low": -4.0, "high": 4.0} if composite_name == "epsilon_gamma_box" else {}
     composite = COMPOSITES[composite_name](**settings)
+    reference = 0.0 if composite_name == "deep_lift" else None
     explain_model = lrpfx.transform(model, composite)
-    accounts = lrpfx.ledger(explain_model, x, 1)
-    relevance = lrpfx.attribute(explain_model, x, 1).relevance
+    accounts = lrpfx.ledger(explain_model, x, 1, reference=reference)
+    relevance = lrpfx.attribute(explain_model, x, 1, reference=reference).relevance
     assert_close(torch.tensor(sum(accounts.inputs.values())), relevance.sum(), 1e-9)
     if composite.unassigned == "gradient":  # a plain gradient is no relevance: its change is unexplained, and said to be
         explained = [entry for entry in accounts if entry.rule != "gradient"]
