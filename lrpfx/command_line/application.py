@@ -15,7 +15,7 @@ import typer
 
 from lrpfx import __version__
 from lrpfx.command_line.options import with_options
-from lrpfx.command_line.terminal import in_options, messages, say
+from lrpfx.command_line.terminal import end_results, in_options, messages, say
 from lrpfx.errors import LrpfxError, LrpfxWarning, address, first_lines, printable
 
 #: The environment variable that shows the traceback of an unexpected error.
@@ -71,7 +71,12 @@ def app_of(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 def main() -> None:
     """Run the command line: errors are messages instead of tracebacks, and only warnings of lrpfx are shown."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
     warnings.simplefilter("default", LrpfxWarning)
+    warnings.showwarning = _show_warning
+    if sys.stderr is None:  # it is closed
+        sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names and terminals of any encoding
@@ -98,6 +103,15 @@ def main() -> None:
             raise
         message = f"{first_lines(error)}\nThis should not happen; set {TRACEBACK}=1 to see the traceback."
         raise _failed(message, address("defects")) from error
+    finally:
+        end_results()
+
+
+def _show_warning(message: Warning | str, *place: Any) -> None:
+    with suppress(OSError):  # stderr is closed
+        messages().print(f"warning: {printable(in_options(str(message)))}", style="yellow", markup=False)
+        if isinstance(message, LrpfxWarning):
+            messages().print(f"See {message.help}", markup=False, soft_wrap=True)
 
 
 def _misused(error: Any) -> SystemExit:

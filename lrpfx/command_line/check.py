@@ -4,7 +4,7 @@ import typer
 
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
-from lrpfx.command_line.terminal import say, say_data, stages
+from lrpfx.command_line.terminal import in_options, say, say_data, stages
 from lrpfx.reports.check import check as report_on
 from lrpfx.support.tensors import on_device_of
 
@@ -25,7 +25,7 @@ def check(
         example = on_device_of(module, example_of(shape, given.preprocess))
         shown.begin("checking")
         report = report_on(module, rules.chosen_or_default(given.preprocess), example_inputs=example)
-    say(str(report))
+    say(in_options(str(report)))
     say_data(report.to_dict())
     if not report.ok:
         raise typer.Exit(1)

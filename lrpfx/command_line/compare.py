@@ -12,6 +12,7 @@ from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import format_of_picture, save_picture
 from lrpfx.reports.comparison import compare as compared
+from lrpfx.support.files import check_place
 
 
 def compare(
@@ -41,6 +42,7 @@ def compare(
     names = composite or []
     if output is not None:
         format_of_picture(output)
+        check_place(output)
     if other is not None and len(names) == 1:
         names *= 2
     if len(names) != 2:

@@ -13,11 +13,13 @@ from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, cl
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.datasets.data_set_run import attribute
+from lrpfx.datasets.locations import location_of
 from lrpfx.datasets.tables import checked_table_path, write_table
 from lrpfx.datasets.view import Attributions
 from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.request.targets_of_samples import PREDICTED, TRUE
+from lrpfx.support.files import check_place
 from lrpfx.support.numbers import counted
 
 #: Samples whose problem is printed.
@@ -99,6 +101,9 @@ def dataset(
     if analysis.virelay is not None and reduce is Reduce.CHANNELS:
         raise invalid("--virelay shows relevance over photographs, which --reduce channels leaves nothing of")
     analysis.check(folder, spray, output)
+    place = location_of(output)
+    if isinstance(place.path, Path):
+        check_place(place.path, is_folder=True)
     named = [one for one in target or () if one not in (PREDICTED, TRUE)]
     options.check(named)
     rules.check()

@@ -12,7 +12,7 @@ from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError, os_errors
 from lrpfx.reports.drawing import RulePicture
 from lrpfx.reports.drawing import draw as drawing_of
-from lrpfx.support.files import written
+from lrpfx.support.files import check_place, written
 from lrpfx.support.numbers import counted
 from lrpfx.support.tensors import on_device_of
 
@@ -37,6 +37,7 @@ def draw(
     """
     if output.suffix.lower() not in SUFFIXES:
         raise invalid(f"{output}: a drawing is written as {', '.join(SUFFIXES)}")
+    check_place(output)
     form = output.suffix.lower().removeprefix(".")
     RulePicture().pipe(format=form)  # an error if Graphviz is missing, before the work begins
     rules.check()

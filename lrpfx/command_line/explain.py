@@ -24,6 +24,7 @@ from lrpfx.images.stored_preprocessing import MOST_PIXELS
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
 COLUMNS = ("predicted", "explained", "relevance", "model", "composite")
+_COMMAND = "lrpfx explain"
 #: Rows of the table on the terminal.
 _SHOWN = 40
 
@@ -55,6 +56,10 @@ def explain(
     options.check(target or ())
     images = images_in(photographs)
     rules.check()
+    several = len(target or ()) > 1
+    endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
+    place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
+    place.check(_COMMAND)
     with stages(f"loading {model}"):
         given = model_named(model, options.weights, options.metadata, options.device, allow_native=allow_native)
         preprocess = given.required_preprocessing(options)
@@ -65,9 +70,6 @@ def explain(
         source = given.model
     explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known, batch_size=batch_size)
     targets = classes_of(target or [], explainer.categories)
-    several = len(targets) > 1
-    endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
-    place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
     settings = {
         "model": model,
         "fingerprint": given.fingerprint,
@@ -79,7 +81,7 @@ def explain(
         "top": top,
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
-    with results_in(place, settings, images, "lrpfx explain", one_program=False) as results:
+    with results_in(place, settings, images, _COMMAND, one_program=False) as results:
         work = _Work(given, explainer, targets, top, digest, results)
         pending = [image for image in results.images if not results.has(image, work.version_of(image))]
         with stages("preparing photographs", len(images)) as shown:

@@ -80,7 +80,8 @@ def images_in(paths: Iterable[Path]) -> list[ImageFile]:
             found.setdefault(image.source, image)
     if not any(os.path.lexists(image.path) for image in found.values()):
         missing = next(iter(found.values())).path
-        raise InputError(f"there is no {'file' if missing.suffix else 'folder'} {missing}", topic="files-and-folders")
+        order = ". The model comes before the photographs" if ":" in missing.name else ""
+        raise InputError(f"there is no {'file' if missing.suffix else 'file or folder'} {missing}{order}", topic="files-and-folders")
     return list(found.values())
 
 

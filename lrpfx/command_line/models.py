@@ -28,6 +28,7 @@ from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.support.files import hash_of_file
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
+from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.tensors import on_device_of
 
 #: Errors about the name of a model, and its weights.
@@ -81,7 +82,7 @@ class NamedModel:
         """The preprocessing of photographs: the library's or the file's function as it is, unless options change it."""
         if not options.given:
             return self.preprocess
-        known = None if self.preprocess is None else stored_form(self.preprocess)
+        known = None if self.preprocess is None else self._stored(options)
         shape = image_shape(self.model.manifest) if self.is_program and isinstance(self.model, Runner) else None
         chosen = options.preprocessing(known, self._channels(known, shape))
         fixed = [] if shape is None else [size for size in shape if size is not None]
@@ -95,6 +96,19 @@ class NamedModel:
                 stacklevel=2,
             )
         return result
+
+    def _stored(self, options: ImageOptions) -> StoredPreprocessing | None:
+        """What options change: the numbers of the library's function; None if it has none, and options give all of them."""
+        assert self.preprocess is not None
+        try:
+            return stored_form(self.preprocess)
+        except InputError as error:
+            if options.complete:
+                return None
+            raise invalid(
+                f"the preprocessing of {self.name} cannot be changed in part: pass all of --mean and --std, or --raw, and --size "
+                "or --resize"
+            ) from error
 
     def required_preprocessing(self, options: ImageOptions) -> Callable[..., Any]:
         """The preprocessing of photographs. Raises `InputError` if neither the options nor the library or file states one."""
@@ -207,21 +221,16 @@ def _labels(model: nn.Module) -> tuple[str, ...] | None:
     return None if all(name.startswith("LABEL_") for name in names) else names
 
 
-def _library(name: str, package: str) -> Any:
-    try:
-        with _without_collections():
-            return importlib.import_module(name)
-    except Exception as error:  # a torchvision for another torch raises a RuntimeError
-        raise InputError(
-            f"{package} is needed for this model and cannot be imported: {first_lines(error)}", topic="missing-package"
-        ) from error
+def _library(name: str) -> Any:
+    with _without_collections():
+        return optional_package(name, "this model")
 
 
 # --- torchvision -------------------------------------------------------------------------------------------------------------
 
 
 def _of_torchvision(name: str, weights: str, metadata: str | None) -> NamedModel:
-    models = _library("torchvision.models", "torchvision")
+    models = _library("torchvision.models")
     try:
         known = models.get_model_weights(name)
     except ValueError as error:
@@ -289,7 +298,7 @@ def _no_download(what: str, error: Exception) -> InputError:
 
 
 def _of_timm(name: str, weights: str, metadata: str | None) -> NamedModel:
-    timm = _library("timm", "timm")
+    timm = _library("timm")
     architecture = name.partition(".")[0]
     if ":" not in name and not timm.is_model(architecture):
         raise invalid(f"timm has no model {name!r}.{nearest(architecture, timm.list_models())}")
@@ -332,7 +341,7 @@ def _categories_of_timm(model: nn.Module) -> tuple[str, ...] | None:
 
 
 def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel:
-    transformers = _library("transformers", "transformers")
+    transformers = _library("transformers")
     if weights not in (DEFAULT, NONE):
         raise invalid(
             f"a model of Hugging Face has its weights in its folder or repository: leave out --weights, or pass {NONE} for "
@@ -361,7 +370,7 @@ def _of_huggingface(name: str, weights: str, metadata: str | None) -> NamedModel
 
 def _problem_of_hub() -> Exception | None:
     """Why the hub of Hugging Face cannot be reached, or None. Its library would try again for a minute, for each file."""
-    hub = _library("huggingface_hub", "huggingface_hub")
+    hub = _library("huggingface_hub")
     try:
         hub.get_session().head(hub.constants.ENDPOINT, timeout=_SECONDS)
     except Exception as error:
@@ -371,7 +380,7 @@ def _problem_of_hub() -> Exception | None:
 
 def _is_cached(repository: str) -> bool:
     """Whether files of a repository have been downloaded from the hub."""
-    hub = _library("huggingface_hub", "huggingface_hub")
+    hub = _library("huggingface_hub")
     name = hub.file_download.repo_folder_name(repo_id=repository.partition("@")[0], repo_type="model")
     return Path(hub.constants.HF_HUB_CACHE, name, "snapshots").is_dir()
 
@@ -392,7 +401,7 @@ def _of_module(name: str) -> nn.Module:
     if not (path and colon and attribute):
         raise invalid(
             f"a model is given as torchvision:NAME, timm:NAME, huggingface:NAME, module:callable or a file with the suffix "
-            f"{' or '.join(suffixes())}, not {name!r}"
+            f"{' or '.join(suffixes())}, not {name!r}.{_with_library(name)}"
         )
     folder = os.getcwd()
     before, sys.argv[1:] = sys.argv[1:], []  # they are not meant for the model
@@ -407,7 +416,8 @@ def _of_module(name: str) -> nn.Module:
     except InputError:
         raise
     except ModuleNotFoundError as error:
-        raise invalid(f"{name} cannot be imported: {error}") from error
+        looked = f"; {path} is a module of an installed package or in this folder, {folder}" if error.name == path else ""
+        raise invalid(f"{name} cannot be imported: {error}{looked}") from error
     except (Exception, SystemExit) as error:  # from the user's code
         raise invalid(
             f"{name} cannot be imported and called without arguments: {first_lines(error)}. Give a function that takes none "
@@ -420,6 +430,17 @@ def _of_module(name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise wrong_type(f"{name} gives an object of type {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _with_library(name: str) -> str:
+    """A question that suggests the library whose model has this name, or an empty string."""
+    with suppress(InputError):
+        if name in _library("torchvision.models").list_models():
+            return f" Did you mean torchvision:{name}?"
+    with suppress(InputError):
+        if _library("timm").is_model(name.partition(".")[0]):
+            return f" Did you mean timm:{name}?"
+    return ""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -442,7 +463,7 @@ def _state_in(path: Path) -> Any:
     try:
         with os_errors(InputError, path, "read"):
             if path.suffix == ".safetensors":
-                return _library("safetensors.torch", "safetensors").load_file(path)
+                return _library("safetensors.torch").load_file(path)
             return torch.load(path, map_location="cpu", weights_only=True)
     except InputError:
         raise

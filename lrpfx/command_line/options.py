@@ -14,7 +14,7 @@ import torch
 import typer
 from PIL import Image
 
-from lrpfx.command_line.terminal import results_as_json
+from lrpfx.command_line.terminal import results_alone
 from lrpfx.composites import COMPOSITES, Composite, composite_class, composite_named
 from lrpfx.deploy.artefact import suffixes
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
@@ -97,7 +97,7 @@ def with_options(command: Callable[..., None], has_results: bool = True) -> Call
     @wraps(command)
     def run(**given: Any) -> None:
         made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        with results_as_json(given.pop("as_json", False)):
+        with results_alone(given.pop("as_json", False)):
             command(**given, **made)
 
     own = [one for one in signature(command).parameters.values() if one.name not in groups]
@@ -166,6 +166,11 @@ class ImageOptions:
     def given(self) -> bool:
         """Whether there is any of them."""
         return any(getattr(self, one.name) for one in fields(ImageOptions))
+
+    @property
+    def complete(self) -> bool:
+        """Whether they say all of a preprocessing: the values, and the size."""
+        return bool((self.raw or (self.mean and self.std)) and (self.size or self.resize))
 
     def check_images(self) -> None:
         """Raise `InputError` for values that no preprocessing has."""

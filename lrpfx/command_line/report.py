@@ -13,6 +13,7 @@ from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.pages.report import SUFFIXES
 from lrpfx.pages.report import report as report_on
+from lrpfx.support.files import check_place
 from lrpfx.support.numbers import counted
 
 
@@ -39,6 +40,7 @@ def report(
     """
     if output.suffix.lower() not in SUFFIXES:
         raise InputError(f"{output}: a report is written as .html", topic="reports")
+    check_place(output)
     names = composite or []
     if setting and len(names) != 1:
         raise invalid("--set is for the settings of one --composite")

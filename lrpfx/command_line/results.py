@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from lrpfx.command_line.image_files import HOPELESS, ImageFile, reason, whole_picture
 from lrpfx.command_line.terminal import in_options
 from lrpfx.errors import InputError, os_errors, printable
-from lrpfx.support.files import whole_file
+from lrpfx.support.files import check_place, whole_file
 from lrpfx.support.runs import check_same_run, sole_writer
 
 
@@ -42,6 +42,14 @@ class ResultFolder:
         for ending in endings:
             with suppress(OSError):
                 (self.path / f"{image.name}{ending}").unlink(missing_ok=True)
+
+    def check(self, command: str) -> None:
+        """Raise `InputError` before the work begins if results of a command cannot be written there, or other ones are there."""
+        check_place(self.path, is_folder=True)
+        if (self.path / self.table).exists() and not (self.path / self.settings).exists():
+            raise InputError(
+                f"{self.path} has an {self.table} that is not from {command}: choose another folder", topic="results-of-commands"
+            )
 
     def writing(self) -> AbstractContextManager[None]:
         """A context in which errors of the file system are said to be of the folder."""
@@ -120,11 +128,7 @@ def results_in(
     text = json.dumps(settings)
     with sole_writer(path), ExitStack() as opened:
         with folder.writing():
-            if not path.exists() and table.exists():
-                raise InputError(
-                    f"{folder.path} has an {table.name} that is not from {command}: choose another folder",
-                    topic="results-of-commands",
-                )
+            folder.check(command)
             if path.exists() and one_program:
                 check_same_run(folder.path, json.loads(text), _settings_in(path))
             rows = {name: row for name, row in _rows(table, folder).items() if not row[-1]}

@@ -24,6 +24,7 @@ from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.pictures.images_of_arrays import CMAPS, get_cmap, imsave
 from lrpfx.request.places import scores_of_classes
 from lrpfx.request.reduction import CHANNELS
+from lrpfx.support.files import check_place
 from lrpfx.support.numbers import counted
 from lrpfx.support.stored_arrays import RefusedError
 
@@ -57,21 +58,22 @@ def run(
         raise InputError(
             "--categories is for a --target by name: outputs.csv has the classes by index", topic="classes-and-their-names"
         )
+    check_place(output, is_folder=True)
+    found = images_in([images])
+    _check_cmap(cmap)
+    if output.exists() and images.samefile(output):
+        raise invalid("the heatmaps would be images of the next run: choose another folder for them")
     with stages(f"loading {artefact}"):
         given = model_named(str(artefact), allow_native=allow_native)
     runner = given.model
     if not isinstance(runner, Runner):
         raise invalid(f"{artefact} is not a file that lrpfx export wrote; lrpfx explain takes other models")
     shape = _image_shape(runner)
-    found = images_in([images])
     preprocessing = stored_form(given.required_preprocessing(options))
     try:
         check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
     except RefusedError as error:
         raise invalid(f"these options do not fit {artefact}: {error}") from error
-    _check_cmap(cmap)
-    if output.exists() and images.samefile(output):
-        raise invalid("the heatmaps would be images of the next run: choose another folder for them")
     classes = runner.manifest["results"]["output"]["shape"][1]
     names = given.names_of_classes(categories)
     if names is not None and len(names) != classes:

@@ -18,6 +18,7 @@ from lrpfx.datasets.spray_analysis import spray as spray_of
 from lrpfx.datasets.view import Attributions, open_store
 from lrpfx.errors import InputError, os_errors
 from lrpfx.explanation.explanation import save_picture
+from lrpfx.support.files import check_place
 
 #: The tables.
 _CLUSTERS, _SAMPLES = "clusters.csv", "samples.csv"
@@ -39,6 +40,7 @@ class ClusterOptions:
     def check(self, photographs: Path | None, output: Path | None, store: str | Path) -> None:
         """Raise `InputError` if the results would become photographs that are to be explained, or a part of the store."""
         for folder in filter(None, (output, self.virelay)):
+            check_place(folder, is_folder=True)
             if photographs is not None and folder.resolve().is_relative_to(photographs.resolve()):
                 raise invalid(f"{folder} is in the folder {photographs}, whose photographs would be others then")
             if folder.resolve().is_relative_to(Path(store).resolve()):

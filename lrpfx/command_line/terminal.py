@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import re
 import sys
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -58,7 +59,7 @@ def in_options(message: str) -> str:
     """The message of an error with options of the command line in place of the arguments of Python that it speaks of."""
     message = re.sub(r"lrpfx\.lower\(\.\.\., (\w+=[^)]*)\)", r"lrpfx export \1", message)
     message = message.replace("allow_native=False refuses such files", "such files are loaded with --allow-native alone")
-    message = re.sub("pass example_inputs( to lrpfx.transform)?", "pass example_inputs=", message)
+    message = re.sub("pass example_inputs=?( to lrpfx.transform)?", "pass example_inputs=", message)
     return re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, message)
 
 
@@ -69,8 +70,8 @@ def _option(found: re.Match[str]) -> str:
 
 def output() -> Console:
     """The terminal for results."""
-    console = Console(highlight=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, emoji=False, width=_WIDE)
+    console = Console(file=_RESULTS.get(), highlight=False, emoji=False)
+    return console if console.is_terminal else Console(file=console.file, highlight=False, emoji=False, width=_WIDE)
 
 
 def messages() -> Console:
@@ -81,15 +82,48 @@ def messages() -> Console:
 #: Whether results are printed as JSON, by `say_data`, and not as text.
 _AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
 
+#: Where results are printed; None for the standard output.
+_RESULTS: ContextVar[TextIO | None] = ContextVar("results", default=None)
+
 
 @contextmanager
-def results_as_json(wanted: bool) -> Iterator[None]:
-    """A context in which results are printed as JSON, if that is wanted."""
-    before = _AS_JSON.set(wanted)
+def results_alone(as_json: bool = False) -> Iterator[None]:
+    """A context in which the standard output has results only, if wanted as JSON.
+
+    What models and libraries print meanwhile, compiled ones too, goes to the standard error.
+    """
+    with _stream_of_results() as stream, redirect_stdout(sys.stderr):
+        forms, streams = _AS_JSON.set(as_json), _RESULTS.set(stream)
+        try:
+            yield
+        finally:
+            _AS_JSON.reset(forms), _RESULTS.reset(streams)
+
+
+@contextmanager
+def _stream_of_results() -> Iterator[TextIO]:
+    """The standard output. If it is that of the process, the process prints to the standard error meanwhile."""
     try:
-        yield
+        descriptors = sys.stdout.fileno(), sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # it is closed, or of a caller in this process
+        descriptors = -1, -1
+    if descriptors != (1, 2):
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    copy = os.dup(1)
+    try:
+        with open(os.dup(copy), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as stream:
+            os.dup2(2, 1)
+            yield stream
     finally:
-        _AS_JSON.reset(before)
+        os.dup2(copy, 1)
+        os.close(copy)
+
+
+def end_results() -> None:
+    """Nothing that is printed from now on is a result: what a model's code prints while the process ends."""
+    sys.stdout = sys.stderr
 
 
 def say_data(results: Any) -> None:
@@ -97,7 +131,7 @@ def say_data(results: Any) -> None:
     if _AS_JSON.get():
         text = json.dumps(_plain(results), indent=2, allow_nan=False)
         with _on_stdout():
-            print(text)
+            print(text, file=_RESULTS.get(), flush=True)
 
 
 def _plain(value: Any) -> Any:
@@ -182,10 +216,7 @@ class Stages(logging.Handler):
 
 @contextmanager
 def stages(first: str, total: int | None = None) -> Iterator[Stages]:
-    """A context in which the terminal shows the stages that lrpfx logs, and the standard output is left to results.
-
-    What models and libraries print meanwhile goes to the standard error. `total`: the number of items, if they are counted.
-    """
+    """A context in which the terminal shows the stages that lrpfx logs. `total`: the number of items, if they are counted."""
     bar: list[ProgressColumn] = [] if total is None else [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     columns = [SpinnerColumn(), TextColumn("{task.description}"), *bar, TimeElapsedColumn()]
     logger = logging.getLogger("lrpfx")
@@ -196,8 +227,7 @@ def stages(first: str, total: int | None = None) -> Iterator[Stages]:
         logger.addHandler(shown)
         logger.setLevel(logging.INFO)
         try:
-            with redirect_stdout(sys.stderr):
-                yield shown
+            yield shown
             shown.end()
         finally:
             logger.removeHandler(shown)

@@ -249,7 +249,7 @@ def check(
     if not found:
         step = "follow the advice of the front ends, or map the module that they name to a rule as a whole"
         if example is None:
-            step = "pass example inputs to lrpfx.check to try torch.export"
+            step = "pass example_inputs= to lrpfx.check to try torch.export"
         return _hopeless(title, front_ends, "no front end can capture the model", step)
     passes = passes_of(settings, Stage.CANONIZE, Stage.ASSIGN)
     reports = [_report(title, front_ends, *found[front_end], settings, passes) for front_end in found]
@@ -342,7 +342,7 @@ def _next_steps(front_ends: Mapping[str, str], problems: list[str], uncovered: i
     elif problems:
         steps.append("change the entries of the composite that do not fit their layers")
     if not given:
-        steps.append("pass example inputs: the graph is then verified against the model, and shapes are known")
+        steps.append("pass example_inputs=: the graph is then verified against the model, and shapes are known")
     if not problems:
         first = next(name for name, found in front_ends.items() if found == "works")
         capture = "" if first == FRONT_ENDS[0].name else f', capture="{first}"'

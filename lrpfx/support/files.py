@@ -43,6 +43,20 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
+def check_place(path: Path, is_folder: bool = False) -> None:
+    """Raise `InputError` before the work begins if no file, or with `is_folder` no folder, can be written at a path."""
+    path = as_path(path).expanduser()
+    if is_folder and path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file, and results need a folder: give another name", topic="files-and-folders")
+    if not is_folder and path.is_dir():
+        raise InputError(f"{path} is a folder: give the name of a file in it", topic="files-and-folders")
+    above = next(one for one in (path, *path.absolute().parents) if one.is_dir() or (one != path and os.path.lexists(one)))
+    if not above.is_dir():
+        raise InputError(f"{path} cannot be written: {above} is a file", topic="files-and-folders")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: there is no permission to write into {above}", topic="files-and-folders")
+
+
 def behind_links(path: Path) -> Path:
     """The file that a link points to; the path itself if it is not a link."""
     try:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, first_lines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -14,12 +15,18 @@ Step = TypeVar("Step")
 
 
 def optional_package(name: str, purpose: str, extra: str | None = None) -> Any:
-    """The package. `InputError` if it is not installed, which says what needs it, and which `extra` of lrpfx brings it."""
+    """The package. `InputError` if it cannot be imported, which says what needs it, and which `extra` of lrpfx brings it."""
     try:
         return import_module(name)
     except ImportError as error:
-        install = name if extra is None else f"'lrpfx[{extra}]'"
+        install = name.partition(".")[0] if extra is None else f"'lrpfx[{extra}]'"
         raise InputError(f"{purpose} needs {name}: pip install {install}", topic="missing-package") from error
+    except RuntimeError as error:  # of torchvision beside a torch of another release or build
+        raise InputError(
+            f"{purpose} needs {name}, which cannot be imported beside torch {version('torch')}: install releases of both that "
+            f"belong together, and from one index ({first_lines(error)})",
+            topic="missing-package",
+        ) from error
 
 
 def progress_bar(

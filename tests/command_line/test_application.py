@@ -26,7 +26,7 @@ from lrpfx.command_line import draw as draw_command
 from lrpfx.command_line import explain as explain_command
 from lrpfx.composites import COMPOSITES, AttnLRP, EpsilonGammaBox, composite_class
 from lrpfx.deploy.lowering import TARGETS
-from lrpfx.errors import address
+from lrpfx.errors import LrpfxWarning, address
 from lrpfx.images.stored_preprocessing import INTERPOLATIONS
 from lrpfx.passes.stages import Stage
 from lrpfx.request.reduction import ALL
@@ -287,6 +287,35 @@ class Talking(nn.Module):
         sys.modules.pop("talking", None)
 
 
+@pytest.mark.programs
+def test_nothing_but_results_leaves_the_process(folder):
+    """Compiled code that prints by itself, the end of the process, and warnings of libraries."""
+    talking = """
+import atexit, os, warnings
+atexit.register(print, "ended")
+
+def loud():
+    os.write(1, b"compiled")
+    warnings.warn("of a library")
+    return make()
+"""
+    (folder / "talking.py").write_text(MODEL + talking)
+    options = ["talking:loud", "images/0.png", "--raw", "--size", "8", "--json"]
+    found = subprocess.run([sys.executable, "-m", "lrpfx", "explain", *options], capture_output=True, text=True)
+    assert found.returncode == 0 and json.loads(found.stdout)["photographs"][0]["file"] == "0.png", found
+    assert "compiled" in found.stderr and "ended" in found.stderr and "of a library" not in found.stderr
+
+
+def test_warnings_are_messages(folder, monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    exported_before()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", LrpfxWarning)
+        status, printed = run_program("run", "model.pt2", "images", "results", "--interpolation", "box")
+    assert status == 0 and "\nwarning: the options replace" in f"\n{printed}" and ".py:" not in printed
+    assert "#models-by-name" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "values"),
     [
@@ -325,7 +354,7 @@ def test_lists_as_json(folder):
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(capsys):
-    with terminal.results_as_json(True):
+    with terminal.results_alone(as_json=True):
         terminal.say_data({"a": float("nan"), "b": np.float32(2.0), "c": [Path("x")], 3: None})
         terminal.say("nothing")
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": 2.0, "c": ["x"], "3": None}
@@ -457,7 +486,7 @@ def test_an_interrupt_at_any_moment_ends_in_order(moment, command, status, print
         (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "small_model.py"], "holds no weights"),
         (["export", "small_model:ready", "m.pt2", "--shape", "1,3,8,8", "--weights", "pickled.pt"], "holds no weights"),
         (["run", "absent.pt2", "images", "results"], "cannot be read"),
-        (["run", "model.pt2", "absent", "results"], "no folder"),
+        (["run", "model.pt2", "absent", "results"], "no file or folder absent"),
         (["run", "model.pt2", "results", "results"], "no images"),
         (["run", "model.pt2", "images", "results", "--std", "0"], "std is positive"),
         (["run", "model.pt2", "images", "results", "--mean", "1,2"], "one for each of 3 channels"),

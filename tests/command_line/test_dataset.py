@@ -82,7 +82,7 @@ def test_a_table(folder):
     ("arguments", "message"),
     [
         (("images", "--output", "store", "--weights", "weights.pt"), "--mean"),
-        (("nowhere", "--output", "store", *WITH), "there is no folder nowhere"),
+        (("nowhere", "--output", "store", *WITH), "there is no file or folder nowhere"),
         (("images", "--output", "store", *WITH, "--target", "cat"), "cat"),
         (("images", "--output", "store", *WITH, "--record", "0=mean"), "must be one of"),
         (("images", "--output", "store", *WITH, "--set", "epsilon=1"), "--set is for"),

@@ -109,11 +109,26 @@ def test_mistakes(name, weights, metadata, message, squeezenet):
         ("export torchvision:resnet18 out.pt2 --shape 1,3,a", "not a comma-separated list"),
         ("check torchvision:resnet18 --composite epsilon_plas", "Did you mean"),
         ("draw torchvision:resnet18 --shape 0,3,8,8", "positive sizes"),
+        ("explain torchvision:resnet18 here.png --output here.png", "is a file, and results need a folder"),
+        ("explain torchvision:resnet18 here.png --output foreign", "an explanations.csv that is not from lrpfx explain"),
+        ("report torchvision:resnet18 here.png --output here.png/a.html", "here.png is a file"),
+        ("report torchvision:resnet18 here.png --output folder.html", "folder.html is a folder"),
+        ("compare torchvision:resnet18 here.png --composite epsilon_plus --composite attn_lrp --output here.png/a.png", "here.png is a file"),
+        ("dataset torchvision:resnet18 . --output here.png", "is a file, and results need a folder"),
+        ("dataset torchvision:resnet18 . --output s --spray here.png", "is a file, and results need a folder"),
+        ("draw torchvision:resnet18 --output here.png/graph.svg", "here.png is a file"),
+        ("explain here.png torchvision:resnet18", "The model comes before the photographs"),
+        ("explain resnet18 here.png", r"Did you mean torchvision:resnet18\?"),
+        ("explain absent_module:make here.png", "absent_module is a module of an installed package or in this folder"),
+        ("explain torchvision:fcn_resnet50 here.png --weights none --mean 0.5 --std 0.5", "pass all of --mean and --std"),
     ],
 )
 def test_arguments_are_checked_before_weights_are_loaded(command, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (8, 8)).save("here.png")
+    for folder in ("folder.html", "foreign"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "foreign" / "explanations.csv").touch()
 
     def load(*_):
         raise AssertionError("weights are loaded")

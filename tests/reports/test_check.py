@@ -32,7 +32,7 @@ def test_a_model_that_is_ready():
 def test_without_examples():
     report = lrpfx.check(torchvision_model("vgg11"), EpsilonPlus())
     assert report.ok and report.front_ends["export"] == "not tried: it needs example inputs"
-    assert any("pass example inputs" in step for step in report.next_steps)
+    assert any("pass example_inputs=" in step for step in report.next_steps)
 
 
 class Strange(nn.Module):
@@ -89,7 +89,7 @@ def test_models_that_cannot_be_followed():
     report = lrpfx.check(model, EpsilonPlus(), torch.randn(2, 3))
     assert not report.ok and report.operators == () and "branches on a value" in report.front_ends["symbolic"]
     assert "torch.export cannot follow" in report.front_ends["export"]
-    assert "pass example inputs" in lrpfx.check(model, EpsilonPlus()).next_steps[0]
+    assert "pass example_inputs=" in lrpfx.check(model, EpsilonPlus()).next_steps[0]
     training = lrpfx.check(small_net().train(), EpsilonPlus())
     assert not training.ok and training.next_steps == ("call model.eval()",)
 

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from lrpfx.errors import InputError
-from lrpfx.support.optional_packages import data_frame, progress_bar
+from lrpfx.support import optional_packages
+from lrpfx.support.optional_packages import data_frame, optional_package, progress_bar
 
 pandas = pytest.importorskip("pandas")
 
@@ -18,6 +19,15 @@ def test_missing_packages_are_named(monkeypatch):
     with pytest.raises(InputError, match="a progress bar needs tqdm: pip install tqdm"):
         progress_bar([1], True)
     assert progress_bar(steps := [1, 2], False) is steps, "nothing is needed where no bar is shown"
+
+
+def test_packages_that_do_not_fit_torch_are_named(monkeypatch):
+    def fail(name):
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(optional_packages, "import_module", fail)
+    with pytest.raises(InputError, match=r"beside torch 2.*install releases of both that belong together.*nms does not exist"):
+        optional_package("torchvision.models", "this model")
 
 
 def test_columns_have_their_types_without_rows_too():
