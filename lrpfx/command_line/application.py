@@ -76,7 +76,7 @@ def main() -> None:
     warnings.simplefilter("default", LrpfxWarning)
     warnings.showwarning = _show_warning
     if sys.stderr is None:  # it is closed
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = io.StringIO()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for names and terminals of any encoding
@@ -107,7 +107,7 @@ def main() -> None:
         end_results()
 
 
-def _show_warning(message: Warning | str, *place: Any) -> None:
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
     with suppress(OSError):  # stderr is closed
         messages().print(f"warning: {printable(in_options(str(message)))}", style="yellow", markup=False)
         if isinstance(message, LrpfxWarning):

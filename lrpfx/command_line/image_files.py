@@ -81,7 +81,9 @@ def images_in(paths: Iterable[Path]) -> list[ImageFile]:
     if not any(os.path.lexists(image.path) for image in found.values()):
         missing = next(iter(found.values())).path
         order = ". The model comes before the photographs" if ":" in missing.name else ""
-        raise InputError(f"there is no {'file' if missing.suffix else 'file or folder'} {missing}{order}", topic="files-and-folders")
+        raise InputError(
+            f"there is no {'file' if missing.suffix else 'file or folder'} {missing}{order}", topic="files-and-folders"
+        )
     return list(found.values())
 
 

@@ -106,8 +106,8 @@ class NamedModel:
             if options.complete:
                 return None
             raise invalid(
-                f"the preprocessing of {self.name} cannot be changed in part: pass all of --mean and --std, or --raw, and --size "
-                "or --resize"
+                f"the preprocessing of {self.name} cannot be changed in part: pass all of --mean and --std, or --raw, and "
+                "--size or --resize"
             ) from error
 
     def required_preprocessing(self, options: ImageOptions) -> Callable[..., Any]:

@@ -44,11 +44,12 @@ class ResultFolder:
                 (self.path / f"{image.name}{ending}").unlink(missing_ok=True)
 
     def check(self, command: str) -> None:
-        """Raise `InputError` before the work begins if results of a command cannot be written there, or other ones are there."""
+        """Raise `InputError` before the work begins if nothing can be written there, or if there are other results."""
         check_place(self.path, is_folder=True)
         if (self.path / self.table).exists() and not (self.path / self.settings).exists():
             raise InputError(
-                f"{self.path} has an {self.table} that is not from {command}: choose another folder", topic="results-of-commands"
+                f"{self.path} has an {self.table} that is not from {command}: choose another folder",
+                topic="results-of-commands",
             )
 
     def writing(self) -> AbstractContextManager[None]:

@@ -97,7 +97,8 @@ def results_alone(as_json: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            _AS_JSON.reset(forms), _RESULTS.reset(streams)
+            _AS_JSON.reset(forms)
+            _RESULTS.reset(streams)
 
 
 @contextmanager

@@ -489,7 +489,13 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     return numbered([name.replace(" ", "_") or "image" for name in parts], "{}_{}", str.casefold)
 
 
-_FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow, figures as .npz"
+_FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow"
+#: What is written in another way, by suffix.
+_OTHER_FORMATS = {
+    ".html": "a page is written by lrpfx.report(explanation, path)",
+    ".npz": "figures are saved by each explanation",
+    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".json", ".parquet"), "explanation.to_pandas() is a table, which can be saved"),
+}
 
 
 def is_for_one_file(path: Path) -> bool:
@@ -502,7 +508,8 @@ def format_of_picture(path: Path) -> str:
     """The format of Pillow that a suffix means. `InputError` if it writes none of this suffix."""
     form = Image.registered_extensions().get(path.suffix.lower())
     if form is None or form not in Image.SAVE:
-        raise InputError(f"{path}: {_FORMATS}", topic="explainers")
+        remedy = _OTHER_FORMATS.get(path.suffix.lower(), "figures of one explanation as .npz")
+        raise InputError(f"{path}: {_FORMATS}, {remedy}", topic="explainers")
     return form
 
 

@@ -21,8 +21,9 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
     known. Errors: `InputError`: there is no such class, or there are several; an `InputTypeError` if it is neither an index nor
     a name.
     """
-    if isinstance(target, str) and is_index(target) and target not in (() if categories is None else categories):
-        target = int(target)
+    if isinstance(target, str) and target not in (() if categories is None else categories):
+        target = target.strip()
+        target = int(target) if is_index(target) else target
     if isinstance(target, str):
         if categories is None:
             raise InputError(
@@ -46,8 +47,14 @@ def index_of(target: Any, categories: Sequence[str] | None, classes: int | None 
             f"a class is given by its index or its name, not by {type(target).__name__}", topic="classes-and-their-names"
         )
     if classes is not None and not 0 <= target < classes:
-        raise InputError(f"class {target} is out of range: the output has {classes} classes", topic="classes-and-their-names")
+        raise InputError(out_of_range(f"class {target}", classes), topic="classes-and-their-names")
     return int(target)
+
+
+def out_of_range(what: str, classes: int) -> str:
+    """The message for a class that an output with so many does not have."""
+    known = "one class, 0; what speaks against it is the target {0: -1.0}"
+    return f"{what} is out of range: the output has {known if classes == 1 else f'{classes} classes, 0 to {classes - 1}'}"
 
 
 def is_index(text: str) -> bool:
@@ -56,15 +63,29 @@ def is_index(text: str) -> bool:
 
 
 def _similar(name: str, categories: Sequence[str]) -> str:
-    """The end of a sentence with the classes that contain a text, those where it is a word first, or else the nearest one."""
-    text = name.casefold().strip()
-    found = [index for index, one in enumerate(categories) if text and text in one.casefold()]
-    found.sort(key=lambda index: re.search(rf"\b{re.escape(text)}\b", categories[index].casefold()) is None)
-    if not found:
-        return f".{nearest(name, categories)}"
-    shown = [f"{categories[index]!r} ({index})" for index in found[:_SUGGESTED]]
-    rest = len(found) - len(shown)
-    return f"; the classes that contain it are {', '.join(shown)}" + (f" and {rest} more" if rest else "")
+    """The end of a sentence with the classes whose names contain a text or are in it, or else the nearest one."""
+    text, names = _plain(name), [_plain(one) for one in categories]
+    word = text.removesuffix("s")
+    inside = [index for index, one in enumerate(names) if one and re.search(rf"\b{re.escape(one)}\b", text)]
+    for part in filter(None, (text, word)):
+        found = [index for index, one in enumerate(names) if part in one]
+        if found:
+            found.sort(key=lambda index: re.search(rf"\b{re.escape(part)}\b", names[index]) is None)
+            return f"; the classes that contain {'it' if part == text else repr(part)} are {_shown(found, categories)}"
+    if inside:
+        return f"; the classes that it contains are {_shown(inside, categories)}"
+    return f".{nearest(name, categories)} An index, 0 to {len(categories) - 1}, names a class, too"
+
+
+def _shown(indices: Sequence[int], categories: Sequence[str]) -> str:
+    shown = [f"{categories[index]!r} ({index})" for index in indices[:_SUGGESTED]]
+    rest = len(indices) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def _plain(name: str) -> str:
+    """A name in small letters, with one blank between words."""
+    return " ".join(re.split(r"[\s_-]+", name.casefold().strip()))
 
 
 def as_list(caller: str, values: Any) -> list[Any]:
@@ -74,5 +95,6 @@ def as_list(caller: str, values: Any) -> list[Any]:
     if isinstance(values, (np.ndarray, torch.Tensor)):
         values = values.tolist()
     if not isinstance(values, (list, tuple, range)):
-        raise InputTypeError(f"{caller} takes a list, not {values!r}", topic="explainers")
+        remedy = f": write [{values!r}]" if isinstance(values, (str, int)) else ""
+        raise InputTypeError(f"{caller} takes a list, not {values!r}{remedy}", topic="explainers")
     return list(values)

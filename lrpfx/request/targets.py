@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.request.classes import is_index
+from lrpfx.request.classes import is_index, out_of_range
 from lrpfx.request.outputs import one_place
 from lrpfx.request.places import has_places, largest_classes, predicted_region, relevance_of_region
 from lrpfx.runtime.multipliers import multiplier_from
@@ -179,7 +179,7 @@ class Class(_OfClasses):
             message = f"a target is an index, not the name {self.index!r}; {remedy}"
             raise InputTypeError(message, topic="targets")
         if not 0 <= self.index < output.shape[1]:
-            raise InputError(f"target {self.index} is out of range: the output has {output.shape[1]} classes", topic="targets")
+            raise InputError(out_of_range(f"target {self.index}", output.shape[1]), topic="targets")
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         return _of_class(output, int(self.index))
@@ -241,13 +241,14 @@ class Classes(_OfClasses):
         super().check(output, chosen)
         batch, classes = output.shape[:2]
         if self.indices.ndim and self.indices.shape != (batch,):
+            weights = "; weights of the classes are floating-point numbers: .float()" if self.indices.ndim > 1 else ""
             raise InputError(
-                f"target indices have shape {tuple(self.indices.shape)}, but the batch is {batch}", topic="targets"
+                f"target indices have shape {tuple(self.indices.shape)}, but the batch is {batch}{weights}", topic="targets"
             )
         indices = self.indices.long()  # small integers do not hold all classes, and some cannot be compared
         outside = indices[(indices < 0) | (indices >= classes)]
         if outside.numel():
-            raise InputError(f"target {int(outside[0])} is out of range: the output has {classes} classes", topic="targets")
+            raise InputError(out_of_range(f"target {int(outside[0])}", classes), topic="targets")
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         return _of_class(output, self.indices.to(output.device).long())
@@ -577,9 +578,12 @@ def as_target(value: Any) -> Target:
         return ForEach(tuple(map(as_target, value)))
     if callable(value) and not isinstance(value, type):
         return Function(value)
+    remedy = "several targets of each sample are passed as targets="
+    if isinstance(value, (bool, float)) and value in range(2**31):
+        remedy = f"the class with this index is {int(value)}"
     raise InputTypeError(
         "a target is an index, a list or tensor with one for each sample, a dict of weights, a position and a token, a "
-        f"function or None, not {type(value).__name__}; several targets of each sample are passed as targets=",
+        f"function or None, not {type(value).__name__}; {remedy}",
         topic="targets",
     )
 

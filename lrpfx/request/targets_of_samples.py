@@ -61,6 +61,12 @@ class TargetsOfSamples:
         self.several = None if several is None else tuple(map(as_target, several))
         if isinstance(target, (np.ndarray, torch.Tensor)) and target.ndim == 0:
             target = target.item()
+        elif isinstance(target, (np.ndarray, torch.Tensor)) and torch.as_tensor(target).is_floating_point():
+            raise InputTypeError(
+                "target= is a tensor of weights, which belong to a batch: write {class: weight, ...} for all samples, or a "
+                "function that returns weights of the shape of the output",
+                topic="targets",
+            )
         is_one = not hasattr(target, "__iter__") or isinstance(target, (str, Mapping, Target))
         if texts is not None and _is_place(target) and not _is_for_each(target, texts):
             is_one = True

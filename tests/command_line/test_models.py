@@ -113,7 +113,7 @@ def test_mistakes(name, weights, metadata, message, squeezenet):
         ("explain torchvision:resnet18 here.png --output foreign", "an explanations.csv that is not from lrpfx explain"),
         ("report torchvision:resnet18 here.png --output here.png/a.html", "here.png is a file"),
         ("report torchvision:resnet18 here.png --output folder.html", "folder.html is a folder"),
-        ("compare torchvision:resnet18 here.png --composite epsilon_plus --composite attn_lrp --output here.png/a.png", "here.png is a file"),
+        ("compare torchvision:resnet18 here.png --composite a --composite b --output here.png/a.png", "here.png is"),
         ("dataset torchvision:resnet18 . --output here.png", "is a file, and results need a folder"),
         ("dataset torchvision:resnet18 . --output s --spray here.png", "is a file, and results need a folder"),
         ("draw torchvision:resnet18 --output here.png/graph.svg", "here.png is a file"),
