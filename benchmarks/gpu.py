@@ -24,6 +24,8 @@ import lrpfx
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "gpus.md"
 NETWORKS, COMPOSITE, IMAGES = ("resnet50", "vgg16"), "EpsilonPlusFlat", 32
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CLASSIFIERS = [f"{name} {dtype}" for name in NETWORKS for dtype in DTYPES]
 TOKENS = (2_048, 8_192, 32_768)
 
 Run = Callable[[], torch.Tensor]
@@ -41,22 +43,23 @@ def llama(tokens: int, device: torch.device, is_small: bool) -> tuple[nn.Module,
         use_cache=False,
         **wide,
     )
-    model = transformers.LlamaForCausalLM(configuration).to(device, torch.bfloat16)
+    with device:
+        model = transformers.LlamaForCausalLM(configuration).to(torch.bfloat16)
     return model.eval().requires_grad_(False), torch.randint(0, 1000, (1, tokens), device=device)
 
 
-def of_images(name: str, count: int, size: int, device: torch.device) -> dict[str, Callable[[], Run]]:
+def of_images(name: str, dtype: torch.dtype, count: int, size: int, device: torch.device) -> dict[str, Callable[[], Run]]:
     """What makes each contender for a classifier. Zennit leaves its hooks in a network of its own."""
-    images = torch.rand(count, 3, size, size, device=device)
+    images = torch.rand(count, 3, size, size, device=device, dtype=dtype)
 
     def compiled() -> nn.Module:
-        return lrpfx.transform(network(name).to(device), COMPOSITES[COMPOSITE].lrpfx, input_range=RANGE)
+        return lrpfx.transform(network(name).to(device, dtype), COMPOSITES[COMPOSITE].lrpfx, input_range=RANGE)
 
     makers: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
-        PLAIN: lambda: gradient_of(merged(network(name)).to(device)),
+        PLAIN: lambda: gradient_of(merged(network(name)).to(device, dtype)),
         "lrpfx": lambda: lrpfx_of(compiled()),
         "lrpfx, compiled": lambda: lrpfx_of(torch.compile(compiled(), fullgraph=True)),
-        "Zennit": lambda: zennit_of(network(name).to(device), COMPOSITE),
+        "Zennit": lambda: zennit_of(network(name).to(device, dtype), COMPOSITE),
     }
     return {contender: lambda make=make: partial(make(), images) for contender, make in makers.items()}
 
@@ -113,9 +116,11 @@ def measured(
 
 def of_one(what: str, device: torch.device, rounds: int, is_small: bool) -> list[dict[str, Any]]:
     """The records of a classifier, or of a decoder for so many tokens."""
-    if what in NETWORKS:
+    if what in CLASSIFIERS:
+        name, dtype = what.split()
         count, size = (2, 64) if is_small else (IMAGES, 224)
-        return measured(f"{what}, {count}×3×{size}×{size}", of_images(what, count, size, device), count, device, rounds)
+        makers = of_images(name, DTYPES[dtype], count, size, device)
+        return measured(f"{name}, {count}×3×{size}×{size}, {dtype}", makers, count, device, rounds)
     tokens = 32 if is_small else int(what)
     return measured(f"Llama, {tokens:,} tokens, bfloat16", of_texts(tokens, device, is_small), tokens, device, rounds)
 
@@ -142,7 +147,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="small models, to see that it runs")
-    parser.add_argument("--only", help="one model or number of tokens, in this process")
+    parser.add_argument("--only", help="one model and dtype, or number of tokens, in this process")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -151,8 +156,11 @@ def main() -> None:
         print(json.dumps(of_one(options.only, device, options.rounds, options.small)))
         return
     arguments = ["--device", options.device, "--rounds", str(options.rounds), *["--small"] * options.small]
-    names = [*NETWORKS, *map(str, TOKENS[:1] if options.small else TOKENS)]
-    records = [record for name in names for record in answer_of(__file__, "--only", name, *arguments)]
+    names = [*CLASSIFIERS, *map(str, TOKENS[:1] if options.small else TOKENS)]
+    records = []
+    for name in names:
+        records += answer_of(__file__, "--only", name, *arguments)
+        print(*records[-4:], sep="\n", flush=True)
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     text = f"Measured on {machine} with torch {torch.__version__}:\n\n{table(records)}"
     print(text)

@@ -76,9 +76,9 @@ def gradient_of(model: nn.Module, inputs: torch.Tensor, compiled: bool = False) 
 
 
 def lrpfx_of(model: nn.Module, inputs: torch.Tensor, compiled: bool = False) -> Callable[[], torch.Tensor]:
-    name = "pixel_values" if inputs.is_floating_point() else "input_ids"
+    name, example = ("pixel_values", inputs) if inputs.is_floating_point() else ("input_ids", inputs[:, :128])
     explain_model: nn.Module = lrpfx.transform(
-        model, lrpfx.composites.AttnLRP(), example_inputs={name: inputs}, capture="export"
+        model, lrpfx.composites.AttnLRP(), example_inputs={name: example}, capture="export"
     )
     explain_model = torch.compile(explain_model) if compiled else explain_model
     is_causal = isinstance(model, (transformers.GPT2LMHeadModel, transformers.LlamaForCausalLM))
@@ -97,7 +97,8 @@ def lxt_of(model: nn.Module, inputs: torch.Tensor) -> Callable[[], torch.Tensor]
     module = sys.modules[type(model).__module__]
     rules = importlib.import_module(f"lxt.efficient.models.{module.__name__.rpartition('modeling_')[2]}")
     for_lxt.patch(module, rules.attnLRP)
-    patched = getattr(module, type(model).__name__)(model.config).to(model.device, model.dtype)
+    with model.device:
+        patched = getattr(module, type(model).__name__)(model.config).to(model.dtype)
     patched.load_state_dict(model.state_dict())
     return gradient_of(patched.eval().requires_grad_(False), inputs)
 

@@ -40,7 +40,7 @@ def answer_of(script: str, *arguments: str) -> Any:
     # Freed blocks are returned to the system at once, so a peak counts only memory in use.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}
     command = [sys.executable, script, *arguments]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(printed.splitlines()[-1])
 
 

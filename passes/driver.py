@@ -21,7 +21,7 @@ from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.passes.properties import OUT_OF_PLACE
 from lrpfx.runtime.compiled_graph import PassRecord
-from lrpfx.support.torch_internals import FakeTensorMode, Interpreter, pytree
+from lrpfx.support.torch_internals import FakeTensorMode, Interpreter, computes_in_tf32, pytree
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -90,6 +90,11 @@ class Verification:
                     return
         except LrpfxError:
             raise
+        except torch.OutOfMemoryError as error:
+            raise VerificationError(
+                f"after {name} there is too little memory to run the graph of {program.title}, which takes more before its "
+                f"operations are fused: pass smaller example inputs; sizes that may vary stay open ({first_lines(error)})"
+            ) from error
         except Exception as error:
             raise VerificationError(
                 f"after {name} the graph of {program.title} raises {type(error).__name__}, but the model does not: {error}"
@@ -125,7 +130,7 @@ class Verification:
             return False
 
         def tolerance(dtype: torch.dtype) -> float:
-            return max(_PRECISION.get(one, _SINGLE_PRECISION)[1] for one in (dtype, coarsest or dtype))
+            return max(_precision_of(one, self._device())[1] for one in (dtype, coarsest or dtype))
 
         with RepeatChoices(self.choices, tolerance):
             repeated = leaves_of(_Interpreter(program, False, True).run(*fresh(self.args)))
@@ -134,6 +139,10 @@ class Verification:
         except AssertionError:
             return False
         return True
+
+    def _device(self) -> torch.device:
+        """That of the outputs."""
+        return next((leaf.device for leaf in self.expected if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
 
     def copied(self) -> "Verification":
         """The same, for passes that change what is expected."""
@@ -180,11 +189,18 @@ class Verification:
                 continue
             relative, absolute = 0.0, 0.0
             if expected.is_floating_point() or expected.is_complex():
-                pairs = [_PRECISION.get(dtype, _SINGLE_PRECISION) for dtype in (expected.dtype, computed_in or expected.dtype)]
+                pairs = [_precision_of(dtype, expected.device) for dtype in (expected.dtype, computed_in or expected.dtype)]
                 relative, absolute = (max(values) for values in zip(*pairs, strict=True))
                 scale = largest_magnitude(expected) or self.largest
                 absolute = max(absolute * scale, min(absolute, _CANCELLATION * scale))
             torch.testing.assert_close(found, expected, rtol=relative, atol=absolute, check_stride=False, equal_nan=True)
+
+
+def _precision_of(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
+    """The tolerances for outputs of a dtype on a device; TF32, in which GPUs convolve, has as many digits as float16."""
+    if dtype not in _PRECISION and computes_in_tf32(device):
+        return _PRECISION[torch.float16]
+    return _PRECISION.get(dtype, _SINGLE_PRECISION)
 
 
 def _coarsest(program: Program) -> torch.dtype | None:

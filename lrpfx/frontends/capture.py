@@ -70,6 +70,7 @@ from lrpfx.passes.driver import (
 )
 from lrpfx.passes.program import PassResult, Program
 from lrpfx.passes.stages import Settings, Stage
+from lrpfx.support.checked_indices import checked_indices
 from lrpfx.support.tensors import is_floating, not_dense
 from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
 
@@ -725,7 +726,7 @@ def _runner(model: nn.Module, share: bool) -> Callable[[Named], Any]:
 
     def run(named: Named) -> Any:
         try:
-            with torch.no_grad(), protection:
+            with torch.no_grad(), protection, checked_indices(copied):
                 return copied(**fresh(named))
         except CaptureError:
             raise

@@ -21,6 +21,7 @@ from lrpfx.ir.guards import FixedSizes, Guard, Place, SharedSize, SizeCondition,
 from lrpfx.ir.node import ancestors_of
 from lrpfx.passes.driver import Verification, record
 from lrpfx.passes.program import PassResult, Program
+from lrpfx.support.checked_indices import checked_indices
 from lrpfx.support.torch_internals import Interpreter, pytree
 
 DynamicShapes = Mapping[str, Any] | bool | None
@@ -308,7 +309,8 @@ class _Probe:
         try:
             again = functools.partial(self.run, arguments)
             verification = Verification(tuple(arguments.values()), again(), records=False, again=again)
-            verification.check(self.program, "capture")
+            with checked_indices(self.program.root):
+                verification.check(self.program, "capture")
         except LrpfxError:
             return None
         return verification

@@ -104,7 +104,8 @@ class PropagateRelevance(torch.autograd.Function):
         values, (output,) = _saved(ctx, relevance)
         values, output, relevance = _for_code(ruled, ruled.with_recomputed(values), output, relevance)
         untouched = _untouched(ruled, values, output, relevance)
-        relevances = _propagated(ruled, ruled.layer_call(values, output, ctx.kept), relevance)
+        with _own_precision(ctx, relevance):
+            relevances = _propagated(ruled, ruled.layer_call(values, output, ctx.kept), relevance)
         untouched.check(ruled.rule, ruled.name)
         return (None, None, *_all_final(_checked(ctx, relevances)))
 
@@ -130,7 +131,8 @@ class PropagateByCode(torch.autograd.Function):
         values, (output, *kept) = _saved(ctx, relevance)
         untouched = _untouched(ruled, values, output, relevance)
         call = ruled.layer_call(values, output)
-        relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
+        with _own_precision(ctx, relevance):
+            relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
         untouched.check(ruled.rule, ruled.name)
         return (None, None, *_all_final(_checked(ctx, relevances)))
 
@@ -171,16 +173,18 @@ class PropagateOrDifferentiate(torch.autograd.Function):
         call = ruled.layer_call(values, None)
         if ruled.stored_tensors is not None:  # detached: its history leads back to this call
             ruled.stored_tensors["grad_output"] = (relevance.detach() if relevance.requires_grad else relevance,)
-        if ruled.switch is None or not ruled.switch.on:
-            relevances = call.pull_back(relevance)
-        elif ruled.rule.has_code:
-            relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
-        else:
-            relevances = _propagated(ruled, call, relevance)
+        wanted = [at for at in dict.fromkeys(ruled.parameters) if ctx.needs_input_grad[at + 2]]
+        with _own_precision(ctx, relevance):
+            if ruled.switch is None or not ruled.switch.on:
+                relevances = call.pull_back(relevance)
+            elif ruled.rule.has_code:
+                relevances = CodeOfCall(ruled.rule, ctx.module).gradients(call, relevance, ctx.stored, kept)
+            else:
+                relevances = _propagated(ruled, call, relevance)
+            of_parameters = call.parameter_gradients(relevance, ruled.parameters, wanted)
         untouched.check(ruled.rule, ruled.name)
         gradients = list(_checked(ctx, relevances))
-        wanted = [at for at in dict.fromkeys(ruled.parameters) if ctx.needs_input_grad[at + 2]]
-        for at, gradient in zip(wanted, call.parameter_gradients(relevance, ruled.parameters, wanted), strict=True):
+        for at, gradient in zip(wanted, of_parameters, strict=True):
             gradients[at] = gradient if ctx.dtypes is None else _cast(gradient, ctx.dtypes[at])
         return (None, None, *gradients)
 
@@ -239,6 +243,11 @@ def _saved(ctx: Any, relevance: torch.Tensor) -> tuple[tuple[Any, ...], tuple[An
     if ctx.dtypes is not None:
         values = tuple(_cast(value, relevance.dtype) for value in values)
     return values, more
+
+
+def _own_precision(ctx: Any, relevance: torch.Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast changes no dtypes: all that the rule reads has the dtype of its relevance already."""
+    return nullcontext() if ctx.dtypes is None else torch.autocast(relevance.device.type, enabled=False)
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:

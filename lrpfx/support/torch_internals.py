@@ -64,6 +64,16 @@ def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None
         )
 
 
+def computes_in_tf32(device: torch.device) -> bool:
+    """Whether convolutions or products of float32 on this device may have the ten binary digits of TF32."""
+    if device.type != "cuda":
+        return False
+    try:
+        return torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # set for some operations only
+        return True
+
+
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a wrapper inside a transform of torch.func."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

@@ -86,6 +86,20 @@ def test_the_driver_verifies_passes_that_promise_to_preserve():
         passes.run_pass(program, Breaks(skip_a_layer), verification)
 
 
+def test_too_little_memory_for_a_graph_that_is_not_fused_yet_has_a_remedy():
+    model, x = small_net(), torch.randn(2, 3, 8, 8)
+    program = capture_symbolic(model)
+
+    def exhaust(*values):
+        raise torch.OutOfMemoryError("Tried to allocate 64.00 GiB")
+
+    def take_more(graph):
+        next(node for node in graph.nodes if node.op == "call_function").target = exhaust
+
+    with pytest.raises(lrpfx.VerificationError, match=r"too little memory.*ResidualNet.*pass smaller example inputs"):
+        passes.run_pass(program, Breaks(take_more), passes.driver.Verification((x,), model(x).detach()))
+
+
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_networks_keep_their_output_with_example_inputs(name):
     model, x = NETWORKS[name]()
