@@ -76,9 +76,19 @@ function photograph(
     height: `${(100 * (bottom - top)) / sample.height}%`,
     transform: `scale(${map.mirrored[0] ? -1 : 1}, ${map.mirrored[1] ? -1 : 1})`,
   });
+  const [width, height] = [sample.width, sample.height];
+  const seen = h("div", { class: "seen", "aria-hidden": "true" });
+  styled(seen, {
+    left: `${(100 * Math.max(0, left)) / width}%`,
+    top: `${(100 * Math.max(0, top)) / height}%`,
+    right: `${(100 * Math.max(0, width - right)) / width}%`,
+    bottom: `${(100 * Math.max(0, height - bottom)) / height}%`,
+  });
+  const isWhole = left < 1 && top < 1 && right > width - 1 && bottom > height - 1;
   const image = h("img", { src: sample.photograph, alt: sample.name, draggable: "false" });
   const readout = h("p", { class: "readout", "aria-live": "off" }, "Point at the photograph to read its relevance.");
   const frame = h("div", { class: sample.width < COARSE ? "photograph grey coarse" : "photograph grey" }, image, drawn);
+  if (!isWhole) frame.append(seen);
   const pixel = (event: PointerEvent): [number, number] | null => {
     const edge = drawn.getBoundingClientRect();
     let right = (event.clientX - edge.left) / edge.width;
@@ -119,6 +129,7 @@ function photograph(
     {},
     frame,
     scaleOf(shown(map.drawn.scale, 0, 2), view, colors),
+    isWhole ? null : h("p", { class: "told" }, "The frame is what the model saw: of the rest, the map says nothing."),
     readout,
     h("div", { class: "controls" }, h("label", {}, "map ", opacity), h("label", {}, grey, " photograph in grey")),
   );

@@ -526,6 +526,20 @@ def test_samples_of_different_composites(browser, folder):
 
 
 @needs_chromium
+def test_a_frame_shows_what_the_model_saw(browser, two_composites):
+    path, data = two_composites
+    opened(browser, path)
+    left, top, right, bottom = data["views"][0]["map"]["box"]
+    photograph, seen = one(browser, ".photograph").rect, one(browser, ".seen").rect
+    enlarged = photograph["width"] / data["samples"][0]["width"]
+    assert left > 1, "the preprocessing cuts off the sides"
+    assert seen["x"] - photograph["x"] == pytest.approx(left * enlarged, abs=1)
+    assert seen["width"] == pytest.approx((right - left) * enlarged, abs=1)
+    assert seen["height"] == pytest.approx((bottom - top) * enlarged, abs=1)
+    assert "The frame is what the model saw" in one(browser, ".side").text
+
+
+@needs_chromium
 def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
     from pages.test_encoding import unpacked
     from selenium.webdriver.common.action_chains import ActionChains
