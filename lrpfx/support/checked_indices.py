@@ -64,4 +64,4 @@ def _indices_of(operator: Any, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
 def checked_indices(module: nn.Module) -> AbstractContextManager[Any]:
     """A context for a run of a module; it costs something only if a tensor of the module is on another device than the CPU."""
     tensors = itertools.chain(module.parameters(), module.buffers())
-    return nullcontext() if all(one.device.type == "cpu" for one in tensors) else CheckedIndices()
+    return nullcontext() if all(one.device.type == "cpu" for one in tensors) else CheckedIndices()  # type: ignore[no-untyped-call]
