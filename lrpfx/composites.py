@@ -22,7 +22,7 @@ from lrpfx.frontends.execution_order import modules_in_order_of_execution
 from lrpfx.ir.mapping import MappingContext
 from lrpfx.operators.layer import Layer
 from lrpfx.rules import formulas
-from lrpfx.rules.differences import MAXIMA, Difference
+from lrpfx.rules.differences import Difference
 from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import describe_value
@@ -882,13 +882,15 @@ class DeepLIFT(_BuiltInComposite):
             types.Interpolation,
             types.Statistic,
             types.Recurrent,
+            types.Detach,
         )
         super().__init__(None, [(one, Difference()) for one in kinds_of_layers], canonizers)
         of_layers = self.module_map
 
         def mapping(context: dict[Any, Any], name: str, module: Any) -> Hook | None:
             row = module.operation.row if isinstance(module, Layer) else None
-            return Difference() if row is not None and row.name in MAXIMA else of_layers(context, name, module)
+            states = row is not None and row.values.between is not None  # also of operations that need no rule for LRP
+            return Difference() if states else of_layers(context, name, module)
 
         self.module_map = mapping
 

@@ -1,12 +1,15 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
+from collections.abc import Mapping
+
 from torch import fx, nn
 
 from lrpfx.errors import InputTypeError, LrpfxWarning
 from lrpfx.ir.kinds import ConvolutionStandard, ConvolutionTranspose, Linear, Product, Sum
 from lrpfx.ir.mapping import MappingContext, RuleMapping
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
-from lrpfx.operators.layer import layer_of_node
+from lrpfx.operators.layer import Layer, layer_of_node
+from lrpfx.passes.normalize.normalize_operators import data_from_constants
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
 from lrpfx.rules.differences import Difference
@@ -42,15 +45,10 @@ class Assign(GraphPass):
         ordered = calls_before_output(program.graph)
         layers = {node: layer_of_node(node, program.root) for node in dict.fromkeys([*ordered, *data_calls(program.graph)])}
         context = MappingContext((layers[node].name, layers[node]) for node in ordered)
-        for node, layer in layers.items():
-            context.reason = ""
-            rule = self.composite.module_map(context, layer.name, layer)
-            if rule is None:
-                continue
-            if not isinstance(rule, Hook):
-                raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule", topic="composites")
-            update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
-            result.match(layer.name, f"{rule}, by {node_info(node).chosen_by}")
+        self._ask(context, layers, result)
+        if any(node_info(node).rule is not None and node_info(node).rule.reads_controls for node in layers):
+            found = data_from_constants(program.graph)
+            self._ask(context, {node: layer_of_node(node, program.root) for node in found}, result)
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.notes.append(_warning(program, self.composite, unmatched))
@@ -60,6 +58,17 @@ class Assign(GraphPass):
             sums = set() if rule is None or type(rule) in (Epsilon, Norm) else sums
         result.notes += _products_and_exponentials(program, sums)
         return result
+
+    def _ask(self, context: MappingContext, layers: Mapping[fx.Node, Layer], result: PassResult) -> None:
+        for node, layer in layers.items():
+            context.reason = ""
+            rule = self.composite.module_map(context, layer.name, layer)
+            if rule is None:
+                continue
+            if not isinstance(rule, Hook):
+                raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule", topic="composites")
+            update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
+            result.match(layer.name, f"{rule}, by {node_info(node).chosen_by}")
 
 
 def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[LrpfxWarning]:

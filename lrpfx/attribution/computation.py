@@ -121,7 +121,7 @@ class Computation:
         self.seeds = [one.seed(forward.output, forward.explained.chosen) for one in self.targets]
         self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
         self._passages: list[Passage] = []
-        if callable(self.question.output) and not torch.compiler.is_compiling():
+        if callable(self.question.output) and not self._references and not torch.compiler.is_compiling():
             passed = map(forward.explained.behind_function, self._starts)
             self._passages = [passage(seed, found) for seed, found in zip(self.seeds, passed, strict=True)]
         if self._first is not None:
@@ -146,7 +146,8 @@ class Computation:
         recorded, of_layers = with_factors(recorder, returned)
         plain = [None for _ in self.arguments.leaves]
         factors = [*plain, *of_layers, *(None for _ in self._again)]
-        return _Forward(chosen, explained_output(chosen, self.question.output), recorded, factors)
+        explained = explained_output(chosen, self.question.output, of_multipliers=bool(self._references))
+        return _Forward(chosen, explained, recorded, factors)
 
     def _from_start(
         self, start: fx.Node, runner: Callable[..., Any], forward: _Forward, further: Mapping[str, Any]

@@ -62,7 +62,7 @@ class Job:
 
     def explained(self, result: Any) -> ExplainedOutput:
         """The explained output among those of the module."""
-        return explained_output(result, self.output, self.is_linear)
+        return explained_output(result, self.output, self.is_linear, of_multipliers=bool(self.module.reference_names))
 
     def masked_values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The values at the places of conditions."""

@@ -69,6 +69,33 @@ class Matrices(enum.Enum):
     OF_GROUPS = "groups of rows have one each; an argument says where they end"
 
 
+class Between(enum.Enum):
+    """How the difference of a result from that for a reference is shared among the data, where its kind does not tell."""
+
+    SOFTMAX = "a softmax"
+    LOG_SOFTMAX = "the logarithm of a softmax"
+    LOG_SUM = "the logarithm of a sum of exponentials"
+    RUNNING_LOG_SUM = "the logarithm of the sum of exponentials of all entries so far"
+    SHARES = "a quotient of exponentials and sums, which the row names so"
+    QUOTIENT = "a quotient"
+    NORMALIZATION = "a division by the root of the mean square"
+    CHANNEL_NORMALIZATION = "a division by a power of a mean square of channels near by"
+    ROOT = "the root of a square of the data"
+    POWER_ROOT = "the root of a sum of powers of magnitudes"
+    NORMALIZED = "a division by a norm"
+    LARGER = "the larger of two"
+    SMALLER = "the smaller of two"
+    LARGEST = "the largest of several"
+    SMALLEST = "the smallest of several"
+    PRODUCT = "the product of several"
+    RUNNING_PRODUCT = "the product of all entries so far"
+    RECURRENT = "a recurrent layer"
+    RECURRENT_STEP = "one step of a recurrent layer"
+    RECURRENCE = "a recurrence with factors"
+    SELECTIVE_SCAN = "a recurrence with factors that exponentials give"
+    WEIGHTED_MEAN = "a mean of all entries so far, with exponential weights"
+
+
 @dataclass(frozen=True)
 class Channels:
     """The position of a value's channels: dimension 1 of `dimensions`, which is None if unknown.
@@ -241,6 +268,7 @@ class Values:
     """The values of the result."""
 
     sign: SignOf | None = None
+    between: Between | None = None  # how differences from a reference are shared, where the kind does not tell
     positive_part: bool = False  # it is max(input, 0)
     keeps_nonpositive: bool = False  # an entry of the result is positive only where the input is positive
     negates: bool = False  # it is an operator of the same kind, applied to -input

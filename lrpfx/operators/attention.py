@@ -7,7 +7,7 @@ from torch.nn import functional
 from lrpfx.errors import CaptureError
 from lrpfx.ir import kinds
 from lrpfx.ir.node import node_info
-from lrpfx.ir.operator import Bound, Builder, Operator, Probability
+from lrpfx.ir.operator import Between, Bound, Builder, Operator, Probability
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.functions import (
     attention_bias,
@@ -79,6 +79,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.Softmax,
         "input dim=None dtype=None",
         functional.softmax,
+        between=Between.SOFTMAX,
         modules=[nn.Softmax, nn.Softmax2d],
         reordered=[(functional.softmax, "input dim _stacklevel dtype")],
         sign=signs.never_negative,
@@ -108,6 +109,7 @@ ROWS: tuple[Operator, ...] = (
         "masked_softmax",
         kinds.Softmax,
         "input dim",
+        between=Between.SOFTMAX,
         reordered=[(aten_operator("_safe_softmax.default"), "input dim dtype")],
         sign=signs.never_negative,
         scales=2,
@@ -120,6 +122,7 @@ ROWS: tuple[Operator, ...] = (
         "exponential_shares",
         kinds.Softmax,
         "input exponentials sums dim",
+        between=Between.SHARES,
         controls="exponentials sums",
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
@@ -138,6 +141,7 @@ ROWS: tuple[Operator, ...] = (
         "shares_of_groups",
         kinds.Softmax,
         "input exponentials sums totals index dim",
+        between=Between.SHARES,
         controls="exponentials sums totals",
         scales=2,
         probability=Probability.OF_ALL_LOGITS,
@@ -190,6 +194,7 @@ ROWS: tuple[Operator, ...] = (
         "log_softmax",
         kinds.Activation,
         "input dim dtype=None",
+        between=Between.LOG_SOFTMAX,
         reordered=[(functional.log_softmax, "input dim _stacklevel dtype")],
         sign=signs.never_positive,
         probability=Probability.OF_ALL_LOGITS,

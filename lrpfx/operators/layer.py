@@ -252,6 +252,10 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
         bound = bound_arguments(node, operator)
         takes_share = carries_relevance if operator.shares_with_constants else is_data
         inputs = [bound[name] for name in operator.data if takes_share(bound.get(name))]
+        data = operator.data
+        if info.rule is not None and info.rule.reads_controls:
+            inputs += [bound[name] for name in operator.controls if is_data(bound.get(name))]
+            data += operator.controls
         parameters = {name: bound.get(name) for name in operator.parameters}
     else:
         inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if node_info(argument).role is Role.DATA]
@@ -269,7 +273,7 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
 
         if operator is not None and by_name:
             args = [
-                numbered(value) if name in operator.data else value for name, value in _named(operator.arguments, args).items()
+                numbered(value) if name in data else value for name, value in _named(operator.arguments, args).items()
             ]
         else:
             args, kwargs = map_arguments((args, kwargs), numbered)

@@ -5,7 +5,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Bound, Builder, Operator, SavedScale
+from lrpfx.ir.operator import Between, Bound, Builder, Operator, SavedScale
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
@@ -97,6 +97,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.LayerNorm,
         "input normalized_shape weight=None bias=None eps=1e-05",
         functional.layer_norm,
+        between=Between.NORMALIZATION,
         order="input normalized_shape weight bias eps cudnn_enable",
         detached=_detached_layer_norm,
         saved_scale=SavedScale(_layer_norm_and_scale, _layer_norm_pull),
@@ -110,6 +111,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.LayerNorm,
         "input num_groups weight=None bias=None eps=1e-05",
         functional.group_norm,
+        between=Between.NORMALIZATION,
         order="input num_groups weight bias eps cudnn_enabled",
         detached=_detached_group_norm,
         mixes=mixing.sample,
@@ -121,6 +123,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.LayerNorm,
         "input running_mean=None running_var=None weight=None bias=None use_input_stats=True momentum=0.1 eps=1e-05",
         functional.instance_norm,
+        between=Between.NORMALIZATION,
         buffers="running_mean running_var",
         modules=[nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d],
         order="input weight bias running_mean running_var use_input_stats momentum eps cudnn_enabled",
@@ -145,6 +148,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.RMSNorm,
         "input normalized_shape weight=None eps=None",
         functional.rms_norm,
+        between=Between.NORMALIZATION,
         mixes=mixing.normalized,
         keeps_dimensions=True,
         sample=call(input=MATRIX, normalized_shape=(4,), weight=weight(4), eps=0.1),
@@ -153,6 +157,7 @@ ROWS: tuple[Operator, ...] = (
         "normalize",
         kinds.RMSNorm,
         "input p=2.0 dim=1 eps=1e-12 out=None",
+        between=Between.NORMALIZED,
         whole={"(Tensor input, float p=2.0, int[1] dim=1, float eps=1e-12) -> Tensor": (functional.normalize,)},
         sign=signs.of_input,
         mixes=mixing.given(),
@@ -163,6 +168,7 @@ ROWS: tuple[Operator, ...] = (
         "local_response_norm",
         kinds.RMSNorm,
         "input size alpha=0.0001 beta=0.75 k=1.0",
+        between=Between.CHANNEL_NORMALIZATION,
         whole={
             "(Tensor input, int size, float alpha=1e-4, float beta=0.75, float k=1.0) -> Tensor": (
                 functional.local_response_norm,

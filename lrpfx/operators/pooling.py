@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Bound, Channels, Function, NotAffineError, Operator
+from lrpfx.ir.operator import Between, Bound, Channels, Function, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat, pads
 from lrpfx.operators.row import standard_row
@@ -97,7 +97,15 @@ def _adaptive_average_pool(dimensions: int) -> Operator:
 
 def _maximum_pool(name: str, function: Function | None = None, arguments: str = "", **facts: Any) -> Operator:
     return standard_row(
-        name, kinds.MaxPool, arguments, function, sign=signs.of_input, selects=True, discrete_results=(1,), **facts
+        name,
+        kinds.MaxPool,
+        arguments,
+        function,
+        between=Between.LARGEST,
+        sign=signs.of_input,
+        selects=True,
+        discrete_results=(1,),
+        **facts,
     )
 
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info
-from lrpfx.ir.operator import Builder, Form, Function, Operator
+from lrpfx.ir.operator import Between, Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
     gate,
@@ -252,6 +252,7 @@ ROWS: tuple[Operator, ...] = (
         "div",
         kinds.Product,
         "input other rounding_mode=None",
+        between=Between.QUOTIENT,
         spelled="div divide true_divide",
         functions=[operator.truediv],
         inplace=[operator.itruediv],
@@ -294,6 +295,7 @@ ROWS: tuple[Operator, ...] = (
         "prod",
         kinds.Product,
         "input dim=None keepdim=False dtype=None",
+        between=Between.PRODUCT,
         multiplies_up=True,
         mixes=mixing.given(),
         sample=call(input=POSITIVE, dim=1, keepdim=True, dtype=torch.float64),
@@ -302,6 +304,7 @@ ROWS: tuple[Operator, ...] = (
         "cumprod",
         kinds.Product,
         "input dim dtype=None",
+        between=Between.RUNNING_PRODUCT,
         multiplies_up=True,
         accumulates=mixing.given(),
         sample=call(input=POSITIVE, dim=1, dtype=torch.float64),
@@ -310,7 +313,15 @@ ROWS: tuple[Operator, ...] = (
     _of_two(
         "gated_product", kinds.GatedProduct, gated_product, signal(2, 4), sign=signs.of_product, proportional_to="input other"
     ),
-    _of_two("quotient", kinds.Gate, quotient, POSITIVE, sign=signs.of_quotient, proportional_to="input"),
+    _of_two(
+        "quotient",
+        kinds.Gate,
+        quotient,
+        POSITIVE,
+        between=Between.QUOTIENT,
+        sign=signs.of_quotient,
+        proportional_to="input",
+    ),
     standard_row(
         "matmul",
         kinds.MatMul,

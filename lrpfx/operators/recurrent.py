@@ -15,7 +15,7 @@ from torch.nn import functional
 from lrpfx.errors import CaptureError, InputError
 from lrpfx.ir import kinds
 from lrpfx.ir.node import node_info
-from lrpfx.ir.operator import Bound, Builder, Operator
+from lrpfx.ir.operator import Between, Bound, Builder, Operator
 from lrpfx.operators.row import standard_row
 from lrpfx.support.opaque_operator import opaque_operator
 from lrpfx.support.torch_internals import FakeTensor, is_transformed
@@ -258,40 +258,64 @@ def _states_of_cell(keep: torch.Tensor, entering: torch.Tensor, cell: torch.Tens
     return torch.stack(states)
 
 
+class Slopes(NamedTuple):
+    """The slopes of one step at each step: tensors of shape (steps, batch, units) in the order of the steps.
+
+    The value is the state of an LSTM's cell, and the hidden state of others.
+    """
+
+    of_arguments: list[torch.Tensor]  # of the value by what gates and candidate are functions of, in the order of the weights
+    keep: torch.Tensor | None = None  # of the value by the value before
+    reset: torch.Tensor | None = None  # of the candidate by the hidden state's part of it (GRU)
+    opens: torch.Tensor | None = None  # of the hidden state by the value (LSTM)
+    of_out: torch.Tensor | None = None  # of the hidden state by what the out gate is a function of (LSTM)
+
+
 def _adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of the data arguments among `inputs`, by the derivative of each step from the last one backward."""
-    run, mode = run_of(arguments), arguments["mode"]
-    gates, layout = run.gates, (arguments["reverse"], arguments["batch_first"])
+    """The gradients of the data arguments among `inputs`."""
+    return pulled_through_steps(gradient, inputs, arguments, _derivatives(run_of(arguments), arguments["mode"]))
+
+
+def _derivatives(run: Run, mode: str) -> Slopes:
+    gates = run.gates
     candidate = torch.relu(gates.candidate) if mode == RELU else torch.tanh(gates.candidate)
     of_candidate = (candidate > 0).to(candidate.dtype) if mode == RELU else 1.0 - candidate * candidate
-    opens = of_out = None
     if mode == LSTM:
         assert gates.enter is not None and gates.keep is not None and gates.out is not None
         activated = torch.tanh(run.values)
-        opens, of_out = gates.out * (1.0 - activated * activated), activated * _slope(gates.out)
         slopes = [candidate * _slope(gates.enter), run.before * _slope(gates.keep), gates.enter * of_candidate]
-    elif mode == GRU:
+        opens, of_out = gates.out * (1.0 - activated * activated), activated * _slope(gates.out)
+        return Slopes(slopes, gates.keep, opens=opens, of_out=of_out)
+    if mode == GRU:
         assert gates.reset is not None and gates.keep is not None and gates.enter is not None
         entered = gates.enter * of_candidate
         reset_part = run.hidden_part.chunk(3, -1)[2]
         slopes = [entered * reset_part * _slope(gates.reset), (run.previous - candidate) * _slope(gates.keep), entered]
-    else:
-        slopes = [of_candidate]
-    of_input = torch.stack(slopes, -2)
-    of_hidden = of_input if gates.reset is None else torch.stack([*slopes[:2], slopes[2] * gates.reset], -2)
+        return Slopes(slopes, gates.keep, gates.reset)
+    return Slopes([of_candidate])
+
+
+def pulled_through_steps(
+    gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound, slopes: Slopes
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the data arguments among `inputs`, by the slopes of each step from the last one backward."""
+    of_arguments, keep, reset, opens, of_out = slopes
+    layout = arguments["reverse"], arguments["batch_first"]
+    of_input = torch.stack(of_arguments, -2)
+    of_hidden = of_input if reset is None else torch.stack([*of_arguments[:2], of_arguments[2] * reset], -2)
     of_states, last = (None, gradient) if arguments["result"] == CELL else (in_time(gradient, *layout), None)
-    values: Any = (of_states, last, of_hidden, gates.keep, opens, of_out, arguments["weight_hh"], arguments["weight_hr"])
+    values: Any = (of_states, last, of_hidden, keep, opens, of_out, arguments["weight_hh"], arguments["weight_hr"])
     pulled = (_gradient_loop if torch.compiler.is_compiling() else _gradients_of_states)(*values)  # of values, of what opens
     of_value, of_opened = pulled.unbind(-2)
     rows, hidden_rows = of_value.unsqueeze(-2) * of_input, of_value[0].unsqueeze(-2) * of_hidden[0]
     if of_out is not None:
         rows = torch.cat([rows, (of_opened * of_out).unsqueeze(-2)], -2)
         hidden_rows = rows[0]
-    kept = None if gates.keep is None else of_value[0] * gates.keep[0]
+    kept = None if keep is None else of_value[0] * keep[0]
     hidden = hidden_rows.flatten(-2) @ arguments["weight_hh"]
     found = {
         "input": out_of_time(rows.flatten(-2) @ arguments["weight_ih"], arguments["input"].ndim, *layout),
-        "hidden": hidden + kept if mode == GRU and kept is not None else hidden,
+        "hidden": hidden + kept if arguments["mode"] == GRU and kept is not None else hidden,
         "cell": kept,
     }
     return tuple(found[name] for name in _names_of(inputs, arguments))
@@ -535,7 +559,7 @@ def _cell_row(name: str, **facts: Any) -> Operator:
     )
 
 
-def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str) -> Operator:
+def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str, **facts: Any) -> Operator:
     return standard_row(
         name,
         kinds.Recurrent,
@@ -545,11 +569,18 @@ def _step_row(name: str, function: Callable[..., Any], arguments: str, data: str
         elementwise=True,
         keeps_rank=True,
         without_sample="only the compiler inserts it",
+        **facts,
     )
 
 
 ROWS: tuple[Operator, ...] = (
-    _step_row("lstm_step", lstm_step, "enter candidate keep=None cell=None out=None", "enter candidate keep cell out"),
+    _step_row(
+        "lstm_step",
+        lstm_step,
+        "enter candidate keep=None cell=None out=None",
+        "enter candidate keep cell out",
+        between=Between.RECURRENT_STEP,
+    ),
     _step_row("gru_step", gru_step, "candidate gate hidden enters=False", "candidate gate hidden"),
     _step_row("gru_reset", gru_reset, "value gate", "value gate"),
     _step_row("rnn_step", rnn_step, "candidate", "candidate"),
@@ -561,6 +592,7 @@ ROWS: tuple[Operator, ...] = (
         recurrent,
         data="input hidden cell",
         parameters="weight_ih weight_hh bias_ih bias_hh weight_hr",
+        between=Between.RECURRENT,
         modules=[nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell],
         adjoint=_adjoint,
         keeps_rank=True,

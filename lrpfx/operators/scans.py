@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Bound, Operator
+from lrpfx.ir.operator import Between, Bound, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import kept_in_traces
 from lrpfx.operators.row import standard_row
@@ -36,22 +36,22 @@ def linear_recurrence(input: torch.Tensor, factors: torch.Tensor, dim: int = 1) 
     # A graph of log2(length) operations: a state after n steps, and the product of the last n factors, give those of 2 n steps.
     length, distance = input.shape[dim], 1
     while distance < length:
-        before = _delayed(steps, distance, dim)
+        before = delayed(steps, distance, dim)
         steps = steps + decays * before
-        decays = decays * _delayed(decays, distance, dim)
+        decays = decays * delayed(decays, distance, dim)
         distance *= 2
     return steps
 
 
-def _delayed(value: torch.Tensor, distance: int, dim: int) -> torch.Tensor:
+def delayed(value: torch.Tensor, distance: int, dim: int) -> torch.Tensor:
     """The value a number of steps before, 0 before the first."""
     kept = value.narrow(dim, 0, value.shape[dim] - distance)
     return torch.cat([torch.zeros_like(value.narrow(dim, 0, distance)), kept], dim)
 
 
-def _recurrence_backwards(gradient: torch.Tensor, factors: torch.Tensor, dim: int) -> torch.Tensor:
+def recurrence_backwards(gradient: torch.Tensor, factors: torch.Tensor, dim: int) -> torch.Tensor:
     """The transposed map of `linear_recurrence`: g_t = gradient_t + factors_(t+1) g_(t+1)."""
-    next_factors = _delayed(factors.flip(dim), 1, dim)
+    next_factors = delayed(factors.flip(dim), 1, dim)
     return linear_recurrence(gradient.flip(dim), next_factors, dim).flip(dim)
 
 
@@ -79,7 +79,7 @@ def _selected(
 def _selective_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
     named = (arguments[name] for name in ("step", "decay", "into_state", "out_of_state"))
     factors, entering, leaving = _selected(*named)
-    states = _recurrence_backwards((leaving * gradient.unsqueeze(2)).to(factors.dtype), factors, 3)
+    states = recurrence_backwards((leaving * gradient.unsqueeze(2)).to(factors.dtype), factors, 3)
     return ((states * entering).sum(2),)
 
 
@@ -92,7 +92,7 @@ def weighted_key_value(input: torch.Tensor, key: torch.Tensor, decay: torch.Tens
     """
     factors, entering, held, own = _weights(key, decay, first)
     states = linear_recurrence(entering * input, factors, 1)
-    return (held * _delayed(states, 1, 1) + own * input).to(input.dtype)
+    return (held * delayed(states, 1, 1) + own * input).to(input.dtype)
 
 
 def _weights(key: torch.Tensor, decay: torch.Tensor, first: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -107,18 +107,18 @@ def _weights(key: torch.Tensor, decay: torch.Tensor, first: torch.Tensor) -> tup
     total = linear_recurrence(entering, factors, 1)
     most = torch.maximum(before, key + first)
     held, own = torch.exp(before - most), torch.exp(key + first - most)
-    denominator = held * _delayed(total, 1, 1) + own
+    denominator = held * delayed(total, 1, 1) + own
     return factors, entering, held / denominator, own / denominator
 
 
 def _weighted_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
     factors, entering, held, own = _weights(arguments["key"], arguments["decay"], arguments["first"])
-    of_states = _delayed((held * gradient).flip(1), 1, 1).flip(1)
-    return ((entering * _recurrence_backwards(of_states, factors, 1) + own * gradient).to(gradient.dtype),)
+    of_states = delayed((held * gradient).flip(1), 1, 1).flip(1)
+    return ((entering * recurrence_backwards(of_states, factors, 1) + own * gradient).to(gradient.dtype),)
 
 
 def _recurrence_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
-    return (_recurrence_backwards(gradient, arguments["factors"].expand_as(gradient), arguments["dim"]),)
+    return (recurrence_backwards(gradient, arguments["factors"].expand_as(gradient), arguments["dim"]),)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
@@ -129,6 +129,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.Scan,
         "input factors dim=1",
         linear_recurrence,
+        between=Between.RECURRENCE,
         whole={"(Tensor input, Tensor factors, int dim=1) -> Tensor": (linear_recurrence,)},
         empty_result=lambda input, factors, dim=1: torch.empty_like(input),
         controls="factors",
@@ -141,6 +142,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.Scan,
         "input step decay into_state out_of_state",
         selective_scan,
+        between=Between.SELECTIVE_SCAN,
         whole={
             "(Tensor input, Tensor step, Tensor decay, Tensor into_state, Tensor out_of_state) -> Tensor": (selective_scan,),
         },
@@ -160,6 +162,7 @@ ROWS: tuple[Operator, ...] = (
         kinds.Scan,
         "input key decay first",
         weighted_key_value,
+        between=Between.WEIGHTED_MEAN,
         whole={"(Tensor input, Tensor key, Tensor decay, Tensor first) -> Tensor": (weighted_key_value,)},
         empty_result=lambda input, key, decay, first: torch.empty_like(input),
         controls="key decay first",

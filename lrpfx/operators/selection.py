@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data, node_info
-from lrpfx.ir.operator import Bound, Builder, Channels, ExampleCall, Fill, NotAffineError, Operator
+from lrpfx.ir.operator import Between, Bound, Builder, Channels, ExampleCall, Fill, NotAffineError, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
@@ -92,6 +92,7 @@ def _of_two(name: str, other_name: str) -> Operator:
         kinds.Neutral,
         "input other",
         getattr(torch, name),
+        between=Between.LARGER if name == "maximum" else Between.SMALLER,
         spelled=f"{name} {other_name}",
         sign=signs.of_both,
         selects=True,
@@ -263,29 +264,35 @@ ROWS: tuple[Operator, ...] = (
     ),
     _of_two("maximum", "fmax"),
     _of_two("minimum", "fmin"),
-    neutral("amax", sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amax(1))),
+    neutral("amax", between=Between.LARGEST, sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amax(1))),
     neutral(
-        "amin", sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amin(axis=1, keepdims=True))
+        "amin",
+        between=Between.SMALLEST,
+        sign=signs.of_input,
+        selects=True,
+        mixes=mixing.given(),
+        sample=of(lambda x: x.amin(axis=1, keepdims=True)),
     ),
-    _with_places("max", of(lambda x: x.max(dim=1).values), mixes=mixing.given()),
-    _with_places("min", of(lambda x: torch.min(x, 1)[0]), mixes=mixing.given()),
+    _with_places("max", of(lambda x: x.max(dim=1).values), between=Between.LARGEST, mixes=mixing.given()),
+    _with_places("min", of(lambda x: torch.min(x, 1)[0]), between=Between.SMALLEST, mixes=mixing.given()),
     _with_places("median", of(lambda x: x.median(1).values), mixes=mixing.given()),
     _with_places("nanmedian", of(lambda x: x.nanmedian(1).values), mixes=mixing.given()),
     _with_places("mode", of(lambda x: x.mode(1).values), mixes=mixing.given(default=-1)),
     _with_places("kthvalue", of(lambda x: torch.kthvalue(x, 2, dim=1).values), mixes=mixing.given(2, -1)),
     _with_places("topk", of(lambda x: x.topk(2, 1).values), mixes=mixing.given(2, -1)),
     _with_places("sort", of(lambda x: x.sort(1)[0]), mixes=mixing.given(default=-1)),
-    _with_places("cummax", of(lambda x: x.cummax(1)[0]), accumulates=mixing.given()),
-    _with_places("cummin", of(lambda x: x.cummin(1)[0]), accumulates=mixing.given()),
+    _with_places("cummax", of(lambda x: x.cummax(1)[0]), between=Between.LARGEST, accumulates=mixing.given()),
+    _with_places("cummin", of(lambda x: x.cummin(1)[0]), between=Between.SMALLEST, accumulates=mixing.given()),
     # A soft maximum: its gradient consists of shares that add up to 1.
     neutral(
         "logsumexp",
+        between=Between.LOG_SUM,
         spelled="logsumexp special_logsumexp",
         functions=[torch.special.logsumexp],
         mixes=mixing.given(),
         sample=of(lambda x: x.logsumexp(1)),
     ),
-    neutral("logcumsumexp", accumulates=mixing.given(), sample=of(lambda x: x.logcumsumexp(1))),
+    neutral("logcumsumexp", between=Between.RUNNING_LOG_SUM, accumulates=mixing.given(), sample=of(lambda x: x.logcumsumexp(1))),
     neutral("msort", selects=True, mixes=mixing.first_dimension, sample=of(lambda x: torch.msort(x), (4, 2), batch=False)),
     neutral(
         "put",

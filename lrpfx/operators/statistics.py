@@ -8,7 +8,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Builder, Operator
+from lrpfx.ir.operator import Between, Builder, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, call, of, signal
@@ -85,6 +85,7 @@ ROWS: tuple[Operator, ...] = (
     standard_row(
         "std",
         kinds.Statistic,
+        between=Between.ROOT,
         sign=signs.never_negative,
         mixes=mixing.given(),
         sample=of(lambda x: x.std(1, correction=0, keepdim=True)),
@@ -112,6 +113,7 @@ ROWS: tuple[Operator, ...] = (
     standard_row(
         "norm",
         kinds.Statistic,
+        between=Between.POWER_ROOT,
         spelled="norm linalg_norm linalg_vector_norm",
         functions=[torch.linalg.norm, torch.linalg.vector_norm],
         sign=signs.never_negative,
@@ -121,6 +123,7 @@ ROWS: tuple[Operator, ...] = (
     standard_row(
         "lp_pool",
         kinds.Statistic,
+        between=Between.POWER_ROOT,
         spelled="lp_pool1d lp_pool2d lp_pool3d",
         modules=[nn.LPPool1d, nn.LPPool2d, nn.LPPool3d],
         whole={

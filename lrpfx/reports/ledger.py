@@ -33,7 +33,7 @@ from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, multiplier_from
+from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
 from lrpfx.runtime.rule_table import GRADIENT, OUTPUT, rule_label
 from lrpfx.support.html import Html, bar, element, folded
 from lrpfx.support.table import Rows, Table
@@ -265,10 +265,10 @@ def _accounts(
             return value  # a function may compute anything of what no signal reaches
         return outputs.setdefault(id(value), value.detach().requires_grad_())
 
-    explained = explained_output(map_result(result, leaf), output)
+    explained = explained_output(map_result(result, leaf), output, of_multipliers=bool(references))
     seed = target.seed(explained.value, explained.chosen)
     start = explained.start(seed, target)
-    passed = passage(seed, explained.behind_function(start)) if callable(output) else None
+    passed = passage(seed, explained.behind_function(start)) if callable(output) and not references else None
     if explained.value.requires_grad:
         gradients = torch.autograd.grad(explained.value, list(outputs.values()), start, allow_unused=True)
         for key, gradient in zip(outputs, gradients, strict=True):
@@ -277,7 +277,7 @@ def _accounts(
         sweep.keep_constants(passed.constants)
     entries = sweep.backward()
     if references:  # what is explained is the difference of the outputs
-        return Ledger(entries, sweep.difference, abs(sweep.difference), sweep.inputs, sweep.flows)
+        return Ledger(entries, sweep.outputs, abs(sweep.outputs), sweep.inputs, sweep.flows)
     return Ledger(entries, _total(seed), _total(seed.abs()), sweep.inputs, sweep.flows)
 
 
@@ -297,11 +297,6 @@ def objection(accounts: Ledger) -> str | None:
 
 def _total(value: torch.Tensor) -> float:
     return float(value.detach().double().sum())
-
-
-def _explains_difference(node: fx.Node) -> bool:
-    """Whether the explanation of a difference begins at a node: it gets the relevance of the output itself."""
-    return node.target is carry_multiplier and bool(node_info(node).reference)
 
 
 class _Call:
@@ -333,7 +328,7 @@ class _Sweep:
         self.flows: dict[tuple[str, str], float] = {}
         self.constant_outputs: list[Entry] = []
         self.by_name = nodes_by_name(module.unfused_graph)
-        self.difference = 0.0  # of what is explained, from the reference
+        self.outputs = 0.0  # the relevance of the outputs
 
     # --- forward
 
@@ -406,23 +401,23 @@ class _Sweep:
     def _relevance(self, node: fx.Node, number: int, value: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
         """The relevance of one of a node's tensors, which may carry a multiplier: of its value, or of a difference."""
         info = node_info(node)
-        if _explains_difference(node):
-            carried = multiplier_from(value, carried)
-        elif not info.carries_multiplier:
+        if not info.carries_multiplier:
             return carried
         if info.reference:
             value = value - floating_tensors(self.values[self.by_name[info.reference]])[number]
         return relevance_from(value, carried)
 
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:
-        """Add relevance of an output of the model, identified by the id of its tensor."""
+        """Add relevance of an output of the model, or its multiplier; `key`: the id of its tensor."""
         if gradient is None:
             return
         if key in self.origins:
             node, number = self.origins[key]
             self._add(node, number, gradient)
-            self._flow(node, self.end, _total(gradient))
-        else:  # an output that no signal reaches
+            relevance = _total(self._relevance(node, number, floating_tensors(self.values[node])[number], gradient))
+            self._flow(node, self.end, relevance)
+            self.outputs += relevance
+        elif not self.module.reference_names:  # an output that no signal reaches
             self.keep_constants(_total(gradient))
 
     def keep_constants(self, amount: float) -> None:
@@ -464,7 +459,6 @@ class _Sweep:
             _total(self.counted(self._relevance(node, number, output, carried)))
             for number, (output, carried) in zip(numbers, pairs, strict=True)
         )
-        self.difference += incoming if _explains_difference(node) else 0.0
         outgoing, parts = 0.0, dict.fromkeys(PARTS, 0.0)
         if info.kind is Embedding:
             self.inputs[info.name] = incoming

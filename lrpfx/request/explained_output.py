@@ -37,17 +37,18 @@ class ExplainedOutput:
     """The explained tensor, and where its relevance comes from.
 
     `value`: the tensor. `chosen`: how it is chosen among the outputs, for messages. `sources`: the outputs as a function read
-    them, none without a function. `is_linear`: whether the function computes, so that derivatives of `value` are multipliers.
+    them, none without a function. `of_multipliers`: whether derivatives of `value` are multipliers, since the function computes
+    or since the outputs carry them.
     """
 
     value: torch.Tensor
     chosen: str
     sources: tuple[torch.Tensor, ...] = ()
-    is_linear: bool = False
+    of_multipliers: bool = False
 
     def start(self, seed: torch.Tensor, target: Target) -> torch.Tensor:
         """The gradient of `value` with which the backward pass starts, for the relevance that a target assigns to it."""
-        return target.multiplier(self.value, seed) if self.is_linear else seed
+        return target.multiplier(self.value, seed) if self.of_multipliers else seed
 
     def behind_function(self, start: torch.Tensor) -> list[torch.Tensor]:
         """Relevance of the outputs that the function reads."""
@@ -74,21 +75,26 @@ def passage(seed: torch.Tensor, passed: Sequence[torch.Tensor]) -> Passage:
     return Passage(magnitude, constants, not abs(constants) <= torch.finfo(seed.dtype).eps ** 0.5 * (scale + magnitude))
 
 
-def explained_output(result: Any, selector: OutputSelector, is_linear: bool | None = None) -> ExplainedOutput:
+def explained_output(
+    result: Any, selector: OutputSelector, is_linear: bool | None = None, of_multipliers: bool = False
+) -> ExplainedOutput:
     """The tensor to explain. `is_linear`: what is known of a function; by default it is found out.
+
+    `of_multipliers`: whether the outputs carry multipliers, as those of differences from a reference do.
 
     Raises `InputError` for a function that is not linear in the outputs.
     """
     if not callable(selector):
-        return ExplainedOutput(select_output(result, selector), expression_of(result, selector))
+        value = select_output(result, selector)
+        return ExplainedOutput(value, expression_of(result, selector), of_multipliers=of_multipliers)
     if is_linear is None:
         is_linear = computes(result, selector)
     tensors = {id(tensor): tensor for tensor in floating_tensors(result) if tensor.requires_grad}
     # What the function reads is not what the model goes on with: one output may be computed from another.
     sources = {key: one.view_as(one) for key, one in tensors.items()}
-    read = {key: carry_relevance(one) if is_linear else one for key, one in sources.items()}
+    read = {key: carry_relevance(one) if is_linear and not of_multipliers else one for key, one in sources.items()}
     value = select_output(map_result(result, lambda leaf: read.get(id(leaf), leaf)), selector)
-    return ExplainedOutput(value, expression_of(result, selector), tuple(sources.values()), is_linear)
+    return ExplainedOutput(value, expression_of(result, selector), tuple(sources.values()), is_linear or of_multipliers)
 
 
 def computes(result: Any, selector: OutputSelector) -> bool:

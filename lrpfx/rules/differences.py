@@ -6,35 +6,67 @@ import torch
 
 from lrpfx.errors import RuleError
 from lrpfx.ir import kinds
-from lrpfx.operators.layer import Layer, Operation
+from lrpfx.ir.operator import Between
+from lrpfx.operators.layer import Layer
 from lrpfx.rules.hook import Hook
 from lrpfx.runtime.differences import (
     AtMidpoint,
     BySlope,
+    BySlopes,
+    OfChannelNormalization,
     OfLarger,
     OfLargest,
+    OfLogSoftmax,
+    OfLogSum,
     OfNormalization,
     OfNormalized,
+    OfPowerRoot,
     OfQuotient,
     OfRoot,
+    OfShares,
     OfSoftmax,
+    Same,
+    exponent,
+)
+from lrpfx.runtime.differences_in_time import (
+    OfProduct,
+    OfRecurrence,
+    OfRecurrent,
+    OfRecurrentStep,
+    OfSelectiveScan,
+    OfWeightedMean,
 )
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Derivative, MultiplierForm
 
 #: Kinds of layers that are linear in their inputs, up to constants.
 _LINEAR = (kinds.Linear, kinds.BatchNorm, kinds.AvgPool, kinds.Sum, kinds.Interpolation)
-_QUOTIENTS = ("div", "quotient")
-#: Products of matrices that are not quadratic in their inputs.
-_OTHER_PRODUCTS = ("scaled_dot_product_attention", "multi_dot")
-#: Maxima, which need no other rule.
-MAXIMA = {
-    "amax": OfLargest(),
-    "amin": OfLargest(smallest=True),
-    "maximum": OfLarger(),
-    "minimum": OfLarger(smaller=True),
+_FORMS: dict[Between, MultiplierForm] = {
+    Between.SOFTMAX: OfSoftmax(),
+    Between.LOG_SOFTMAX: OfLogSoftmax(),
+    Between.LOG_SUM: OfLogSum(),
+    Between.RUNNING_LOG_SUM: OfLogSum(running=True),
+    Between.SHARES: OfShares(),
+    Between.QUOTIENT: OfQuotient(),
+    Between.NORMALIZATION: OfNormalization(),
+    Between.CHANNEL_NORMALIZATION: OfChannelNormalization(),
+    Between.ROOT: OfRoot(),
+    Between.POWER_ROOT: OfPowerRoot(),
+    Between.NORMALIZED: OfNormalized(),
+    Between.LARGER: OfLarger(),
+    Between.SMALLER: OfLarger(smaller=True),
+    Between.LARGEST: OfLargest(),
+    Between.SMALLEST: OfLargest(smallest=True),
+    Between.PRODUCT: OfProduct(),
+    Between.RUNNING_PRODUCT: OfProduct(running=True),
+    Between.RECURRENT: OfRecurrent(),
+    Between.RECURRENT_STEP: OfRecurrentStep(),
+    Between.RECURRENCE: OfRecurrence(),
+    Between.SELECTIVE_SCAN: OfSelectiveScan(),
+    Between.WEIGHTED_MEAN: OfWeightedMean(),
 }
-_NORMALIZATIONS = ("layer_norm", "group_norm", "instance_norm", "rms_norm")
+#: Forms of layers with two inputs, of which a constant may be one.
+_OF_TWO = (Between.QUOTIENT, Between.LARGER, Between.SMALLER)
 
 
 class Difference(Hook):
@@ -52,6 +84,8 @@ class Difference(Hook):
     >>> composite = lrpfx.composites.DeepLIFT()
     """
 
+    reads_controls = True
+
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Raise `RuleError`: a layer alone has no reference."""
         raise RuleError(f"{self} needs the values for a reference, which only a whole model has: use lrpfx.transform")
@@ -59,37 +93,33 @@ class Difference(Hook):
     def check(self, layer: Layer) -> None:
         """Raise `RuleError` for layers whose difference has no formula."""
         if layer.inputs and self.multiplier_form(layer) is None:
-            raise RuleError(f"{self} has no formula for {layer.operation.row or layer.kind.__name__}")
+            raise RuleError(f"{self} has no formula for {layer.operation.row or layer.kind.__name__}{_what_depends(layer)}")
+        if layer.operation.row is not None and layer.operation.row.values.between is Between.POWER_ROOT:
+            exponent(layer.operation)
 
     def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
-        row = layer.operation.row
+        row, inputs = layer.operation.row, len(layer.inputs)
         if row is None:
             return None
-        if row.name in MAXIMA:
-            return MAXIMA[row.name] if len(layer.inputs) == 1 or row.name in ("maximum", "minimum") else None
-        if row.name in _QUOTIENTS:
-            if len(layer.inputs) == 2:
-                return OfQuotient()
-            return Derivative() if layer.operation.names_of_inputs == [row.data[0]] else BySlope()
-        if row.name in _NORMALIZATIONS:
-            return OfNormalization()
-        if row.name in ("softmax", "masked_softmax"):
-            return OfSoftmax()
-        if issubclass(row.kind, kinds.MaxPool):
-            return OfLargest()
-        if row.name in ("std", "norm", "normalize"):
-            form = OfNormalized() if row.name == "normalize" else OfRoot()
-            return form if row.name == "std" or _exponent(layer.operation) in (2, 2.0, "fro", None) else None
-        if issubclass(row.kind, kinds.Activation):
-            return BySlope() if len(layer.inputs) == 1 else None
-        if issubclass(row.kind, kinds.Product) and not set(row.data) <= set(row.product.proportional_to):
-            return None
-        if issubclass(row.kind, (kinds.Product, kinds.MatMul)) and row.name not in _OTHER_PRODUCTS:
-            return Derivative() if len(layer.inputs) == 1 else AtMidpoint()
-        return Derivative() if issubclass(row.kind, _LINEAR) and not issubclass(row.kind, kinds.Scan) else None
+        between = row.values.between
+        if between in _OF_TWO and inputs == 1:  # a bound, a factor or a numerator that is constant
+            is_factor = between is Between.QUOTIENT and layer.operation.names_of_inputs == [row.data[0]]
+            return Derivative() if is_factor else BySlope()
+        if between is not None:
+            return _FORMS[between]
+        if issubclass(row.kind, kinds.Detach):
+            return Same()
+        if issubclass(row.kind, kinds.MatMul) or (row.product.proportional_to and set(row.data) <= {*row.product.proportional_to}):
+            return Derivative() if inputs == 1 else AtMidpoint()
+        if issubclass(row.kind, _LINEAR) and not set(layer.operation.names_of_inputs) & set(row.controls):
+            return Derivative()
+        if row.entries.elementwise or issubclass(row.kind, kinds.Activation):
+            return BySlope() if inputs == 1 else BySlopes()
+        return None
 
 
-def _exponent(operation: Operation) -> Any:
-    """The exponent of a norm; None for the default, 2."""
-    later = operation.args[1:2]
-    return operation.kwargs.get("p", operation.kwargs.get("ord", later[0] if later else None))
+def _what_depends(layer: Layer) -> str:
+    """Which arguments of a call depend on the model's input although the operation only reads them."""
+    row = layer.operation.operator
+    names = [] if row is None or not row.arguments else [one for one in layer.operation.names_of_inputs if one in row.controls]
+    return f" whose {' and '.join(names)} depends on the input" if names else ""

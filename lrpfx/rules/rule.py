@@ -37,6 +37,8 @@ class Rule:
     recomputes_output: ClassVar[bool] = False
     #: Whether the relevance of an input has the input as a factor, and so is 0 where the input is 0.
     proportional: ClassVar[bool] = False
+    #: Whether arguments that only control the result, such as the factors of a recurrence, are inputs for the rule.
+    reads_controls: ClassVar[bool] = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)

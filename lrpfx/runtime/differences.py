@@ -6,6 +6,7 @@ are those of the operation, and then the references of its data inputs. For an o
 inputs, the derivative at the midpoint (t + t⁰) / 2 is exact; others have a slope, or are composed of both.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, RuleError
 from lrpfx.operators.attention import softmax_dimension
 from lrpfx.operators.layer import Operation
 from lrpfx.operators.normalization import per_channel
@@ -72,17 +73,19 @@ class _OfDifferences(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(form: "DifferenceForm", operation: Operation, *values: Any) -> torch.Tensor:
-        output: torch.Tensor = operation(values)
-        return output
+    def forward(form: "DifferenceForm", operation: Operation, *values: Any) -> Any:
+        output = operation(values)
+        return tuple(output) if isinstance(output, tuple) else output
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.form, ctx.operation, *values = inputs
+        if isinstance(output, tuple):  # maxima and their places
+            ctx.mark_non_differentiable(*output[1:])
         save_values(ctx, values)
 
     @staticmethod
-    def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
+    def backward(ctx: Any, multiplier: torch.Tensor, *_: Any) -> Any:
         values, _ = saved_values(ctx)
         count = ctx.operation.inputs
         found = ctx.form.multipliers(ctx.operation, values[:-count], values[-count:], multiplier)
@@ -109,6 +112,16 @@ class DifferenceForm(MultiplierForm):
 
 
 @dataclass(frozen=True)
+class Same(DifferenceForm):
+    """A value that is returned as it is, also where the author has cut the gradient: it differs as its input does."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        return [multiplier]
+
+
+@dataclass(frozen=True)
 class AtMidpoint(DifferenceForm):
     """The derivative at the mean of value and reference: exact for operations that are at most quadratic in their inputs."""
 
@@ -130,9 +143,43 @@ class BySlope(DifferenceForm):
         return [multiplier * slope(_of_first(operation, values), values[0], references[0])]
 
 
+@dataclass(frozen=True)
+class BySlopes(DifferenceForm):
+    """An element-wise function of several inputs, which take their values one after another, each in turn with a slope.
+
+    It is the mean over their order and the reverse one: for two inputs, the Shapley value; for a product of two, the mean of
+    the other factor.
+    """
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        count = operation.inputs
+        inputs = torch.broadcast_tensors(*values[:count])
+        others = torch.broadcast_tensors(*references)
+        slopes = [torch.zeros_like(multiplier)] * count
+        for order in (range(count), reversed(range(count))):
+            current = list(others)
+            for place in order:
+
+                def function(one: torch.Tensor, place: int = place, current: Tensors = tuple(current)) -> torch.Tensor:
+                    result: torch.Tensor = operation([*current[:place], one, *current[place + 1 :], *values[count:]])
+                    return result
+
+                slopes[place] = slopes[place] + slope(function, inputs[place], others[place]) / 2
+                current[place] = inputs[place]
+        return [(multiplier * one).sum_to_size(value.shape) for one, value in zip(slopes, values, strict=False)]
+
+
 def _of_first(operation: Operation, values: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """An operation as a function of its first value."""
-    return lambda first: operation([first, *values[1:]])
+    """The first result of an operation, as a function of its first value."""
+
+    def function(first: torch.Tensor) -> torch.Tensor:
+        result = operation([first, *values[1:]])
+        found: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return found
+
+    return function
 
 
 def slope(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -140,10 +187,10 @@ def slope(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor,
     output, pull = vjp(function, (value + reference) / 2)
     derivative = pull(torch.ones_like(output))[0]
     finite = torch.where(derivative.isfinite(), derivative, torch.zeros_like(derivative))
-    return _quotient(function(value) - function(reference), value, reference, finite)
+    return quotient(function(value) - function(reference), value, reference, finite)
 
 
-def _quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
+def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
     """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
     difference, mean = value - reference, (value + reference) / 2
     small = difference.abs() <= _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) * mean.abs()
@@ -170,18 +217,93 @@ class OfSoftmax(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        value, reference = values[0], references[0]
-        dimension = operation.arguments(values)["dim"]
-        dimension = softmax_dimension(value.ndim) if dimension is None else dimension
-        if value.dtype in (torch.float16, torch.bfloat16):
-            value, reference, multiplier = value.float(), reference.float(), multiplier.float()
-        shift = torch.maximum(value.amax(dimension, True), reference.amax(dimension, True))
-        shift = torch.where(shift.isfinite(), shift, torch.zeros_like(shift))
-        terms, other_terms = (value - shift).exp(), (reference - shift).exp()
-        share, other_share = (_reciprocal(one.sum(dimension, True)) for one in (terms, other_terms))
-        of_total = -(multiplier * (terms + other_terms) / 2).sum(dimension, True) * share * other_share
+        exponentials = _Exponentials(values[0], references[0], _dimension(operation, values))
+        terms, other_terms = exponentials.terms
+        multiplier = multiplier.to(terms.dtype)
+        share, other_share = map(_reciprocal, exponentials.sums)
+        of_total = -(multiplier * (terms + other_terms) / 2).sum(exponentials.dim, True) * share * other_share
         of_terms = multiplier * (share + other_share) / 2 + of_total
-        return [(of_terms * _slope_of_exponential(value, reference, shift)).to(values[0].dtype)]
+        return [(of_terms * exponentials.slope).to(values[0].dtype)]
+
+
+@dataclass(frozen=True)
+class OfLogSoftmax(DifferenceForm):
+    """z less the logarithm of the sum of its exponentials, with one shift for value and reference."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        exponentials = _Exponentials(values[0], references[0], _dimension(operation, values))
+        of_sum = -multiplier.to(exponentials.slope.dtype).sum(exponentials.dim, True)
+        return [multiplier + exponentials.of_logarithm(of_sum).to(multiplier.dtype)]
+
+
+@dataclass(frozen=True)
+class OfLogSum(DifferenceForm):
+    """The logarithm of a sum of exponentials, or of the sum of all so far, with one shift for value and reference."""
+
+    running: bool = False
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        args, options = operation.filled(values)
+        dim = options["dim"] if "dim" in options else args[1]
+        if self.running:
+            exponentials = _Exponentials(values[0].double(), references[0].double(), dim)
+            sums, other_sums = (one.cumsum(dim) for one in exponentials.terms)
+            of_sums = multiplier * slope(torch.log, sums, other_sums)
+            found = of_sums.flip(dim).cumsum(dim).flip(dim) * exponentials.slope
+        else:
+            exponentials = _Exponentials(values[0], references[0], dim)
+            keeps = options.get("keepdim", len(args) > 2 and args[2])
+            spread = vjp(lambda one: one.sum(dim, keeps), values[0])[1](multiplier)[0]
+            found = exponentials.of_logarithm(spread.to(exponentials.slope.dtype))
+        return [found.to(values[0].dtype)]
+
+
+class _Exponentials:
+    """exp(z - c) of a value and of its reference, with one shift c for both, and their sums over dimensions."""
+
+    def __init__(self, value: torch.Tensor, reference: torch.Tensor, dim: Any) -> None:
+        if value.dtype in (torch.float16, torch.bfloat16):
+            value, reference = value.float(), reference.float()
+        self.dim = dim
+        shift = torch.maximum(value.amax(dim, True), reference.amax(dim, True))
+        shift = torch.where(shift.isfinite(), shift, torch.zeros_like(shift))
+        self.terms = (value - shift).exp(), (reference - shift).exp()
+        self.sums = tuple(one.sum(dim, True) for one in self.terms)
+        self.slope = slope_of_exponential(value, reference, shift)
+
+    def of_logarithm(self, multiplier: torch.Tensor) -> torch.Tensor:
+        """The multipliers of z, for that of the logarithm of the sum."""
+        return multiplier * slope(torch.log, *self.sums) * self.slope
+
+
+def _dimension(operation: Operation, values: Sequence[Any]) -> int:
+    dimension: int | None = operation.arguments(values)["dim"]
+    return softmax_dimension(values[0].ndim) if dimension is None else dimension
+
+
+@dataclass(frozen=True)
+class OfShares(DifferenceForm):
+    """A quotient of exponentials and their sums, both of which are inputs beside what they are exponentials of."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        names = operation.names_of_inputs
+        ours, theirs = operation.arguments(values), operation.arguments([*references, *values[operation.inputs :]])
+        terms, sums, other_terms, other_sums = (one[name] for one in (ours, theirs) for name in ("exponentials", "sums"))
+        found = {
+            "exponentials": multiplier * (1 / sums + 1 / other_sums) / 2,
+            "sums": -multiplier * (terms + other_terms) / 2 / (sums * other_sums),
+        }
+        shapes = [one.shape for one in values[: operation.inputs]]
+        return [
+            found[name].sum_to_size(shape) if name in found else multiplier.new_zeros(shape)
+            for name, shape in zip(names, shapes, strict=True)
+        ]
 
 
 def _reciprocal(value: torch.Tensor) -> torch.Tensor:
@@ -189,7 +311,7 @@ def _reciprocal(value: torch.Tensor) -> torch.Tensor:
     return multiplier_from(value, torch.ones_like(value))
 
 
-def _slope_of_exponential(value: torch.Tensor, reference: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def slope_of_exponential(value: torch.Tensor, reference: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """(exp(z - c) - exp(z⁰ - c)) / (z - z⁰), which nothing cancels in; 0 where either is masked."""
     half = (value - reference) / 2
     half = torch.where(half.isfinite(), half, torch.zeros_like(half))
@@ -248,21 +370,94 @@ class OfRoot(DifferenceForm):
 
 
 @dataclass(frozen=True)
+class OfChannelNormalization(DifferenceForm):
+    """x T^(-beta) with T = k + alpha times the mean of x² over neighbouring channels, as a product, a slope and a square."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        arguments = operation.arguments(values)
+        size, alpha, beta, k = (arguments[name] for name in ("size", "alpha", "beta", "k"))
+        (value, *_), (reference,) = values, references
+
+        def total(one: torch.Tensor) -> torch.Tensor:
+            channels = one.square().movedim(1, -1)
+            padded = torch.nn.functional.pad(channels, (size // 2, (size - 1) // 2))
+            return k + alpha * padded.unfold(-1, size, 1).mean(-1).movedim(-1, 1)
+
+        def scale(one: torch.Tensor) -> torch.Tensor:
+            return one.pow(-beta)
+
+        totals = total(value), total(reference)
+        of_total = multiplier * (value + reference) / 2 * slope(scale, *totals)
+        of_square = vjp(total, (value + reference) / 2)[1](of_total)[0]
+        return [multiplier * (scale(totals[0]) + scale(totals[1])) / 2 + of_square]
+
+
+@dataclass(frozen=True)
+class OfPowerRoot(DifferenceForm):
+    """The root y = q^(1 / p) of a sum q of powers |x|^p, as two slopes and the derivative of q by the powers."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        return [_through_root(_of_first(operation, values), exponent(operation), values[0], references[0], multiplier)]
+
+
+def _through_root(
+    root: Callable[[torch.Tensor], torch.Tensor],
+    power: float,
+    value: torch.Tensor,
+    reference: torch.Tensor,
+    multiplier: torch.Tensor,
+) -> torch.Tensor:
+    """The multipliers behind a norm with an exponent, or another root of a sum of powers."""
+    if math.isinf(power):
+        sizes, (output, pull), (other, pull_other) = value.abs(), vjp(root, value.abs()), vjp(root, reference.abs())
+        change, derivative = _through_largest(multiplier, output, other, pull, pull_other, power < 0)
+        return quotient(change, sizes, reference.abs(), derivative) * slope(torch.abs, value, reference)
+    output, other = root(value), root(reference)
+    mean = (output + other) / 2
+    derivative = torch.where(mean == 0, torch.zeros_like(mean), mean.pow(1 - power) / power)
+    of_total = multiplier * quotient(output - other, output.pow(power), other.pow(power), derivative)
+    ones = torch.ones_like(value)  # the sum is linear in the powers: its derivative is the same everywhere
+    of_powers = vjp(lambda powers: root(powers.pow(1 / power)).pow(power), ones)[1](of_total)[0]
+    return of_powers * slope(lambda one: one.abs().pow(power), value, reference)
+
+
+def exponent(operation: Operation) -> float:
+    """The exponent of a norm, or of a pooling by norms. Raises `RuleError` for norms of matrices, which are other functions."""
+    later = operation.args[1:2]
+    options = operation.kwargs
+    found = next((options[name] for name in ("p", "ord", "norm_type") if name in options), later[0] if later else None)
+    of_matrices = operation.function in (torch.linalg.norm, torch.ops.aten.linalg_norm.default)
+    dimension = options.get("dim", operation.args[2] if len(operation.args) > 2 else None)
+    if found in (None, "fro"):
+        return 2.0
+    if isinstance(found, str) or found == 0 or (of_matrices and not isinstance(dimension, int)):
+        raise RuleError(f"a norm of the order {found!r} has no formula", topic="references")
+    return float(found)
+
+
+@dataclass(frozen=True)
 class OfNormalized(DifferenceForm):
-    """x / max(|x|, eps), with the Euclidean norm, as a quotient and a root."""
+    """x / max(|x|, eps) as a quotient and a norm."""
 
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
         arguments = operation.arguments(values)
         (value, *_), (reference,) = values, references
-        dimension, eps = arguments["dim"], arguments["eps"]
-        norm, other_norm = (torch.linalg.vector_norm(one, dim=dimension, keepdim=True) for one in (value, reference))
-        scale, other_scale = norm.clamp(min=eps), other_norm.clamp(min=eps)
-        sums, share, other_share = value + reference, 1 / scale, 1 / other_scale
-        of_scale = -(multiplier * sums / 2).sum(dimension, True) * share * other_share
-        of_norm = of_scale * slope(lambda one: one.clamp(min=eps), norm, other_norm)
-        return [multiplier * (share + other_share) / 2 + of_norm * sums * _reciprocal(norm + other_norm)]
+        power, dimension, eps = arguments["p"], arguments["dim"], arguments["eps"]
+
+        def norm(one: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.vector_norm(one, power, dim=dimension, keepdim=True)
+
+        norms = norm(value), norm(reference)
+        share, other_share = (1 / one.clamp(min=eps) for one in norms)
+        of_scale = -(multiplier * (value + reference) / 2).sum(dimension, True) * share * other_share
+        of_norm = of_scale * slope(lambda one: one.clamp(min=eps), *norms)
+        return [multiplier * (share + other_share) / 2 + _through_root(norm, power, value, reference, of_norm)]
 
 
 @dataclass(frozen=True)
@@ -295,6 +490,19 @@ class OfLargest(DifferenceForm):
     ) -> Tensors:
         value, reference, function = values[0], references[0], _of_first(operation, values)
         (output, pull), (other_output, pull_other) = vjp(function, value), vjp(function, reference)
-        between = (torch.minimum if self.smallest else torch.maximum)(output, other_output)
-        (first,), (last,) = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
-        return [_quotient(first + last, value, reference, pull(multiplier)[0])]
+        change, derivative = _through_largest(multiplier, output, other_output, pull, pull_other, self.smallest)
+        return [quotient(change, value, reference, derivative)]
+
+
+def _through_largest(
+    multiplier: torch.Tensor,
+    output: torch.Tensor,
+    other_output: torch.Tensor,
+    pull: Callable[..., tuple[torch.Tensor, ...]],
+    pull_other: Callable[..., tuple[torch.Tensor, ...]],
+    smallest: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The change of what is explained that each entry explains, and its derivative, from maxima and what pulls them back."""
+    between = (torch.minimum if smallest else torch.maximum)(output, other_output)
+    (first,), (last,) = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
+    return first + last, pull(multiplier)[0]

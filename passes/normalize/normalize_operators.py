@@ -11,6 +11,7 @@ from torch import fx, nn
 from lrpfx.errors import CaptureError
 from lrpfx.ir.kinds import Embedding, Opaque, Unknown
 from lrpfx.ir.node import (
+    calls,
     INPLACE,
     NodeInfo,
     Role,
@@ -170,6 +171,16 @@ def _refuse_bits(node: fx.Node, row: Operator) -> None:
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------------
+
+
+def data_from_constants(graph: fx.Graph) -> list[fx.Node]:
+    """Give the role of data back to calls that were marked as constants, since they only control others. Returns the calls."""
+    found = []
+    for node in calls(graph):
+        if node_info(node).role is Role.CONSTANT and _role(node) is Role.DATA:
+            update_info(node, role=Role.DATA)
+            found.append(node)
+    return found
 
 
 def _role(node: fx.Node) -> Role:

@@ -28,7 +28,8 @@ class CarryMultipliers(GraphPass):
 
     A layer whose rule divides by its output has the form with multipliers. A layer whose rule does not divide, and a neutral
     operation that moves values, have the form of their readers, and carry relevance if these differ or return it. Layers that
-    get no relevance read detached values.
+    get no relevance read detached values. Where rules take differences from a reference, all nodes and the outputs carry
+    multipliers.
     """
 
     name = "carry_multipliers"
@@ -46,7 +47,7 @@ class CarryMultipliers(GraphPass):
         layers = _layers_with_form(program)
         if not any(form.divides for form, _ in layers.values()):
             return PassResult()
-        regions = _Regions(program.graph, layers)
+        regions = _Regions(program.graph, layers, everywhere=takes_differences(program))
         result = PassResult()
         for node in data_calls(program.graph):
             if node in regions.members:
@@ -77,12 +78,17 @@ def _layers_with_form(program: Program) -> dict[fx.Node, tuple[MultiplierForm, t
 class _Regions:
     """The nodes whose values carry multipliers."""
 
-    def __init__(self, graph: fx.Graph, layers: dict[fx.Node, tuple[MultiplierForm, tuple[Any, ...]]]) -> None:
+    def __init__(
+        self, graph: fx.Graph, layers: dict[fx.Node, tuple[MultiplierForm, tuple[Any, ...]]], everywhere: bool
+    ) -> None:
+        """`everywhere`: whether all nodes carry multipliers, also the outputs."""
+        self.everywhere = everywhere
         self.graph = graph
         self.layers = layers
         self.members: set[fx.Node] = set()
         self.irrelevant: set[fx.Node] = set()  # calls that get no relevance from any reader
         self.output = output_node(graph)
+        self.members.update([self.output] if everywhere else [])
         self.by_name = nodes_by_name(graph)
         for node in reversed(graph.nodes):
             if node.op.startswith("call") and node_info(node).role is Role.DATA:
@@ -92,6 +98,9 @@ class _Regions:
         readers = [user for user in node.users if self._passes_to(user, node)]
         if not readers:
             self.irrelevant.add(node)
+            return
+        if self.everywhere:
+            self.members.add(node)
             return
         form = self.layers[node][0] if node in self.layers else None
         inside = [user for user in readers if user in self.members]

@@ -1,0 +1,233 @@
+"""Forms of recurrent layers and scans that carry the multipliers of differences from a reference through their steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lrpfx.operators.layer import Operation
+from lrpfx.operators.recurrent import GRU, LSTM, RELU, Run, Slopes, lstm_step, pulled_through_steps, run_of
+from lrpfx.operators.scans import delayed, linear_recurrence, recurrence_backwards
+from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, slope_of_exponential
+
+
+def _mean(value: Any, reference: Any) -> torch.Tensor:
+    mean: torch.Tensor = (value + reference) / 2
+    return mean
+
+
+# --- recurrent layers --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OfRecurrent(DifferenceForm):
+    """The steps of a recurrent layer from the last one backward, as products and slopes."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        count = operation.inputs
+        arguments = operation.arguments(values)
+        runs = run_of(arguments), run_of(operation.arguments([*references, *values[count:]]))
+        found = pulled_through_steps(multiplier, values[:count], arguments, _slopes(*runs, arguments))
+        return [one for one in found if one is not None]
+
+
+def _slopes(run: Run, other: Run, arguments: dict[str, Any]) -> Slopes:
+    mode, gates, other_gates = arguments["mode"], run.gates, other.gates
+    weights = arguments["weight_ih"], arguments["bias_ih"]
+    blocks, other_blocks = (
+        list(zip(torch.nn.functional.linear(one.input, *weights).chunk(4 if mode == LSTM else 3, -1), hidden, strict=True))
+        if mode in (LSTM, GRU)
+        else []
+        for one in (run, other)
+        for hidden in [one.hidden_part.chunk(4 if mode == LSTM else 3, -1)]
+    )
+
+    def of_gate(place: int) -> torch.Tensor:
+        """The slope of a gate by what its sigmoid is taken of."""
+        return slope(torch.sigmoid, sum(blocks[place]), sum(other_blocks[place]))
+
+    activation = torch.relu if mode == RELU else torch.tanh
+    candidate, other_candidate = activation(gates.candidate), activation(other_gates.candidate)
+    of_candidate = slope(activation, gates.candidate, other_gates.candidate)
+    if gates.keep is None:
+        return Slopes([of_candidate])
+    keep, entered = _mean(gates.keep, other_gates.keep), _mean(gates.enter, other_gates.enter) * of_candidate
+    if mode == LSTM:
+        states, other_states = run.values, other.values
+        of_arguments = [
+            _mean(candidate, other_candidate) * of_gate(0),
+            _mean(run.before, other.before) * of_gate(1),
+            entered,
+        ]
+        opens = _mean(gates.out, other_gates.out) * slope(torch.tanh, states, other_states)
+        of_out = _mean(states.tanh(), other_states.tanh()) * of_gate(3)
+        return Slopes(of_arguments, keep, opens=opens, of_out=of_out)
+    reset_part = _mean(run.hidden_part.chunk(3, -1)[2], other.hidden_part.chunk(3, -1)[2])
+    kept = _mean(run.previous - candidate, other.previous - other_candidate)
+    of_arguments = [entered * reset_part * of_gate(0), kept * of_gate(1), entered]
+    return Slopes(of_arguments, keep, _mean(gates.reset, other_gates.reset))
+
+
+@dataclass(frozen=True)
+class OfRecurrentStep(DifferenceForm):
+    """The hidden state of an LSTM after one step, as a product of the out gate and the tanh of a state with slopes."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        by_slopes, names = BySlopes(), operation.names_of_inputs
+        if operation.arguments(values)["out"] is None:
+            return by_slopes.multipliers(operation, values, references, multiplier)
+        others = values[operation.inputs :]
+        ours, theirs = operation.arguments(values), operation.arguments([*references, *others])
+        state, other_state = (lstm_step(**{**one, "out": None}) for one in (ours, theirs))
+        of_state = multiplier * _mean(ours["out"].sigmoid(), theirs["out"].sigmoid()) * slope(torch.tanh, state, other_state)
+        of_out = multiplier * _mean(state.tanh(), other_state.tanh()) * slope(torch.sigmoid, ours["out"], theirs["out"])
+        before_out = _WithoutOut(operation)
+        found = by_slopes.multipliers(before_out, values, references, of_state)  # type: ignore[arg-type]
+        return [of_out if name == "out" else one for name, one in zip(names, found, strict=True)]
+
+
+class _WithoutOut:
+    """The state of the cell that a step computes, as an operation."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation, self.inputs = operation, operation.inputs
+
+    def __call__(self, values: Sequence[Any]) -> torch.Tensor:
+        return lstm_step(**{**self.operation.arguments(values), "out": None})
+
+
+# --- scans -------------------------------------------------------------------------------------------------------------------
+
+
+class _OfScan(DifferenceForm):
+    """A scan, whose factors are inputs beside its signal."""
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        ours, theirs = operation.arguments(values), operation.arguments([*references, *values[operation.inputs :]])
+        found = self.by_name(ours, theirs, multiplier)
+        names, shapes = operation.names_of_inputs, [one.shape for one in values[: operation.inputs]]
+        return [found[name].sum_to_size(shape) for name, shape in zip(names, shapes, strict=True)]
+
+    def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The multipliers of the arguments, from these and those for the reference; broadcast dimensions are not summed yet."""
+        raise NotImplementedError
+
+
+def _through_recurrence(
+    ours: tuple[torch.Tensor, torch.Tensor], theirs: tuple[torch.Tensor, torch.Tensor], multiplier: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The multipliers of the signal and of the factors of a linear recurrence, h_t = a_t h_(t-1) + x_t."""
+    (states, factors), (other_states, other_factors) = ours, theirs
+    of_signal = recurrence_backwards(multiplier, _mean(factors, other_factors).expand_as(multiplier), dim)
+    return of_signal, of_signal * delayed(_mean(states, other_states), 1, dim)
+
+
+@dataclass(frozen=True)
+class OfRecurrence(_OfScan):
+    """h_t = a_t h_(t-1) + x_t: products, whose factors are means."""
+
+    def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
+        runs = [(linear_recurrence(**one), one["factors"]) for one in (ours, theirs)]
+        of_signal, of_factors = _through_recurrence(runs[0], runs[1], multiplier, ours["dim"])
+        return {"input": of_signal, "factors": of_factors}
+
+
+@dataclass(frozen=True)
+class OfSelectiveScan(_OfScan):
+    """The recurrence of Mamba: products, and factors that an exponential gives."""
+
+    def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
+        (x, step, decay, into, leaving), others = _spread(ours), _spread(theirs)
+        exponents = [one[1] * one[2] for one in ((x, step, decay), others)]
+        factors, other_factors = (one.exp() for one in exponents)
+        entering, other_entering = step * into, others[1] * others[3]
+        states = linear_recurrence(entering * x, factors, 3)
+        other_states = linear_recurrence(other_entering * others[0], other_factors, 3)
+        of_product = multiplier.unsqueeze(2)
+        of_states = (of_product * _mean(leaving, others[4])).to(states.dtype).expand_as(states)
+        of_signal, of_factors = _through_recurrence((states, factors), (other_states, other_factors), of_states, 3)
+        of_entering, of_exponent = of_signal * _mean(x, others[0]), of_factors * slope(torch.exp, *exponents)
+        return {
+            "input": (of_signal * _mean(entering, other_entering)).sum(2),
+            "step": (of_entering * _mean(into, others[3]) + of_exponent * _mean(decay, others[2])).sum(2),
+            "decay": (of_exponent * _mean(step, others[1])).sum((0, 3)),
+            "into_state": (of_entering * _mean(step, others[1])).sum(1),
+            "out_of_state": (of_product * _mean(states, other_states)).sum(1),
+        }
+
+
+def _spread(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The arguments of a selective scan in shapes that are broadcast to (batch, channels, state, time)."""
+    x, step, decay, into, leaving = (arguments[name] for name in ("input", "step", "decay", "into_state", "out_of_state"))
+    return x.unsqueeze(2), step.unsqueeze(2), decay[None, :, :, None], into.unsqueeze(1), leaving.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class OfWeightedMean(_OfScan):
+    """The linear attention of RWKV as a quotient of two sums, with one shift of the keys for value and reference."""
+
+    def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
+        value, other_value = ours["input"].double(), theirs["input"].double()
+        key, other_key = ours["key"].double(), theirs["key"].double()
+        factor, first = ours["decay"].double().exp().expand_as(value), ours["first"].double().exp()
+        shift = torch.maximum(key.amax(1, True), other_key.amax(1, True))
+        weights, other_weights = (key - shift).exp(), (other_key - shift).exp()
+
+        def sums(entries: torch.Tensor) -> torch.Tensor:
+            return delayed(linear_recurrence(entries, factor, 1), 1, 1) + first * entries
+
+        def backwards(of_sums: torch.Tensor) -> torch.Tensor:
+            return recurrence_backwards(delayed(of_sums.flip(1), 1, 1).flip(1), factor, 1) + first * of_sums
+
+        totals, other_totals = sums(weights), sums(other_weights)
+        products, other_products = sums(weights * value), sums(other_weights * other_value)
+        of_entries = backwards(multiplier * _mean(1 / totals, 1 / other_totals))
+        of_total = backwards(-multiplier * _mean(products, other_products) / (totals * other_totals))
+        of_weights = of_entries * _mean(value, other_value) + of_total
+        return {
+            "input": (of_entries * _mean(weights, other_weights)).to(multiplier.dtype),
+            "key": (of_weights * slope_of_exponential(key, other_key, shift)).to(multiplier.dtype),
+        }
+
+
+# --- products of entries -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OfProduct(DifferenceForm):
+    """Products of several entries, one of which after another takes its value: the mean over their order and the reverse one.
+
+    `running`: of all entries so far. For two entries, each has the mean of the other.
+    """
+
+    running: bool = False
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        value, reference = values[0], references[0]
+        arguments = operation.arguments(values)
+        shape, dim = value.shape, arguments["dim"]
+        if dim is None:  # of all entries
+            value, reference, dim = value.flatten(), reference.flatten(), 0
+        of_products = multiplier
+        if not self.running:
+            whole = multiplier if arguments["keepdim"] and multiplier.ndim == value.ndim else multiplier.unsqueeze(dim)
+            others = value.narrow(dim, 1, value.shape[dim] - 1)
+            of_products = torch.cat([torch.zeros_like(others), whole.expand_as(value.narrow(dim, 0, 1))], dim)
+        found = _one_after_another(value, reference, of_products, dim) + _one_after_another(reference, value, of_products, dim)
+        return [found.reshape(shape) / 2]
+
+
+def _one_after_another(first: torch.Tensor, later: torch.Tensor, multiplier: torch.Tensor, dim: int) -> torch.Tensor:
+    """The product of the entries of `first` before each, times that of the entries of `later` between it and each product."""
+    before = torch.cat([torch.ones_like(first.narrow(dim, 0, 1)), first.narrow(dim, 0, first.shape[dim] - 1)], dim).cumprod(dim)
+    return before * recurrence_backwards(multiplier, later, dim)
+
