@@ -75,8 +75,8 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
     """A warning that names what is most often a part of a layer that is written out, and was not recognized as such."""
     found = []
     rules = {type(node_info(node).rule) for node in data_calls(program.graph) if node_info(node).kind in _LINEAR}
-    if rules == {Difference}:  # which are the same however a function is cut into layers
-        return []
+    if any(isinstance(node_info(node).rule, Difference) for node in data_calls(program.graph)):
+        return []  # they are the same however a function is cut into layers
     for node in data_calls(program.graph):
         info = node_info(node)
         row = info.operator

@@ -64,13 +64,14 @@ class Computation:
     `result`: what the module returned. `output`: the explained output. `of_inputs`: relevance in the structure of the inputs.
     `layers`, `constants`, `multipliers`, `values`: by the names of nodes; the values are those of the layers. `seeds`: the
     relevance that each target assigns to the output, or to the node where it starts. `signals`: relevance of the inputs, or of
-    the embeddings that read them, as a list.
+    the embeddings that read them, as a list. `reference_output`: the explained output for the reference, if there is one.
     """
 
     def __init__(self, explain_model: nn.Module, inputs: Inputs, question: Question) -> None:
         self.module = module = explainable(explain_model, "attribute")
         question.check()
         self.question = question
+        self.reference_output: torch.Tensor | None = None
         self._is_compiled = explain_model is not module
         self._explain_model = explain_model
         with torch.inference_mode(False), torch.enable_grad():
@@ -100,7 +101,9 @@ class Computation:
         conditions = question.conditions
         places = () if conditions is None else places_of(graph, conditions)
         masked = tuple(ends_of(graph, place)[0] for place in places)
-        self._recording = Recording(self._names, bool(self._embeddings), question.constants, places, question.start)
+        leaves, constants, of_reference = bool(self._embeddings), question.constants, bool(self._references)
+        start = question.start
+        self._recording = Recording(self._names, leaves, constants, places, start, of_reference and start is None)
         self._traced = recorder_of(module, self._recording, self._is_compiled) if self._recording else module
         self._masks = Masks(conditions or (), places, masked)
         self._several = question.targets is not None or len(self._masks.conditions) > 1
@@ -143,6 +146,8 @@ class Computation:
         with misfits(self.module, self.arguments):
             result = self.arguments.call(runner, {**self._references, **further})
         chosen, returned = (result[0], list(result[1:])) if self._recording else (result, [])
+        if self._recording.reference:
+            self.reference_output = explained_output(returned.pop(), self.question.output).value
         recorded, of_layers = with_factors(recorder, returned)
         plain = [None for _ in self.arguments.leaves]
         factors = [*plain, *of_layers, *(None for _ in self._again)]
@@ -257,8 +262,14 @@ class Computation:
             if passed.is_large:
                 return plausibility.constants_of_function(float(seed.double().sum()), passed.constants)
         shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
+        seeds = self.seeds
+        if self.reference_output is not None:  # what is explained are differences
+            seeds = [start * (self.output - self.reference_output) for start in self._starts]
+            missing = plausibility.missing_difference(shares, seeds, self._starts, (self.output, self.reference_output))
+            if missing is not None:
+                return missing
         amounts = [passed.magnitude for passed in self._passages] or [
-            plausibility.magnitudes([seed[None]], 1)[0] for seed in self.seeds
+            plausibility.magnitudes([seed[None]], 1)[0] for seed in seeds
         ]
 
         def scale() -> float:

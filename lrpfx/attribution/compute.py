@@ -46,6 +46,8 @@ class Attribution(Generic[Relevance]):
         Relevance divided by the value, of the nodes in `record_multipliers`, by name.
     meanings
         What plain indices of layers mean, by the name of the layer, where the graph shows it.
+    reference_output
+        The explained output for the reference, of several references their mean; None without a reference.
     """
 
     output: torch.Tensor
@@ -56,6 +58,7 @@ class Attribution(Generic[Relevance]):
     conditions: int | None = None
     multipliers: dict[str, torch.Tensor] = field(default_factory=dict)
     meanings: dict[str, type[Index]] = field(default_factory=dict)
+    reference_output: torch.Tensor | None = None
 
     def _repr_html_(self) -> str:
         """Shapes and sums, and heatmaps of images, for notebooks."""
@@ -208,6 +211,7 @@ def attribute(
         conditions=None if conditions is None else len(conditions),
         multipliers=_mean([one.multipliers for one in computed]),
         meanings=found.meanings,
+        reference_output=_mean([one.reference_output for one in computed]),
     )
 
 

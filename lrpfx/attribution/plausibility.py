@@ -24,6 +24,8 @@ from lrpfx.support.tensors import is_floating, relevance_from
 EXCESS = 1e3
 #: Relevance counts as lost at a final softmax if less than this share of the seed passes it.
 LOST = 1e-2
+#: Relevance misses the difference from a reference if it is off by more than this share of the larger output.
+UNEXPLAINED = 1e-2
 #: Relevance counts as out of balance at an operation without a rule if this share of what it received is missing, or added.
 UNBALANCED = 1e-3
 
@@ -173,6 +175,30 @@ def objection_to(
             if not magnitude:
                 place = _place("nothing goes on from", watched.first_that_stops())
                 return f"the map is empty: {_amounts(magnitude, seed)}{place}"
+    return None
+
+
+def missing_difference(
+    relevances: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    outputs: tuple[torch.Tensor, torch.Tensor],
+) -> str | None:
+    """Where relevance does not add up to the difference of the outputs, or None.
+
+    `relevances` of the inputs have a leading dimension for the seeds, which are the differences times the weights of the
+    outputs. `outputs`: those of the input and of the reference.
+    """
+    for number, (seed, weight) in enumerate(zip(seeds, weights, strict=True)):
+        explained = sum(float(one[number].detach().double().sum()) for one in relevances if one is not None)
+        expected = float(seed.double().sum())
+        size = max(float((weight * one).double().abs().sum()) for one in outputs)
+        if not abs(explained - expected) <= UNEXPLAINED * size:
+            return (
+                f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
+                f"{expected:.4g}: an operation chooses other entries for the reference, or rounding decides. "
+                "lrpfx.ledger(..., reference=) says where"
+            )
     return None
 
 

@@ -23,6 +23,7 @@ from lrpfx.ir.node import (
     output_node,
     set_info,
 )
+from lrpfx.operators.functions import without_gradient
 from lrpfx.operators.table import spelling_of
 from lrpfx.request.conditions import Place, ends_of, insert_masks, mask_name
 from lrpfx.request.names import resolve_names
@@ -42,9 +43,10 @@ class Recording:
     constants: bool = False  # whether it returns the constants that take relevance
     places: tuple[Place, ...] = ()  # of masks, which are further inputs
     start: str | None = None  # the node whose value it returns instead of the result, if any
+    reference: bool = False  # whether it returns the result for the reference, after all else
 
     def __bool__(self) -> bool:
-        return bool(self.names or self.constants or self.places or self.start is not None)
+        return bool(self.names or self.constants or self.places or self.start is not None or self.reference)
 
 
 def recorder_of(module: ExplainModule, recording: Recording, probed: bool = False) -> TreeGraphModule:
@@ -86,7 +88,8 @@ def recorder_of(module: ExplainModule, recording: Recording, probed: bool = Fals
             terms = [_as_term(graph, node, user, as_leaf) for node, user in edges]
         known = nodes_by_name(graph)
         differences = [_difference(graph, node, known) for node in (*nodes, *terms) if _has_difference(node)]
-        output.args = ((output.args[0], *nodes, *terms, *differences),)
+        of_reference = [_result_of_reference(graph, output.args[0], known)] if recording.reference else []
+        output.args = ((output.args[0], *nodes, *terms, *differences, *of_reference),)
         if first:
             for node in reversed(graph.nodes):  # the calls that nothing reads now
                 if node.op not in ("placeholder", "output") and not node.users:
@@ -109,7 +112,7 @@ def _check_before(graph: fx.Graph, start: fx.Node, nodes: Sequence[fx.Node]) -> 
 def recorded_by(recorder: fx.GraphModule) -> list[fx.Node]:
     """The nodes whose values a recorder returns beside the model's result."""
     results: Any = output_node(recorder.graph).args[0]
-    return [node for node in results[1:] if node.target is not difference]
+    return [node for node in results[1:] if node.target not in (difference, result_of_reference)]
 
 
 def as_leaf(value: torch.Tensor) -> torch.Tensor:
@@ -143,6 +146,24 @@ def _difference(graph: fx.Graph, node: fx.Node, known: Mapping[str, fx.Node]) ->
         made = graph.call_function(difference, (node, known[node_info(node).reference]))
     set_info(made, replace(node_info(node), name=f"{node_info(node).name}.difference", role=Role.CONSTANT, reference=""))
     return made
+
+
+def _result_of_reference(graph: fx.Graph, result: Any, known: Mapping[str, fx.Node]) -> fx.Node:
+    """A call that gives the result for the reference. `known`: the nodes by name."""
+
+    def twin(node: fx.Node) -> fx.Node:
+        name = node_info(node).reference
+        return known[name] if name else node
+
+    with graph.inserting_before(output_node(graph)):
+        made = graph.call_function(result_of_reference, (fx.map_arg(result, twin),))
+    set_info(made, NodeInfo("result_of_reference", role=Role.CONSTANT))
+    return made
+
+
+def result_of_reference(result: Any) -> Any:
+    """The result, without a gradient."""
+    return without_gradient(result)
 
 
 def difference(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -272,9 +272,7 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
             return Slot(next(numbers)) if isinstance(leaf, Slot) and leaf.index < len(inputs) else leaf
 
         if operator is not None and by_name:
-            args = [
-                numbered(value) if name in data else value for name, value in _named(operator.arguments, args).items()
-            ]
+            args = [numbered(value) if name in data else value for name, value in _named(operator.arguments, args).items()]
         else:
             args, kwargs = map_arguments((args, kwargs), numbered)
     assert callable(node.target)

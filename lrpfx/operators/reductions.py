@@ -7,7 +7,7 @@ from torch import fx
 
 from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, update_info
-from lrpfx.ir.operator import Builder, Function, Operator
+from lrpfx.ir.operator import Between, Builder, Function, Operator
 from lrpfx.operators import mixing
 from lrpfx.operators.functions import (
     index_averaged,
@@ -77,6 +77,7 @@ def _reductions(by: str, functions: tuple[Function, Function, Function], reduce:
             arguments,
             chosen,
             data="input source",
+            between=Between.LARGEST,
             selects=True,
             sample=call(**places, reduce="amin", include_self=False),
         ),

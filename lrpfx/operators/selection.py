@@ -264,7 +264,9 @@ ROWS: tuple[Operator, ...] = (
     ),
     _of_two("maximum", "fmax"),
     _of_two("minimum", "fmin"),
-    neutral("amax", between=Between.LARGEST, sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amax(1))),
+    neutral(
+        "amax", between=Between.LARGEST, sign=signs.of_input, selects=True, mixes=mixing.given(), sample=of(lambda x: x.amax(1))
+    ),
     neutral(
         "amin",
         between=Between.SMALLEST,
@@ -292,7 +294,9 @@ ROWS: tuple[Operator, ...] = (
         mixes=mixing.given(),
         sample=of(lambda x: x.logsumexp(1)),
     ),
-    neutral("logcumsumexp", between=Between.RUNNING_LOG_SUM, accumulates=mixing.given(), sample=of(lambda x: x.logcumsumexp(1))),
+    neutral(
+        "logcumsumexp", between=Between.RUNNING_LOG_SUM, accumulates=mixing.given(), sample=of(lambda x: x.logcumsumexp(1))
+    ),
     neutral("msort", selects=True, mixes=mixing.first_dimension, sample=of(lambda x: torch.msort(x), (4, 2), batch=False)),
     neutral(
         "put",

@@ -1,7 +1,5 @@
 """The rule of differences from a reference."""
 
-from typing import Any
-
 import torch
 
 from lrpfx.errors import RuleError
@@ -109,7 +107,9 @@ class Difference(Hook):
             return _FORMS[between]
         if issubclass(row.kind, kinds.Detach):
             return Same()
-        if issubclass(row.kind, kinds.MatMul) or (row.product.proportional_to and set(row.data) <= {*row.product.proportional_to}):
+        if issubclass(row.kind, kinds.MatMul) or (
+            row.product.proportional_to and set(row.data) <= {*row.product.proportional_to}
+        ):
             return Derivative() if inputs == 1 else AtMidpoint()
         if issubclass(row.kind, _LINEAR) and not set(layer.operation.names_of_inputs) & set(row.controls):
             return Derivative()

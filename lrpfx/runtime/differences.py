@@ -383,7 +383,8 @@ class OfChannelNormalization(DifferenceForm):
         def total(one: torch.Tensor) -> torch.Tensor:
             channels = one.square().movedim(1, -1)
             padded = torch.nn.functional.pad(channels, (size // 2, (size - 1) // 2))
-            return k + alpha * padded.unfold(-1, size, 1).mean(-1).movedim(-1, 1)
+            mean = padded.unfold(-1, size, 1).mean(-1).movedim(-1, 1)
+            return torch.add(mean * alpha, k)
 
         def scale(one: torch.Tensor) -> torch.Tensor:
             return one.pow(-beta)
@@ -413,16 +414,17 @@ def _through_root(
 ) -> torch.Tensor:
     """The multipliers behind a norm with an exponent, or another root of a sum of powers."""
     if math.isinf(power):
-        sizes, (output, pull), (other, pull_other) = value.abs(), vjp(root, value.abs()), vjp(root, reference.abs())
-        change, derivative = _through_largest(multiplier, output, other, pull, pull_other, power < 0)
-        return quotient(change, sizes, reference.abs(), derivative) * slope(torch.abs, value, reference)
+        sizes, other_sizes = value.abs(), reference.abs()
+        of_sizes = _through_largest(root, [sizes], [other_sizes], multiplier, smallest=power < 0)[0]
+        return of_sizes * slope(torch.abs, value, reference)
     output, other = root(value), root(reference)
     mean = (output + other) / 2
     derivative = torch.where(mean == 0, torch.zeros_like(mean), mean.pow(1 - power) / power)
     of_total = multiplier * quotient(output - other, output.pow(power), other.pow(power), derivative)
     ones = torch.ones_like(value)  # the sum is linear in the powers: its derivative is the same everywhere
-    of_powers = vjp(lambda powers: root(powers.pow(1 / power)).pow(power), ones)[1](of_total)[0]
-    return of_powers * slope(lambda one: one.abs().pow(power), value, reference)
+    (of_powers,) = vjp(lambda powers: root(powers.pow(1 / power)).pow(power), ones)[1](of_total)
+    found: torch.Tensor = of_powers * slope(lambda one: one.abs().pow(power), value, reference)
+    return found
 
 
 def exponent(operation: Operation) -> float:
@@ -451,7 +453,8 @@ class OfNormalized(DifferenceForm):
         power, dimension, eps = arguments["p"], arguments["dim"], arguments["eps"]
 
         def norm(one: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.vector_norm(one, power, dim=dimension, keepdim=True)
+            found: torch.Tensor = torch.linalg.vector_norm(one, power, dim=dimension, keepdim=True)
+            return found
 
         norms = norm(value), norm(reference)
         share, other_share = (1 / one.clamp(min=eps) for one in norms)
@@ -488,21 +491,23 @@ class OfLargest(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        value, reference, function = values[0], references[0], _of_first(operation, values)
-        (output, pull), (other_output, pull_other) = vjp(function, value), vjp(function, reference)
-        change, derivative = _through_largest(multiplier, output, other_output, pull, pull_other, self.smallest)
-        return [quotient(change, value, reference, derivative)]
+        count = operation.inputs
+        smallest = self.smallest or operation.arguments(values).get("reduce") == "amin"
+
+        def function(*inputs: torch.Tensor) -> torch.Tensor:
+            result = operation([*inputs, *values[count:]])
+            found: torch.Tensor = result[0] if isinstance(result, tuple) else result
+            return found
+
+        return _through_largest(function, values[:count], references, multiplier, smallest)
 
 
 def _through_largest(
-    multiplier: torch.Tensor,
-    output: torch.Tensor,
-    other_output: torch.Tensor,
-    pull: Callable[..., tuple[torch.Tensor, ...]],
-    pull_other: Callable[..., tuple[torch.Tensor, ...]],
-    smallest: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The change of what is explained that each entry explains, and its derivative, from maxima and what pulls them back."""
+    function: Callable[..., torch.Tensor], values: Tensors, references: Tensors, multiplier: torch.Tensor, smallest: bool
+) -> Tensors:
+    """The multipliers behind a function that chooses the largest of entries."""
+    (output, pull), (other_output, pull_other) = vjp(function, *values), vjp(function, *references)
     between = (torch.minimum if smallest else torch.maximum)(output, other_output)
-    (first,), (last,) = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
-    return first + last, pull(multiplier)[0]
+    gains, losses = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
+    inputs = zip(gains, losses, values, references, pull(multiplier), strict=True)
+    return [quotient(gain + loss, value, other, derivative) for gain, loss, value, other, derivative in inputs]

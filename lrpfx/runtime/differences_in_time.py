@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lrpfx.operators.layer import Operation
-from lrpfx.operators.recurrent import GRU, LSTM, RELU, Run, Slopes, lstm_step, pulled_through_steps, run_of
+from lrpfx.operators.recurrent import LSTM, RELU, Run, Slopes, lstm_step, pulled_through_steps, run_of
 from lrpfx.operators.scans import delayed, linear_recurrence, recurrence_backwards
 from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, slope_of_exponential
 
@@ -36,24 +36,22 @@ class OfRecurrent(DifferenceForm):
 
 def _slopes(run: Run, other: Run, arguments: dict[str, Any]) -> Slopes:
     mode, gates, other_gates = arguments["mode"], run.gates, other.gates
-    weights = arguments["weight_ih"], arguments["bias_ih"]
-    blocks, other_blocks = (
-        list(zip(torch.nn.functional.linear(one.input, *weights).chunk(4 if mode == LSTM else 3, -1), hidden, strict=True))
-        if mode in (LSTM, GRU)
-        else []
-        for one in (run, other)
-        for hidden in [one.hidden_part.chunk(4 if mode == LSTM else 3, -1)]
-    )
-
-    def of_gate(place: int) -> torch.Tensor:
-        """The slope of a gate by what its sigmoid is taken of."""
-        return slope(torch.sigmoid, sum(blocks[place]), sum(other_blocks[place]))
-
     activation = torch.relu if mode == RELU else torch.tanh
     candidate, other_candidate = activation(gates.candidate), activation(other_gates.candidate)
     of_candidate = slope(activation, gates.candidate, other_gates.candidate)
     if gates.keep is None:
         return Slopes([of_candidate])
+
+    def before_sigmoids(one: Run) -> list[torch.Tensor]:
+        of_input = torch.nn.functional.linear(one.input, arguments["weight_ih"], arguments["bias_ih"])
+        return list((of_input + one.hidden_part).chunk(4 if mode == LSTM else 3, -1))
+
+    blocks, other_blocks = before_sigmoids(run), before_sigmoids(other)
+
+    def of_gate(place: int) -> torch.Tensor:
+        """The slope of a gate by what its sigmoid is taken of."""
+        return slope(torch.sigmoid, blocks[place], other_blocks[place])
+
     keep, entered = _mean(gates.keep, other_gates.keep), _mean(gates.enter, other_gates.enter) * of_candidate
     if mode == LSTM:
         states, other_states = run.values, other.values
@@ -176,15 +174,18 @@ class OfWeightedMean(_OfScan):
     def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
         value, other_value = ours["input"].double(), theirs["input"].double()
         key, other_key = ours["key"].double(), theirs["key"].double()
-        factor, first = ours["decay"].double().exp().expand_as(value), ours["first"].double().exp()
+        factor: torch.Tensor = ours["decay"].double().exp().expand_as(value)
+        first: torch.Tensor = ours["first"].double().exp()
         shift = torch.maximum(key.amax(1, True), other_key.amax(1, True))
         weights, other_weights = (key - shift).exp(), (other_key - shift).exp()
 
         def sums(entries: torch.Tensor) -> torch.Tensor:
-            return delayed(linear_recurrence(entries, factor, 1), 1, 1) + first * entries
+            before: torch.Tensor = delayed(linear_recurrence(entries, factor, 1), 1, 1)
+            return before + first * entries
 
         def backwards(of_sums: torch.Tensor) -> torch.Tensor:
-            return recurrence_backwards(delayed(of_sums.flip(1), 1, 1).flip(1), factor, 1) + first * of_sums
+            later: torch.Tensor = recurrence_backwards(delayed(of_sums.flip(1), 1, 1).flip(1), factor, 1)
+            return later + first * of_sums
 
         totals, other_totals = sums(weights), sums(other_weights)
         products, other_products = sums(weights * value), sums(other_weights * other_value)
@@ -230,4 +231,3 @@ def _one_after_another(first: torch.Tensor, later: torch.Tensor, multiplier: tor
     """The product of the entries of `first` before each, times that of the entries of `later` between it and each product."""
     before = torch.cat([torch.ones_like(first.narrow(dim, 0, 1)), first.narrow(dim, 0, first.shape[dim] - 1)], dim).cumprod(dim)
     return before * recurrence_backwards(multiplier, later, dim)
-

@@ -11,11 +11,11 @@ from torch import fx, nn
 from lrpfx.errors import CaptureError
 from lrpfx.ir.kinds import Embedding, Opaque, Unknown
 from lrpfx.ir.node import (
-    calls,
     INPLACE,
     NodeInfo,
     Role,
     attribute_of,
+    calls,
     function_name,
     is_of_parameters,
     node_info,

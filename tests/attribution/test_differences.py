@@ -15,6 +15,21 @@ def gemma_norm(x, w):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 0.1) * (1 + w)
 
 
+def softmax_by_hand(x, w):
+    exponentials = (x - x.amax(-1, keepdim=True).detach()).exp()
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def masked_softmax_by_hand(x, w):
+    exponentials = x.exp() * torch.tensor([1, 1, 0, 1, 1, 1, 1, 0], dtype=x.dtype)
+    return exponentials / (exponentials.sum(-1, keepdim=True) + 1e-2)
+
+
+def softmax_of_groups(x, w):
+    index, exponentials = torch.tensor([0, 1, 0, 1, 2, 2, 0, 1]), x.exp()
+    return exponentials / torch.zeros(len(x), 3, dtype=x.dtype).index_add(1, index, exponentials)[:, index]
+
+
 OPERATIONS = {
     "relu": lambda x, w: F.relu(x),
     "gelu": lambda x, w: F.gelu(x),
@@ -44,6 +59,26 @@ OPERATIONS = {
     "instance norm": lambda x, w: F.instance_norm(x.view(-1, 2, 4), eps=0.1).flatten(1),
     "max pooling": lambda x, w: F.max_pool1d(x[:, None], 3, 2, 1).flatten(1) @ torch.ones(4, WIDTH, dtype=x.dtype) + x,
     "adaptive max pooling": lambda x, w: F.adaptive_max_pool1d(x[:, None], 2).repeat(1, 1, 4)[:, 0],
+    "softmax by hand": softmax_by_hand,
+    "masked softmax by hand": masked_softmax_by_hand,
+    "softmax with one more": lambda x, w: x.exp() / (1 + x.exp().sum(-1, keepdim=True)),
+    "softmax of groups": softmax_of_groups,
+    "logarithm of a sum": lambda x, w: x.logsumexp(1, True) * x,
+    "running logarithm of sums": lambda x, w: x.logcumsumexp(1),
+    "logarithm of two": lambda x, w: torch.logaddexp(x, x * w),
+    "product of all": lambda x, w: x.prod(1, keepdim=True) * x,
+    "running product": lambda x, w: x.cumprod(1),
+    "running sum": lambda x, w: x.cumsum(1) * x,
+    "largest with places": lambda x, w: x.max(1, keepdim=True)[0] * x,
+    "smallest with places": lambda x, w: x.min(1, keepdim=True).values * x,
+    "running largest": lambda x, w: x.cummax(1)[0],
+    "angle": lambda x, w: torch.atan2(x, x.square() + 1),
+    "detached": lambda x, w: x * x.detach(),
+    "linear norm": lambda x, w: x.norm(1, dim=1, keepdim=True) * x,
+    "cubic norm": lambda x, w: torch.linalg.vector_norm(x, 3, dim=1, keepdim=True) * x,
+    "largest magnitude": lambda x, w: x.norm(torch.inf, dim=1, keepdim=True) * x,
+    "pooled norms": lambda x, w: F.lp_pool1d(x[:, None], 2, 2).repeat(1, 1, 2)[:, 0] * x,
+    "local response norm": lambda x, w: F.local_response_norm(x[:, :, None], 3, 0.5, 0.7, 1.0)[..., 0],
     "largest": lambda x, w: x.amax(1, True) * x,
     "smallest": lambda x, w: x.amin(1, True) * x,
     "larger": lambda x, w: torch.maximum(x, x.flip(1) * w),
@@ -108,8 +143,7 @@ def network():
 def test_a_reference_that_is_the_input_gives_the_gradient():
     model, x = network(), torch.randn(4, 5, dtype=torch.float64)
     explain_model = lrpfx.transform(model, DeepLIFT(), x)
-    with pytest.warns(lrpfx.LrpfxWarning, match="the map is empty"):
-        attribution = lrpfx.attribute(explain_model, x, 2, reference=x, record_multipliers="0")
+    attribution = lrpfx.attribute(explain_model, x, 2, reference=x, record_multipliers="0")
     assert attribution.relevance.abs().max() == 0
     hidden = model[0](x).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(model[1:](hidden)[:, 2].sum(), hidden)
@@ -138,6 +172,8 @@ def test_a_choice_that_differs_is_unexplained():
     torch.manual_seed(0)
     model = Of(lambda x, w: x.sort(1)[0]).double().eval()
     x, reference = torch.randn(4, WIDTH, dtype=torch.float64), torch.randn(4, WIDTH, dtype=torch.float64)
+    with pytest.warns(lrpfx.LrpfxWarning, match="relevance adds up to .* chooses other entries for the reference"):
+        lrpfx.attribute(lrpfx.transform(model, DeepLIFT(), x), x, 1, reference=reference)
     accounts = lrpfx.ledger(lrpfx.transform(model, DeepLIFT(), x), x, 1, reference=reference)
     assert abs(accounts.entry("sort").unexplained) > 1e-3
     others = [entry.unexplained for entry in accounts if not entry.name.startswith(("sort", "getitem"))]
@@ -266,7 +302,116 @@ def test_rules_without_a_reference_are_named():
         lrpfx.transform(network(), composite, torch.randn(4, 5, dtype=torch.float64))
 
 
-def test_operations_without_a_formula_are_named():
-    model = Of(lambda x, w: x.cumprod(1)).eval()
-    with pytest.raises(lrpfx.RuleError, match=r"cumprod.*Difference.* has no formula"):
-        lrpfx.transform(model, DeepLIFT(), torch.randn(2, WIDTH))
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x, w: torch.linalg.norm(x.view(-1, 2, 4), 2, (1, 2))[:, None] * x, r"norm.*order 2 has no formula"),
+        (
+            lambda x, w: F.grid_sample(x.view(-1, 1, 2, 4), x.view(-1, 2, 2, 2), align_corners=False).flatten(1).repeat(1, 2),
+            r"grid_sample whose grid depends on the input",
+        ),
+    ],
+)
+def test_operations_without_a_formula_are_named(function, message):
+    with pytest.raises(lrpfx.RuleError, match=message):
+        lrpfx.transform(Of(function).eval(), DeepLIFT(), torch.randn(2, WIDTH))
+
+
+class OfReLU(nn.Module):
+    """The output is exactly 0 for the first sample, and not for the reference."""
+
+    def forward(self, x):
+        return torch.relu(x)
+
+
+def test_an_output_of_zero_is_explained():
+    x, reference = torch.tensor([[-1.0, 2.0], [3.0, -4.0]]), torch.tensor([[5.0, 1.0]])
+    explain_model = lrpfx.transform(OfReLU(), DeepLIFT(), x)
+    attribution = lrpfx.attribute(explain_model, x, 0, reference=reference)
+    torch.testing.assert_close(attribution.relevance, torch.tensor([[-5.0, 0.0], [-2.0, 0.0]]))
+    torch.testing.assert_close(attribution.reference_output, torch.relu(reference).expand(2, 2))
+    accounts = lrpfx.ledger(explain_model, x, 0, reference=reference)
+    assert accounts.seed == -7.0 and accounts.inputs == {"x": -7.0} and accounts.unexplained == 0.0
+    program = lrpfx.lower(explain_model, {"x": x, "x_reference": reference.expand_as(x)})
+    found = program.module()(x, reference.expand_as(x), torch.zeros(2, dtype=torch.int64))
+    torch.testing.assert_close(found["relevance"], attribution.relevance)
+
+
+def test_a_function_of_the_outputs_is_explained():
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    relevance = lrpfx.attribute(
+        explain_model, x, 0, reference=reference, output=lambda logits: (logits[:, :1] - logits[:, 1:2]) + 3.0
+    ).relevance
+    difference = (model(x) - model(reference)).detach()
+    torch.testing.assert_close(relevance.sum(1), difference[:, 0] - difference[:, 1])
+
+
+RECURRENT = {
+    "lstm": lambda: nn.LSTM(3, 4, batch_first=True),
+    "two layers": lambda: nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
+    "projected": lambda: nn.LSTM(3, 4, proj_size=2, batch_first=True),
+    "gru": lambda: nn.GRU(3, 4, bidirectional=True, batch_first=True),
+    "rnn": lambda: nn.RNN(3, 4, batch_first=True),
+    "rnn with relu": lambda: nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
+}
+
+
+class Series(nn.Module):
+    """A recurrent layer, whose states and last states are read."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        states, last = self.layer(x)
+        return states.mean(1)[:, :2] + sum(one.sum(0)[:, :2] for one in (last if isinstance(last, tuple) else (last,)))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(name):
+    torch.manual_seed(0)
+    model = Series(RECURRENT[name]()).double().eval()
+    x, reference = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    assert gap(model, x, reference) < 1e-12
+    accounts = lrpfx.ledger(lrpfx.transform(model, DeepLIFT(), x), x, 1, reference=reference)
+    assert accounts.unexplained < 1e-12
+
+
+class Steps(nn.Module):
+    """The hidden state of a recurrent layer after four steps, as torch computes it or written out."""
+
+    def __init__(self, layer, written_out):
+        super().__init__()
+        self.layer, self.written_out = layer, written_out
+
+    def forward(self, x):
+        if not self.written_out:
+            return self.layer(x)[0][:, -1]
+        layer = self.layer
+        hidden, state = torch.zeros(len(x), 4, dtype=x.dtype), torch.zeros(len(x), 4, dtype=x.dtype)
+        for step in range(4):
+            of_input = F.linear(x[:, step], layer.weight_ih_l0, layer.bias_ih_l0)
+            of_hidden = F.linear(hidden, layer.weight_hh_l0, layer.bias_hh_l0)
+            if isinstance(layer, nn.LSTM):
+                enter, keep, candidate, out = (of_input + of_hidden).chunk(4, 1)
+                state = torch.sigmoid(keep) * state + torch.sigmoid(enter) * torch.tanh(candidate)
+                hidden = torch.sigmoid(out) * torch.tanh(state)
+            else:
+                (r, z, n), (hr, hz, hn) = of_input.chunk(3, 1), of_hidden.chunk(3, 1)
+                gate = torch.sigmoid(z + hz)
+                hidden = gate * hidden + (1 - gate) * torch.tanh(n + torch.sigmoid(r + hr) * hn)
+        return hidden
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_steps_that_are_written_out_have_the_multipliers_of_the_layer(layer):
+    torch.manual_seed(0)
+    whole = layer(3, 4, batch_first=True).double().eval()
+    x, reference = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(2, 4, 3, dtype=torch.float64)
+    found = []
+    for written_out in (False, True):
+        explain_model = lrpfx.transform(Steps(whole, written_out), DeepLIFT(), x)
+        found.append(lrpfx.attribute(explain_model, x, 1, reference=reference).relevance)
+    torch.testing.assert_close(found[0], found[1])
