@@ -1018,7 +1018,9 @@ def as_composite(value: Any, caller: str, **known: Any) -> Composite:
     if isinstance(value, type) and issubclass(value, Composite):
         raise InputTypeError(f"{caller} takes a composite, not its class; did you mean {value.__name__}()?", topic="composites")
     if not isinstance(value, Composite):
-        raise InputTypeError(f"{caller} takes a composite or its name, not {type(value).__name__}", topic="composites")
+        is_rule = isinstance(value, Hook) or (isinstance(value, type) and issubclass(value, Hook))
+        remedy = "; a composite assigns rules, such as LayerMapComposite([(lrpfx.types.Linear, rule)])" if is_rule else ""
+        raise InputTypeError(f"{caller} takes a composite or its name, not {type(value).__name__}{remedy}", topic="composites")
     return value
 
 

@@ -1,9 +1,11 @@
 """The compiler: turns a model and a composite into an explainable GraphModule."""
 
+import os
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -416,6 +418,8 @@ def no_module(model: Any) -> str:
         return f"; did you mean {model.__name__}()?"
     if isinstance(model, Mapping):
         return ": load weights into a model first, model.load_state_dict(weights), and pass the model"
+    if isinstance(model, (str, os.PathLike)) and Path(model).suffix:
+        return ": pass what is in the file, torch.load(path) if it is a model, lrpfx.load(path) if lrpfx wrote it"
     if isinstance(model, str):
         return ": pass the model itself, such as torchvision.models.resnet50(weights='DEFAULT').eval()"
     return ""

@@ -296,7 +296,10 @@ def misfits(module: ExplainModule, arguments: Arguments) -> Iterator[None]:
                 topic="inputs-do-not-fit",
             ) from error
         shapes = ", ".join("×".join(map(str, tensor.shape)) or "()" for tensor in tensors)
-        hints = [f"the inputs are {' and '.join(dtypes)}, the parameters {' and '.join(computed)}"] if dtypes - computed else []
+        hints = []
+        if dtypes - computed:
+            remedy = f": pass input.to({next(iter(computed))})" if len(computed) == 1 else ""
+            hints = [f"the inputs are {' and '.join(dtypes)}, the parameters {' and '.join(computed)}{remedy}"]
         hints += [f"the inputs have the shape {shapes}{_first_layer(module, tensors)}"]
         raise InputError(
             f"{module.title} cannot run on these inputs: {'; '.join(hints)} ({first_lines(error)})", topic="inputs-do-not-fit"

@@ -213,7 +213,8 @@ def _opened(image: Any) -> Image.Image:
             with Image.open(image, formats=readable_formats()) as file:
                 return _in_rgb(ImageOps.exif_transpose(file))
         except FileNotFoundError as error:
-            raise InputError(f"there is no file {shown}", topic="image-files") from error
+            remedy = ": for a pattern, pass sorted(glob.glob(pattern)), or the folder" if re.search(r"[*?]", str(shown)) else ""
+            raise InputError(f"there is no file {shown}{remedy}", topic="image-files") from error
         except UnidentifiedImageError as error:
             raise InputError(f"{shown} is not an image that Pillow can read", topic="image-files") from error
         except LrpfxError as error:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -60,9 +61,11 @@ class Preprocessing:
                 f"{type(function).__name__}",
                 topic="preprocessing",
             )
-        if isinstance(function, type):
+        made = function.func if isinstance(function, partial) else function  # weights.transforms is a class with arguments
+        if isinstance(made, type):
             raise InputTypeError(
-                f"preprocess is a function, not the class {function.__name__}; did you mean to call it?", topic="preprocessing"
+                f"preprocess is a function, not the class {made.__name__}; did you mean to call it, weights.transforms()?",
+                topic="preprocessing",
             )
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
@@ -121,7 +124,7 @@ class Preprocessing:
         except Exception as error:
             raise InputError(
                 f"preprocess failed on a photograph of {photograph.width}×{photograph.height} pixels "
-                f"({type(error).__name__}: {first_lines(error)}); it gets a PIL image in RGB",
+                f"({first_lines(error)}); it gets a PIL image in RGB",
                 topic="preprocessing",
             ) from error
         if isinstance(result, Mapping) and "pixel_values" in result:  # of an image processor of transformers

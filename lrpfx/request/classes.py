@@ -96,5 +96,7 @@ def as_list(caller: str, values: Any) -> list[Any]:
         values = values.tolist()
     if not isinstance(values, (list, tuple, range)):
         remedy = f": write [{values!r}]" if isinstance(values, (str, int)) else ""
+        if isinstance(values, torch.nn.Module):
+            raise InputTypeError(f"{caller} takes names of layers, not a {type(values).__name__}", topic="explainers")
         raise InputTypeError(f"{caller} takes a list, not {values!r}{remedy}", topic="explainers")
     return list(values)

@@ -1,6 +1,8 @@
 """Mistakes of a first hour, through public doors only: each message says what to do instead."""
 
 import re
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +86,18 @@ MISTAKES = {
         "the module that lrpfx.transform(model, composite) returns",
     ),
     "the class of a composite": (compiles(EpsilonPlus), "did you mean EpsilonPlus()?"),
+    "a rule as a composite": (compiles(Epsilon()), "LayerMapComposite([(lrpfx.types.Linear, rule)])"),
+    "a file as a model": (lambda own: lrpfx.Explainer(Path("model.pth")), "torch.load(path) if it is a model"),
+    "a preprocessing that is not called": (
+        explains(preprocess=partial(transforms.Resize, 32)),
+        "did you mean to call it, weights.transforms()?",
+    ),
+    "a pattern of files": (lambda own: own.explainer("*.jpg"), "sorted(glob.glob(pattern))"),
+    "a layer itself": (explains(record=nn.Linear(2, 2)), "takes names of layers, not a Linear"),
+    "an input in double precision": (
+        lambda own: lrpfx.attribute(own.module, own.images.double(), 1),
+        "pass input.to(torch.float32)",
+    ),
     "a composite with a typing error": (compiles("epsilon_plu"), "Did you mean 'epsilon_plus'?"),
     "a composite without its range": (compiles("EpsilonGammaBox"), "needs the settings low, high"),
     "rules for layers that are not there": (
