@@ -14,7 +14,8 @@ _FIRST_CALLS = """\
 Photographs, texts, tables, series, waves and graphs: `lrpfx.explain(model, images, target, preprocess=...)`, with `tokenizer=`
 for texts and `names=` for tables, returns an explanation with `.sheet()`, `.relevance` and `.save(path)`. Any other inputs:
 `lrpfx.transform(model, composite)` returns an explainable module, and `lrpfx.attribute(explain_model, inputs,
-target).relevance` the relevance of the inputs. All names with their signatures are on one page: [reference/all.md](reference/all.md)."""
+target).relevance` the relevance of the inputs. All names with their signatures are on one page:
+[reference/all.md](reference/all.md)."""
 #: a name that mkdocstrings replaces by its documentation
 _FILLED = re.compile(r"^::: ", re.MULTILINE)
 _MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
