@@ -204,6 +204,8 @@ SEARCHES = {
     "grad-cam": "from_pytorch_grad_cam.html#",
     "record": "intermediate_relevance.html#",
     "conservation": "ledger.html#",
+    "DeepExplainer": "from_shap.html#",
+    "graph network": "graphs.html#",
 }
 
 
