@@ -204,7 +204,8 @@ SEARCHES = {
     "grad-cam": "from_pytorch_grad_cam.html#",
     "record": "intermediate_relevance.html#",
     "conservation": "ledger.html#",
-    "DeepExplainer": "from_shap.html#",
+    "SHAP": "from_shap.html#",
+    "baseline": "glossary.html#reference-baseline",
     "graph network": "graphs.html#",
 }
 
