@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         concepts,
         core,
         datasets,
+        detection,
         image,
         layer,
         pictures,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         UnsupportedOperationError,
         VerificationError,
     )
+    from lrpfx.explanation.detections import DetectionExplanation
     from lrpfx.explanation.explainer import Explainer, explain
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.graphs import GraphExplanation
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.history import history
     from lrpfx.reports.ledger import Ledger, ledger
+    from lrpfx.request.boxes import Box
     from lrpfx.request.regions import Region
 
 # An installation has lrpfx.passes inside this folder. In the repository, passes/ is beside it.
@@ -82,8 +85,10 @@ _NAMES_IN = {
     "pipeline": ("Captured", "capture", "node_names", "transform"),
     "reports.check": ("Report", "check"),
     "reports.comparison": ("Comparison", "compare"),
+    "request.boxes": ("Box",),
     "request.regions": ("Region",),
     "pages.report": ("report",),
+    "explanation.detections": ("DetectionExplanation",),
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
     "explanation.graphs": ("GraphExplanation",),
@@ -117,9 +122,11 @@ def __dir__() -> list[str]:
 __all__ = [
     "ArtefactError",
     "Attribution",
+    "Box",
     "CaptureError",
     "Captured",
     "Comparison",
+    "DetectionExplanation",
     "Explainer",
     "Explanation",
     "Explanations",
@@ -159,6 +166,7 @@ __all__ = [
     "condition",
     "core",
     "datasets",
+    "detection",
     "draw",
     "explain",
     "history",

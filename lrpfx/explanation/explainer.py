@@ -18,6 +18,8 @@ from lrpfx.attribution.messages import CONSTANTS
 from lrpfx.composites import AttnLRP, Composite, as_composite, composite_class
 from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
+from lrpfx.detection.choice import heads, is_detector
+from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
 from lrpfx.explanation.arrays import Form, Reading, read
@@ -30,6 +32,7 @@ from lrpfx.explanation.compiled import (
     scores_of_logits,
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
+from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, as_box, in_input
 from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.graphs import (
     GraphData,
@@ -51,7 +54,7 @@ from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
-from lrpfx.request.targets import TargetLike
+from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.identity.structure import Snapshot
@@ -224,12 +227,16 @@ class Explainer(Generic[Found]):
                 topic="explainers",
             )
         model = given
+        if isinstance(model, nn.Module) and is_detector(model) and not isinstance(model, DetectorHeads):
+            model = heads(model)
         self.model = model
         if isinstance(composite, str):
             composite_class(composite)  # an error for a name that there is not
         elif composite is not None:
             as_composite(composite, "an explainer")
         self.composite = composite
+        if isinstance(model, DetectorHeads):
+            preprocess = model.input_of(preprocess)
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
         self.categories = _names(model, categories)
         self.tokenizer = tokenizer
@@ -431,17 +438,23 @@ class Explainer(Generic[Found]):
     def _explanations(self, images: Any, wanted: TargetsOfSamples, unreadable: list[Unreadable]) -> Iterator[Explanation]:
         count = 0
         for batch in self._batches(images, unreadable):
-            targets_of_batch = [wanted.of_sample(one.place) for one in batch]
+            targets_of_batch = [self._targets_of(one, wanted) for one in batch]
             count += len(batch)
             inputs = torch.stack([one.input for one in batch])
             compiled = self.compiled_for(inputs)
             run = compiled.run(inputs, targets_of_batch)
+            kind = DetectionExplanation if isinstance(compiled, CompiledDetector) else Explanation
             for one, output, answers, targets in zip(batch, run.outputs, run.answers, run.targets, strict=True):
                 shared = (output, self.categories, answers, run.rules, run.scores)
-                found = Explanation(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
+                found = kind(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
                 keep_origin(found, Origin(compiled, one.input[None], targets, output))
                 yield found
         wanted.check_number(count + len(unreadable))
+
+    def _targets_of(self, one: "_Prepared", wanted: TargetsOfSamples) -> tuple[Target, ...]:
+        """The targets of a photograph, as its input has them."""
+        given = wanted.of_sample(one.place)
+        return tuple(in_input(as_box(target), one.geometry) for target in given) if is_detector(self.model) else given
 
     def _batches(self, images: Any, unreadable: list[Unreadable]) -> Iterator[list["_Prepared"]]:
         """Photographs of one input shape, as many as run together."""
@@ -522,6 +535,8 @@ class Explainer(Generic[Found]):
             made = transform(source, composite, example_inputs=examples, constants=constants, explain="logits")
         self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
+        if isinstance(self.model, DetectorHeads):
+            return CompiledDetector.of(CompiledModel(made, self.categories, self.record, self.output), self.model)
         return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
 
     def _chosen(self, inputs: Any) -> Composite:

@@ -69,6 +69,13 @@ def _check_module(model: nn.Module) -> None:
     name = type(model).__name__
     if hasattr(model, COMPILED):
         raise InputTypeError("the model is wrapped by torch.compile; transform the model itself and compile the result")
+    if type(getattr(model, "transform", None)).__name__ == "GeneralizedRCNNTransform":  # a detector of torchvision
+        raise CaptureError(
+            f"{name} returns the boxes that are left after a suppression of doubles, through which no relevance flows: "
+            "lrpfx.Explainer(model) explains its boxes, and lrpfx.transform takes lrpfx.detection.heads(model), whose targets "
+            "are lrpfx.Box",
+            topic="detectors",
+        )
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
     for path, module in model.named_modules():

@@ -1,5 +1,6 @@
 """What is asked of a model: which output, which target, under which conditions, and of which nodes."""
 
+from lrpfx.request.boxes import Box
 from lrpfx.request.regions import Region
 from lrpfx.request.targets import (
     Class,
@@ -17,6 +18,7 @@ from lrpfx.request.targets import (
 )
 
 __all__ = [
+    "Box",
     "Class",
     "Classes",
     "Contrast",

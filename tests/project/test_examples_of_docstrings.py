@@ -50,11 +50,20 @@ def known(tmp_path, monkeypatch):
             sent = torch.relu(self.layer(x))
             return self.head(sent.index_add(0, edge_index[1], sent[edge_index[0]]).mean(0, keepdim=True))
 
+    class Detector(lrpfx.detection.DetectorHeads):
+        def raw(self, images):
+            logits = self.detector(images)[:, None].expand(-1, 2, -1)
+            boxes = torch.tensor([[1.0, 1.0, 4.0, 4.0], [3.0, 3.0, 8.0, 8.0]])
+            return lrpfx.detection.RawHeads(logits, boxes.expand(len(images), 2, 4), torch.softmax(logits, -1))
+
+        def input_of(self, given):
+            return preprocess
+
     ring = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
     return {
         **{"network": Network().eval(), "data": {"x": torch.rand(5, 3), "edge_index": torch.cat([ring, ring.flip(0)], 1)}},
         **{"lrpfx": lrpfx, "torch": torch, "nn": nn, "model": model, "x": x, "explain_model": explain_model},
-        "preprocess": preprocess,
+        **{"preprocess": preprocess, "detector": Detector(model)},
         "explainer": lrpfx.Explainer(model, preprocess=preprocess, categories=["cat", "dog"]),
         "explanation": lrpfx.explain(model, "cat.jpg", preprocess=preprocess, categories=["cat", "dog"]),
         "attribution": lrpfx.attribute(explain_model, x, target=1),

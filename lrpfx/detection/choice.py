@@ -1,0 +1,61 @@
+"""Which detector a model is: by its structure."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lrpfx.detection import of_torchvision
+from lrpfx.detection.detector_heads import DetectorHeads
+from lrpfx.errors import InputError
+
+#: Families by the names of their classes, of which a model's is one or inherits.
+_BY_NAME: dict[str, type[DetectorHeads]] = {
+    "RetinaNet": of_torchvision.RetinaNetHeads,
+    "FCOS": of_torchvision.FCOSHeads,
+    "SSD": of_torchvision.SSDHeads,
+}
+
+
+def _family(model: Any) -> Callable[..., DetectorHeads] | None:
+    names = (one.__name__ for one in type(model).__mro__)
+    return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+
+
+def is_detector(model: Any) -> bool:
+    """Whether a model is a detector of a known family, whose boxes can be explained.
+
+    `model`: anything.
+    """
+    return isinstance(model, DetectorHeads) or _family(model) is not None
+
+
+def heads(model: nn.Module, threshold: float | None = None) -> DetectorHeads:
+    """A detector up to its raw heads, as a module for `lrpfx.transform`, whose targets are `lrpfx.Box`.
+
+    Parameters
+    ----------
+    model
+        A detector of a known family: see docs/detection.md.
+    threshold
+        The confidence above which boxes count; by default that of the detector, or 0.5 if it has none.
+
+    Raises
+    ------
+    InputError
+        The model is no detector of a known family.
+
+    Examples
+    --------
+    >>> lrpfx.detection.is_detector(torch.nn.Linear(2, 2))
+    False
+    """
+    family = _family(model)
+    if family is None:
+        known = ", ".join(_BY_NAME)
+        raise InputError(
+            f"{type(model).__name__} is no detector of a known family ({known}): subclass lrpfx.detection.DetectorHeads, whose "
+            "`raw` returns logits, boxes and confidences",
+            topic="detectors",
+        )
+    return family(model, threshold)

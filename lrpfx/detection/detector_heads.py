@@ -1,0 +1,110 @@
+"""What all families of detectors have in common: images in, candidates for boxes out."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class RawHeads(NamedTuple):
+    """What a detector says of each of its raw boxes.
+
+    `logits`: (batch, boxes, classes). `corners`: the edges in pixels of the input, (batch, boxes, 4), or of a box for each
+    class, (batch, boxes, classes, 4). `confidences`: in each class, (batch, boxes, classes), 0 for classes that are not found,
+    such as the background.
+    """
+
+    logits: torch.Tensor
+    corners: torch.Tensor
+    confidences: torch.Tensor
+
+
+class DetectorHeads(nn.Module):
+    """A detector up to its raw heads, before the suppression of doubles: what `lrpfx.detection.heads` returns.
+
+    Its forward takes images as the detector's network gets them, (batch, channels, height, width), and returns candidates,
+    (batch, candidates, classes + 7), the most confident first: the logits of all classes, x1, y1, x2 and y2 in pixels of the
+    input, the confidence, the index of the class, and how much two detections of one class may overlap.
+
+    `detector`: the detector. `threshold`: the confidence above which boxes count; by default that of the detector.
+
+    A subclass for another family has a `raw`:
+
+    >>> class Blobs(lrpfx.detection.DetectorHeads):
+    ...     def raw(self, images):
+    ...         logits, boxes = self.detector(images)  # (batch, boxes, classes) and (batch, boxes, 4)
+    ...         return lrpfx.detection.RawHeads(logits, boxes, torch.sigmoid(logits))
+    """
+
+    detector: Any
+    #: Candidates that are kept.
+    most: int = 1000
+
+    def __init__(self, detector: nn.Module, threshold: float | None = None) -> None:
+        super().__init__()
+        self.detector = detector
+        self.train(detector.training)
+        self.given_threshold = threshold
+
+    @property
+    def overlap(self) -> float:
+        """How much two detections of a class may overlap: 1 where there are no doubles to suppress."""
+        return 1.0
+
+    @property
+    def limit(self) -> int:
+        """How many detections an image has at most."""
+        return self.most
+
+    def own_threshold(self) -> float:
+        """The confidence above which the detector counts boxes."""
+        return 0.5
+
+    @property
+    def threshold(self) -> float:
+        """The confidence above which boxes count."""
+        return self.own_threshold() if self.given_threshold is None else self.given_threshold
+
+    @abstractmethod
+    def raw(self, images: torch.Tensor) -> RawHeads:
+        """The raw heads. `images`: (batch, channels, height, width)."""
+
+    def input_of(self, given: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        """The function from a photograph to the input of `forward`; None if there is none. `given`: the user's."""
+        return given
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The candidates. `images`: (batch, channels, height, width)."""
+        logits, corners, confidences = self.raw(images)
+        classes = confidences.shape[2]
+        flat = (confidences * (confidences > self.threshold)).flatten(1)
+        best, index = functional.pad(flat, (0, self.most)).topk(self.most)
+        index = index * (best > 0)  # what fills up is no box
+        boxes = index // classes
+        of_boxes = logits.gather(1, boxes[..., None].expand(-1, -1, logits.shape[2]))
+        corners, at = (corners, boxes) if corners.ndim == 3 else (corners.flatten(1, 2), index)
+        edges = corners.gather(1, at[..., None].expand(-1, -1, 4))
+        labels = (index % classes)[..., None].to(logits.dtype)
+        facts = [best[..., None], labels, torch.full_like(labels, self.overlap)]
+        return torch.cat([of_boxes, edges, *facts], -1)
+
+
+def columns(boxes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The four numbers of each box, (..., 4), which a symbolic trace can follow."""
+    return boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 3]
+
+
+def clipped(corners: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Boxes within images. `corners`: (..., 4). `images`: (batch, channels, height, width)."""
+    height, width = images.shape[2], images.shape[3]
+    x1, y1, x2, y2 = columns(corners)
+    return torch.stack([x1.clamp(0, width), y1.clamp(0, height), x2.clamp(0, width), y2.clamp(0, height)], -1)
+
+
+def of_centers(boxes: torch.Tensor) -> torch.Tensor:
+    """The edges of boxes given by their centres and sizes, (..., 4)."""
+    x, y, width, height = columns(boxes)
+    return torch.stack([x - 0.5 * width, y - 0.5 * height, x + 0.5 * width, y + 0.5 * height], -1)

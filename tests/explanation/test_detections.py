@@ -1,0 +1,161 @@
+"""A whole detector and photographs in, explanations of boxes out, through every door."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from helpers import assert_close
+from PIL import Image
+from small_detectors import made, suppressed
+from torchvision.ops import boxes as box_operations
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.request import Box
+
+NAMES = ["background", "cat", "dog", "tree"]
+
+
+@pytest.fixture(scope="module")
+def detector():
+    return made("RetinaNet").float()
+
+
+@pytest.fixture(scope="module")
+def photograph():
+    noise = np.random.default_rng(0).integers(0, 256, (10, 15, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((75, 50), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def explainer(detector):
+    return lrpfx.Explainer(detector, composite=EpsilonPlus(), categories=NAMES)
+
+
+@pytest.fixture(scope="module")
+def explanation(explainer, photograph):
+    return explainer(photograph)
+
+
+def test_boxes_are_those_that_the_detector_returns(detector, photograph, explanation, monkeypatch):
+    monkeypatch.setattr(box_operations, "nms", suppressed)
+    values = torch.from_numpy(np.array(photograph)).permute(2, 0, 1).float() / 255
+    with torch.no_grad():
+        (expected,) = detector([values])
+    boxes = explanation.boxes
+    assert len(boxes) == len(expected["scores"]) > 10
+    assert_close(torch.tensor([one.corners for one in boxes]), expected["boxes"].double(), 1e-4)
+    assert_close(torch.tensor([one.confidence for one in boxes]), expected["scores"].double(), 1e-5)
+    assert [one.name for one in boxes] == [NAMES[label] for label in expected["labels"]]
+    assert [one.number for one in boxes] == list(range(len(boxes)))
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        (None, Box(0)),
+        (Box(3), Box(3)),
+        ("dog", Box(0, class_=2)),
+        (2, Box(0, class_=2)),
+        (Box(1, "y1", class_="dog"), Box(1, "y1", class_=2)),
+        (Box(2, "cat"), Box(2, 1)),
+    ],
+)
+def test_relevance_is_that_of_attribute(explainer, photograph, given, resolved):
+    found = explainer(photograph, given)
+    expected = lrpfx.attribute(explainer.explain_model, found.input[None], resolved)
+    assert_close(torch.tensor(found.input_relevance), expected.relevance[0], 1e-6)
+    assert found.target.score == pytest.approx(float(resolved.relevance(expected.output).sum()), rel=1e-5)
+    assert found.ledger.seed == pytest.approx(found.target.score, rel=1e-5) and found.ledger.unexplained < 1e-6
+    assert found.relevance.shape == (50, 75)
+
+
+def test_near_is_in_pixels_of_the_photograph(explainer, explanation, photograph):
+    fourth = explanation.boxes[3]
+    near = explainer(photograph, Box.near(fourth.corners, fourth.name))
+    assert near.target == fourth.category
+    assert_close(torch.tensor(near.relevance), torch.tensor(fourth.relevance), 1e-5)
+    mirrored = lrpfx.Explainer(
+        explainer.model.detector,
+        composite=EpsilonPlus(),
+        categories=NAMES,
+        preprocess=lambda image: torch.from_numpy(np.array(image)[:, ::-1].copy()).permute(2, 0, 1).float() / 255,
+    )
+    turned = mirrored(photograph.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    for one, other in zip(turned.boxes[:5], explanation.boxes[:5], strict=True):
+        x1, y1, x2, y2 = other.corners
+        assert one.corners == pytest.approx((75 - x2, y1, 75 - x1, y2), abs=0.01) and one.name == other.name
+
+
+def test_each_box_has_pictures_and_questions(explanation):
+    second = explanation.boxes[1]
+    explained = second.explain("x1", "score")
+    assert explained.answers[0].category.name == f"x1 of {second.name}"
+    assert explained.answers[0].category.score == pytest.approx(explanation.output[1, -7], rel=1e-6)
+    assert_close(torch.tensor(explained.answers[1].input_relevance), torch.tensor(second.explain().input_relevance), 1e-5)
+    assert second.overlay().size == second.heatmap().size == explanation.photograph.size
+    assert second.overlay() == second.explain().overlay() != explanation.overlay()
+    assert second.relevance.shape == (50, 75) and repr(second).startswith(f"<box 1: {second.name} (")
+
+
+def test_the_outline_is_the_box(explainer, explanation, photograph):
+    largest = max(explanation.boxes, key=lambda one: (one.corners[2] - one.corners[0]) * (one.corners[3] - one.corners[1]))
+    drawn = np.asarray(explainer(photograph, Box(largest.number)).overlay(scale=1e9)).astype(int)
+    rows, columns = np.nonzero((drawn[..., 0] - drawn[..., 2]) > 150)
+    found = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
+    assert np.abs(np.array(found) - largest.corners).max() < 3
+
+
+def test_an_explanation_is_plain_data_with_pictures(explanation):
+    copy = pickle.loads(pickle.dumps(explanation))
+    assert copy == explanation and repr(copy.boxes) == repr(explanation.boxes)
+    with pytest.raises(lrpfx.InputError, match="copy without the model"):
+        copy.boxes[1].overlay()
+    assert explanation.target == explanation.boxes[0].category == explanation.top(1)[0]
+    assert explanation.sheet() and explanation.compare(3) and explanation.compare([4, "dog"]) and explanation._repr_html_()
+    assert explanation.photograph_with_boxes().size == explanation.photograph.size
+    frame = explanation.to_pandas()
+    assert frame["explained"].tolist() == [explanation.boxes[0].name] == frame["predicted"].tolist()
+
+
+def test_several_photographs_of_several_sizes(explainer, explanation, photograph):
+    found = explainer([photograph, photograph.resize((60, 50)), photograph], targets=[Box(0), Box(1, "x2")])
+    assert [len(one.answers) for one in found] == [2, 2, 2]
+    for one in (found[0], found[2]):
+        assert_close(torch.tensor(one.input_relevance), torch.tensor(explanation.input_relevance), 1e-5)
+    assert found.sheet() and found[1].relevance.shape == (50, 60)
+
+
+def test_a_threshold_of_ones_own(detector, photograph, explanation):
+    heads = lrpfx.detection.heads(detector, threshold=0.8)
+    few = lrpfx.Explainer(heads, composite=EpsilonPlus())(photograph).boxes
+    assert len(few) == sum(one.confidence > 0.8 for one in explanation.boxes) and few[0].name in "0123"
+    none = lrpfx.Explainer(lrpfx.detection.heads(detector, threshold=0.999), composite=EpsilonPlus())
+    with pytest.raises(lrpfx.InputError, match="finds no box 0: it finds 0"):
+        none(photograph)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "message"),
+    [
+        ({0: 1.0, 1: -1.0}, lrpfx.InputTypeError, "lrpfx.Box"),
+        (lambda output: output, lrpfx.InputTypeError, "lrpfx.Box"),
+        ("hen", lrpfx.InputError, "hen"),
+        (Box(999), lrpfx.InputError, "finds no box 999"),
+        (Box.near((0, 0, 1, 1)), lrpfx.InputError, "nearest"),
+    ],
+)
+def test_other_targets_are_refused(explainer, photograph, target, kind, message):
+    with pytest.raises(kind, match=message):
+        explainer(photograph, target)
+
+
+def test_models_that_are_no_detectors(photograph):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
+    assert not lrpfx.detection.is_detector(model)
+    with pytest.raises(lrpfx.InputError, match="no detector of a known family") as caught:
+        lrpfx.detection.heads(model)
+    assert caught.value.topic == "detectors"
+    with pytest.raises(lrpfx.InputError, match="a box is a target for"):
+        lrpfx.Explainer(model)(torch.rand(1, 3, 8, 8), Box(0))

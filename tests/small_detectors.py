@@ -1,0 +1,68 @@
+"""Small detectors of all families with random weights, and what is done after their heads, box by box."""
+
+import torch
+import torchvision_cpu  # noqa: F401
+from torch import nn
+from torchvision.models import detection
+from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
+from torchvision.ops import boxes as box_operations
+
+
+class Backbone(nn.Module):
+    """Two maps, with an eighth and a sixteenth of the image's size."""
+
+    def __init__(self, channels=8):
+        super().__init__()
+        self.out_channels = channels
+        self.first = nn.Sequential(
+            nn.Conv2d(3, channels, 3, 4, 1), nn.ReLU(), nn.Conv2d(channels, channels, 3, 2, 1), nn.ReLU()
+        )
+        self.second = nn.Sequential(nn.Conv2d(channels, channels, 3, 2, 1), nn.ReLU())
+
+    def forward(self, x):
+        first = self.first(x)
+        return {"0": first, "1": self.second(first)}
+
+
+SIZES = {"min_size": 64, "max_size": 128, "size_divisible": 16}
+
+
+def retinanet(**settings):
+    anchors = AnchorGenerator(((16,), (32,)), ((0.5, 1.0, 2.0),) * 2)
+    return detection.RetinaNet(Backbone(), 4, anchor_generator=anchors, **SIZES, **settings)
+
+
+def fcos(**settings):
+    anchors = AnchorGenerator(((8,), (16,)), ((1.0,),) * 2)
+    return detection.FCOS(Backbone(32), 4, anchor_generator=anchors, **SIZES, **settings)
+
+
+def ssd(**settings):
+    anchors = DefaultBoxGenerator([[2], [2, 3]])
+    head = detection.ssd.SSDHead([8, 8], anchors.num_anchors_per_location(), 4)
+    return detection.ssd.SSD(Backbone(), anchors, (64, 80), 4, head=head, **settings)
+
+
+TORCHVISION = {"RetinaNet": retinanet, "FCOS": fcos, "SSD": ssd}
+
+
+def made(name, seed=0):
+    """A detector in evaluation mode whose confidences are spread out."""
+    torch.manual_seed(seed)
+    detector = TORCHVISION[name]().eval()
+    for module in detector.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.normal_(module.bias, std=0.1)
+    return detector
+
+
+def suppressed(boxes, scores, overlap):
+    """What torchvision.ops.nms returns: it is not there beside a CPU build of torch."""
+    order, kept = scores.argsort(descending=True, stable=True).tolist(), []
+    overlaps = box_operations.box_iou(boxes, boxes)
+    while order:
+        kept.append(order.pop(0))
+        order = [other for other in order if not overlaps[kept[-1], other] > overlap]
+    return torch.tensor(kept, dtype=torch.long)
