@@ -1,11 +1,14 @@
 """Small detectors of all families with random weights, and what is done after their heads, box by box."""
 
+import pytest
 import torch
 import torchvision_cpu  # noqa: F401
 from torch import nn
 from torchvision.models import detection
 from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
 from torchvision.ops import boxes as box_operations
+
+transformers = pytest.importorskip("transformers")
 
 
 class Backbone(nn.Module):
@@ -56,6 +59,36 @@ def made(name, seed=0):
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=0.1)
     return detector
+
+
+def of_transformers(name):
+    """A detector of queries in float64, by its family."""
+    torch.manual_seed(0)
+    small = {"d_model": 16, "num_queries": 12, "num_labels": 4, "encoder_layers": 1, "decoder_layers": 2}
+    attention = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    stages = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "embedding_size": 8, "layer_type": "basic"}
+    if name == "Yolos":
+        vit = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
+        config = transformers.YolosConfig(**vit, image_size=[64, 64], num_detection_tokens=12, num_labels=4)
+    elif name == "RTDetr":
+        backbone = transformers.RTDetrResNetConfig(**stages, out_features=["stage2", "stage3", "stage4"])
+        inputs = {"encoder_in_channels": [16, 24, 32], "decoder_in_channels": [16] * 3, "encoder_hidden_dim": 16}
+        config = transformers.RTDetrConfig(
+            **{"backbone_config": backbone, "decoder_n_points": 2, "num_denoising": 0}, **inputs, **small, **attention
+        )
+    else:
+        backbone = transformers.ResNetConfig(**stages, out_features=["stage4"])
+        kind = getattr(transformers, f"{name}Config")
+        config = kind(backbone_config=backbone, use_timm_backbone=False, use_pretrained_backbone=False, **small, **attention)
+    model = getattr(transformers, f"{name}ForObjectDetection")(config).double().eval()
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if any(part in path for part in ("class", "bbox", "query", "token", "position")) or parameter.ndim == 1:
+                parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 0.2))
+    return model
+
+
+TRANSFORMERS = ("Detr", "ConditionalDetr", "RTDetr", "Yolos")
 
 
 def suppressed(boxes, scores, overlap):

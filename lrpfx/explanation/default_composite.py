@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
-from lrpfx.ir.kinds import Convolution, Softmax, WeightedValues
-from lrpfx.rules import Gamma
+from lrpfx.ir.kinds import Convolution, Detach, Softmax, WeightedValues
+from lrpfx.rules import Gamma, Pass
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05
@@ -22,12 +22,19 @@ class ByContent(Composite):
 
     Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is a photograph. `signed`: whether
     inputs are series, waves or rows of tables, for which convolutions have one Gamma (see docs/series_and_tables.md).
+    `passes_detached`: whether relevance passes where the author has cut the gradient, as detectors do that refine their boxes.
     """
 
     def __init__(
-        self, low: torch.Tensor | None = None, high: torch.Tensor | None = None, photographs: bool = True, signed: bool = False
+        self,
+        low: torch.Tensor | None = None,
+        high: torch.Tensor | None = None,
+        photographs: bool = True,
+        signed: bool = False,
+        passes_detached: bool = False,
     ) -> None:
         super().__init__(self.mapping)
+        self.passes_detached = passes_detached
         self.low, self.high, self.photographs, self.signed = low, high, photographs, signed
         self.chosen: Composite | None = None
         self.signals = False  # whether convolutions have the Gamma of signals
@@ -36,6 +43,8 @@ class ByContent(Composite):
         """The rule that the chosen composite gives the layer."""
         if not ctx.layers:  # whether one rule covers a whole module
             return None
+        if self.passes_detached and isinstance(layer, Detach):
+            return Pass()
         if self.chosen is None:
             self.chosen = self.choice([one for _, one in ctx.layers])
         return self.chosen.module_map(ctx, name, layer)

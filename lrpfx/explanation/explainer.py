@@ -238,7 +238,7 @@ class Explainer(Generic[Found]):
         if isinstance(model, DetectorHeads):
             preprocess = model.input_of(preprocess)
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
-        self.categories = _names(model, categories)
+        self.categories = _names(model.detector if isinstance(model, DetectorHeads) else model, categories)
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
@@ -550,7 +550,9 @@ class Explainer(Generic[Found]):
             return AttnLRP(gamma=GAMMA_OF_GRAPHS)
         if self._form is not None:
             return ByContent(photographs=False, signed=True)
-        return ByContent(photographs=False) if self.tokenizer is not None else ByContent(**bounds)
+        if self.tokenizer is not None:
+            return ByContent(photographs=False)
+        return ByContent(**bounds, passes_detached=isinstance(self.model, DetectorHeads))
 
 
 def _stated_by(model: Any) -> Preprocessing | None:
