@@ -6,6 +6,7 @@ import torchvision_cpu  # noqa: F401
 from torch import nn
 from torchvision.models import detection
 from torchvision.models.detection.anchor_utils import AnchorGenerator, DefaultBoxGenerator
+from torchvision.ops import MultiScaleRoIAlign, poolers
 from torchvision.ops import boxes as box_operations
 
 transformers = pytest.importorskip("transformers")
@@ -46,7 +47,17 @@ def ssd(**settings):
     return detection.ssd.SSD(Backbone(), anchors, (64, 80), 4, head=head, **settings)
 
 
-TORCHVISION = {"RetinaNet": retinanet, "FCOS": fcos, "SSD": ssd}
+def faster_rcnn(**settings):
+    anchors = AnchorGenerator(((16,), (32,)), ((0.5, 1.0, 2.0),) * 2)
+    pool = MultiScaleRoIAlign(["0", "1"], 3, 2, canonical_scale=24)
+    counts = {"rpn_post_nms_top_n_test": 60, "box_detections_per_img": 20, "box_score_thresh": 0.2}
+    head = detection.faster_rcnn.TwoMLPHead(8 * 9, 16)
+    predictor = detection.faster_rcnn.FastRCNNPredictor(16, 4)
+    settings = {"box_roi_pool": pool, "box_head": head, "box_predictor": predictor, **counts, **SIZES, **settings}
+    return detection.FasterRCNN(Backbone(), rpn_anchor_generator=anchors, **settings)
+
+
+TORCHVISION = {"RetinaNet": retinanet, "FCOS": fcos, "SSD": ssd, "FasterRCNN": faster_rcnn}
 
 
 def made(name, seed=0):
@@ -99,3 +110,33 @@ def suppressed(boxes, scores, overlap):
         kept.append(order.pop(0))
         order = [other for other in order if not overlaps[kept[-1], other] > overlap]
     return torch.tensor(kept, dtype=torch.long)
+
+
+def pooled(input, rois, output_size, spatial_scale=1.0, sampling_ratio=-1, aligned=False):
+    """What the kernels of torchvision.ops.roi_align return, sample by sample; their stand-in in Python reads beyond the map."""
+    high, wide = output_size
+    height, width = input.shape[2:]
+    result = input.new_zeros(len(rois), input.shape[1], high, wide)
+    for number, (sample, *corners) in enumerate(rois.tolist()):
+        x1, y1, x2, y2 = (edge * spatial_scale for edge in corners)
+        part_x, part_y = max(x2 - x1, 1.0) / wide / sampling_ratio, max(y2 - y1, 1.0) / high / sampling_ratio
+        for row in range(high * sampling_ratio):
+            for column in range(wide * sampling_ratio):
+                x, y = x1 + (column + 0.5) * part_x, y1 + (row + 0.5) * part_y
+                if not (-1 <= x <= width and -1 <= y <= height):
+                    continue
+                x, y = min(max(x, 0.0), width - 1.0), min(max(y, 0.0), height - 1.0)
+                left, top = int(x), int(y)
+                right, low = min(left + 1, width - 1), min(top + 1, height - 1)
+                map_ = input[int(sample)]
+                upper = map_[:, top, left] * (1 - x + left) + map_[:, top, right] * (x - left)
+                lower = map_[:, low, left] * (1 - x + left) + map_[:, low, right] * (x - left)
+                value = upper * (1 - y + top) + lower * (y - top)
+                result[number, :, row // sampling_ratio, column // sampling_ratio] += value / sampling_ratio**2
+    return result
+
+
+def replace_kernels(monkeypatch):
+    """Let torchvision's detectors run beside a CPU build of torch, as with its own kernels."""
+    monkeypatch.setattr(box_operations, "nms", suppressed)
+    monkeypatch.setattr(poolers, "roi_align", pooled)

@@ -14,6 +14,7 @@ _BY_NAME: dict[str, type[DetectorHeads]] = {
     "RetinaNet": of_torchvision.RetinaNetHeads,
     "FCOS": of_torchvision.FCOSHeads,
     "SSD": of_torchvision.SSDHeads,
+    "FasterRCNN": of_torchvision.FasterRCNNHeads,
 }
 
 

@@ -40,6 +40,8 @@ class DetectorHeads(nn.Module):
     """
 
     detector: Any
+    #: The names of arguments of `forward` that `further` finds.
+    further_names: tuple[str, ...] = ()
     #: Candidates that are kept.
     most: int = 1000
 
@@ -72,17 +74,27 @@ class DetectorHeads(nn.Module):
     def raw(self, images: torch.Tensor) -> RawHeads:
         """The raw heads. `images`: (batch, channels, height, width)."""
 
+    def further(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What `forward` takes beside `images`, which is found outside of the graph.
+
+        `images`: (batch, channels, height, width). For `lrpfx.transform`, the results are constants, of the names
+        `further_names`.
+        """
+        return ()
+
     def input_of(self, given: Callable[..., Any] | None) -> Callable[..., Any] | None:
         """The function from a photograph to the input of `forward`; None if there is none. `given`: the user's."""
         return given
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """The candidates. `images`: (batch, channels, height, width)."""
-        logits, corners, confidences = self.raw(images)
+        return self.candidates(self.raw(images))
+
+    def candidates(self, raw: RawHeads) -> torch.Tensor:
+        """The rows for raw heads. `raw`: what `raw` returns."""
+        logits, corners, confidences = raw
         classes = confidences.shape[2]
-        flat = (confidences * (confidences > self.threshold)).flatten(1)
-        best, index = functional.pad(flat, (0, self.most)).topk(self.most)
-        index = index * (best > 0)  # what fills up is no box
+        best, index = self.best(confidences)
         boxes = index // classes
         of_boxes = logits.gather(1, boxes[..., None].expand(-1, -1, logits.shape[2]))
         corners, at = (corners, boxes) if corners.ndim == 3 else (corners.flatten(1, 2), index)
@@ -90,6 +102,15 @@ class DetectorHeads(nn.Module):
         labels = (index % classes)[..., None].to(logits.dtype)
         facts = [best[..., None], labels, torch.full_like(labels, self.overlap)]
         return torch.cat([of_boxes, edges, *facts], -1)
+
+    def best(self, confidences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest confidences above the threshold, (batch, candidates), and their places in (boxes · classes).
+
+        `confidences`: (batch, boxes, classes). What fills up has the confidence 0 and the place 0.
+        """
+        flat = (confidences * (confidences > self.threshold)).flatten(1)
+        best, index = functional.pad(flat, (0, self.most)).topk(self.most)
+        return best, index * (best > 0)
 
 
 def columns(boxes: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,7 +1,8 @@
-"""Detectors of torchvision: RetinaNet, FCOS, SSD."""
+"""Detectors of torchvision: RetinaNet, FCOS, SSD, Faster R-CNN."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,6 +10,13 @@ from PIL import Image
 from torch.nn import functional
 
 from lrpfx.detection.detector_heads import DetectorHeads, RawHeads, clipped, columns, of_centers
+from lrpfx.errors import InputError
+from lrpfx.request.boxes import Candidates
+
+#: The side of an image that shows how much smaller maps are.
+_PROBE = 256
+#: Pixels that each side of a box in a region has at least.
+_SMALLEST = 1e-2
 
 
 class TorchvisionHeads(DetectorHeads):
@@ -40,8 +48,12 @@ class TorchvisionHeads(DetectorHeads):
 
     def features(self, padded: torch.Tensor) -> list[torch.Tensor]:
         """The maps that the heads read."""
+        return list(self.maps(padded).values())
+
+    def maps(self, padded: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The maps of the backbone by name."""
         found = self.detector.backbone(padded)
-        return [found] if isinstance(found, torch.Tensor) else list(found.values())
+        return found if isinstance(found, Mapping) else {"0": found}
 
 
 class RetinaNetHeads(TorchvisionHeads):
@@ -91,6 +103,118 @@ class SSDHeads(TorchvisionHeads):
         logits = outputs["cls_logits"]
         corners = moved(outputs["bbox_regression"], anchors, self.detector.box_coder)
         return RawHeads(logits, clipped(corners, images), without_background(logits))
+
+
+class FasterRCNNHeads(TorchvisionHeads):
+    """Faster R-CNN and its relatives with masks or keypoints: the head of boxes, on proposals that are found before.
+
+    `further` finds the proposals that become boxes, as many as the detector returns; the first is repeated for those that are
+    missing.
+    """
+
+    further_names = ("proposals",)
+
+    def __init__(self, detector: Any, threshold: float | None = None) -> None:
+        super().__init__(detector, threshold)
+        #: Pixels of each map for one of the input, by the name of the map.
+        self.scales: dict[str, float] = {}
+        if not detector.training:
+            weight = next(detector.parameters())
+            with torch.no_grad():
+                maps = self.maps(weight.new_zeros(1, len(detector.transform.image_mean), _PROBE, _PROBE))
+            self.scales = {name: 2.0 ** round(math.log2(one.shape[2] / _PROBE)) for name, one in maps.items()}
+
+    @property
+    def settings(self) -> Any:
+        return self.detector.roi_heads
+
+    def forward(self, images: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """The candidates. `images`: (batch, channels, height, width). `proposals`: (batch, proposals, 4)."""
+        return self.candidates(self._of_proposals(self.maps(self.padded(images)), images, proposals))
+
+    def raw(self, images: torch.Tensor) -> RawHeads:
+        return self._of_proposals(self.maps(self.padded(images)), images, *self.further(images))
+
+    def _of_proposals(self, maps: Mapping[str, torch.Tensor], images: torch.Tensor, proposals: torch.Tensor) -> RawHeads:
+        heads = self.detector.roi_heads
+        pool = heads.box_roi_pool
+        features = {self.scales[name]: maps[name] for name in pool.featmap_names if name in maps}
+        pooled = heads.box_head(pooled_regions(features, proposals, pool))
+        logits, codes = heads.box_predictor(pooled)
+        count, classes = proposals.shape[1], logits.shape[1]
+        codes = codes.reshape(-1, count, classes, 4)
+        logits = logits.reshape(-1, count, classes)
+        corners = clipped(moved(codes, proposals[:, :, None], heads.box_coder), images)
+        x1, y1, x2, y2 = columns(corners)
+        is_box = (x2 - x1 >= _SMALLEST) & (y2 - y1 >= _SMALLEST)
+        return RawHeads(logits, corners, without_background(logits) * is_box)
+
+    @torch.no_grad()
+    def further(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = [self._proposals(one) for one in images.split(1)]
+        return (torch.stack(chosen),)
+
+    def _proposals(self, image: torch.Tensor) -> torch.Tensor:
+        """The proposals for one image that become boxes, (limit, 4)."""
+        padded = self.padded(image)
+        maps = self.maps(padded)
+        sizes = _ImageList(padded, [tuple(image.shape[2:])])
+        (proposals,), _ = self.detector.rpn(sizes, maps)
+        raw = self._of_proposals(maps, image, proposals[None])
+        _, index = self.best(raw.confidences)
+        places, are_there = Candidates(self.candidates(raw)).found(self.limit)
+        found = (index // raw.confidences.shape[2])[0, places[0][are_there[0]]]
+        filled = torch.cat([found, found.new_zeros(self.limit)])[: self.limit]
+        filled[len(found) :] = filled[0]
+        chosen: torch.Tensor = proposals[filled]
+        return chosen
+
+
+class _ImageList(NamedTuple):
+    """Padded images and their sizes before, as a region proposal network takes them."""
+
+    tensors: torch.Tensor
+    image_sizes: list[tuple[int, ...]]
+
+
+def pooled_regions(features: Mapping[float, torch.Tensor], proposals: torch.Tensor, pool: Any) -> torch.Tensor:
+    """The features in regions, (batch · regions, channels, *size), each of the map that fits its size: RoIAlign.
+
+    `features`: (batch, channels, height, width) by their scale, the largest first. `proposals`: (batch, regions, 4) in
+    pixels of the input. `pool`: a `MultiScaleRoIAlign`. Raises `InputError` for a number of samples that depends on the region.
+    """
+    samples = pool.sampling_ratio
+    if samples <= 0:
+        raise InputError(
+            "pooling of regions needs a sampling_ratio above 0, which this detector does not have", topic="detectors"
+        )
+    scales = list(features)
+    high, wide = pool.output_size
+    area = (proposals[..., 2] - proposals[..., 0]) * (proposals[..., 3] - proposals[..., 1])
+    first, last = (round(-math.log2(scale)) for scale in (scales[0], scales[-1]))
+    steps = torch.floor(pool.canonical_level + torch.log2(torch.sqrt(area) / pool.canonical_scale) + 1e-6)
+    levels = steps.clamp(first, last) - first
+    found = []
+    for level, (scale, feature) in enumerate(features.items()):
+        x1, y1, x2, y2 = columns(proposals * scale)
+        across = _places(x1, (x2 - x1).clamp(min=1), wide * samples)
+        down = _places(y1, (y2 - y1).clamp(min=1), high * samples)
+        rows, places = feature.shape[2], feature.shape[3]
+        inside = ((down >= -1) & (down <= rows))[..., :, None] & ((across >= -1) & (across <= places))[..., None, :]
+        inside = inside & (levels == level)[..., None, None]
+        x = (across.clamp(0, places - 1) * 2 + 1) / places - 1
+        y = (down.clamp(0, rows - 1) * 2 + 1) / rows - 1
+        grid = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
+        sampled = functional.grid_sample(feature, grid, padding_mode="border", align_corners=False)
+        sampled = sampled.unflatten(2, (proposals.shape[1], high * samples)).transpose(1, 2)
+        found.append(sampled * inside[:, :, None].to(sampled.dtype))
+    return functional.avg_pool2d(torch.stack(found).sum(0).flatten(0, 1), samples)
+
+
+def _places(start: torch.Tensor, length: torch.Tensor, count: int) -> torch.Tensor:
+    """The middles of `count` equal parts of each region, (batch, regions, count), less half a pixel as RoIAlign has them."""
+    shares = (torch.arange(count, device=start.device, dtype=start.dtype) + 0.5) / count
+    return start[..., None] + length[..., None] * shares
 
 
 def without_background(logits: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 from typing_extensions import Unpack
 
 from lrpfx.attribution.compute import attribute
@@ -18,11 +19,11 @@ from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.boxes import with_boxes
 from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.reports.history import history
 from lrpfx.request.boxes import EDGES, SCORE, Box, Candidates, Corners
 from lrpfx.request.targets import Class, ForEach, Largest, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.support.numbers import whole_number
-from lrpfx.support.tensors import on_device_of
 
 #: Boxes that a sheet draws on the photograph.
 _DRAWN = 20
@@ -64,26 +65,39 @@ def _mapped(corners: Array, geometry: Geometry, undo: bool) -> Array:
     return np.stack([x[0], y[0], x[1], y[1]], -1)
 
 
+def arguments_of(heads: DetectorHeads, images: torch.Tensor) -> Any:
+    """What the forward of heads takes for images: a tensor, or a tuple with what is found before."""
+    further = heads.further(images)
+    return (images, *further) if further else images
+
+
 class CompiledDetector(CompiledModel):
     """A detector up to its raw heads as an explainable module."""
 
-    limit: int
+    def __init__(
+        self, module: nn.Module, heads: DetectorHeads, categories: Sequence[str] | None, record: tuple[str, ...] = ()
+    ) -> None:
+        """`module`: compiled from `heads`."""
+        super().__init__(module, categories, record, None, Scores.OTHER)
+        self.heads = heads
 
-    @classmethod
-    def of(cls, compiled: CompiledModel, heads: DetectorHeads) -> "CompiledDetector":
-        """The same for the heads of a detector."""
-        found = cls(compiled.module, compiled.categories, compiled.record, compiled.output, Scores.OTHER)
-        found.limit = heads.limit
-        return found
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether it takes images of one size alone: torch.export fixes it."""
+        return any(one.stage == "capture" and one.name == "export" for one in history(self.explain_model))
+
+    def placed(self, inputs: Any) -> Any:
+        placed = super().placed(inputs)
+        return arguments_of(self.heads, placed)
 
     def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(as_box(one), self.categories) for one in column] for column in zip(*targets, strict=True)]
         seeds = [column[0] if all(one == column[0] for one in column) else ForEach(tuple(column)) for column in columns]
-        placed = on_device_of(self.module, inputs, True)
-        found = attribute(self.module, placed, targets=seeds, record=(*self.record, *record), output=self.output)
+        found = attribute(self.module, self.placed(inputs), targets=seeds, record=(*self.record, *record))
         candidates = Candidates(found.output)
         self._check_categories(candidates)
-        arrays = {"relevance": as_array(found.relevance), **{name: as_array(one) for name, one in found.layers.items()}}
+        relevance = found.relevance if isinstance(found.relevance, torch.Tensor) else found.relevance[0]
+        arrays = {"relevance": as_array(relevance), **{name: as_array(one) for name, one in found.layers.items()}}
         outputs = self._detections(candidates)
         answers: list[tuple[Answer, ...]] = []
         for place in range(len(inputs)):
@@ -111,7 +125,7 @@ class CompiledDetector(CompiledModel):
             one = Candidates(output)
             rows: list[torch.Tensor] = []
             left = one.confidences
-            while len(rows) < self.limit and bool((left > 0).any()):
+            while len(rows) < self.heads.limit and bool((left > 0).any()):
                 best = left.argmax(1)
                 rows.append(output[0, best[0]])
                 left = one.without_doubles(left, best)

@@ -32,7 +32,7 @@ from lrpfx.explanation.compiled import (
     scores_of_logits,
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
-from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, as_box, in_input
+from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, arguments_of, as_box, in_input
 from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.graphs import (
     GraphData,
@@ -244,6 +244,8 @@ class Explainer(Generic[Found]):
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
         if preprocess is not None and tokenizer is not None:
             raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them", topic="explainers")
+        if isinstance(model, DetectorHeads) and output is not None:
+            raise InputError("the output of a detector is that of its heads: output= is for other models", topic="detectors")
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
@@ -257,7 +259,7 @@ class Explainer(Generic[Found]):
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
-        self._arguments: set[str] | None = None  # the names of the inputs that the model is compiled for, if they may change
+        self._arguments: Any = None  # the names, or the sizes, of the inputs that the model is compiled for, if they may change
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
@@ -490,10 +492,13 @@ class Explainer(Generic[Found]):
         compiled = self._compiled
         followed = self.model if isinstance(self.model, nn.Module) and self.captured is None else None
         changed = followed is not None and self._snapshot is not None and not self._snapshot.is_of(followed)
-        names = set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
+        names: Any = set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
+        if isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes:
+            names = inputs.shape[2:]
         if compiled is None or changed or self._bounds != self._range() or names != self._arguments:
-            self._arguments = names
             compiled = self._compiled = self._compile(inputs)
+            is_fixed = isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes
+            self._arguments = inputs.shape[2:] if is_fixed else names
         return compiled
 
     @property
@@ -521,11 +526,15 @@ class Explainer(Generic[Found]):
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
+            if isinstance(self.model, DetectorHeads):
+                examples = arguments_of(self.model, examples)
         logger.info("transforming %s", type(self.model).__name__)
         composite = self._chosen(inputs)
         source = self.captured or self.model
         own = self.captured is None and isinstance(inputs, Mapping)
         constants = tuple(name for name in CONSTANTS if own and name in inputs)
+        if isinstance(examples, tuple) and isinstance(self.model, DetectorHeads):
+            constants = self.model.further_names
         made = transform(source, composite, example_inputs=examples, constants=constants)
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None
@@ -536,7 +545,7 @@ class Explainer(Generic[Found]):
         self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
         if isinstance(self.model, DetectorHeads):
-            return CompiledDetector.of(CompiledModel(made, self.categories, self.record, self.output), self.model)
+            return CompiledDetector(made, self.model, self.categories, self.record)
         return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
 
     def _chosen(self, inputs: Any) -> Composite:

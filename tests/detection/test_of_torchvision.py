@@ -3,19 +3,21 @@
 import pytest
 import torch
 from helpers import assert_close
-from small_detectors import TORCHVISION, made, suppressed
+from small_detectors import TORCHVISION, made, replace_kernels
 from torch import nn
-from torchvision.ops import boxes as box_operations
+from torchvision.models.detection import FasterRCNN
+from torchvision.ops import MultiScaleRoIAlign
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus, GammaByDepth
+from lrpfx.detection.of_torchvision import pooled_regions
 from lrpfx.request import Box
 from lrpfx.request.boxes import Candidates
 
 
 @pytest.fixture(params=TORCHVISION)
 def detector(request, monkeypatch):
-    monkeypatch.setattr(box_operations, "nms", suppressed)
+    replace_kernels(monkeypatch)
     return made(request.param)
 
 
@@ -24,8 +26,20 @@ def image():
     return torch.rand(3, 50, 70, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture
+def dense_detector(detector):
+    """One whose heads see the whole map."""
+    if isinstance(detector, FasterRCNN):
+        pytest.skip("it has heads for regions")
+    return detector
+
+
 def input_of(heads, image):
     return heads.input_of(lambda given: given)(image)[None]
+
+
+def compiled(heads, composite, arguments):
+    return lrpfx.transform(heads, composite, arguments, constants=heads.further_names)
 
 
 def test_the_candidates_are_what_the_detector_finds(detector, image):
@@ -33,9 +47,9 @@ def test_the_candidates_are_what_the_detector_finds(detector, image):
     x = input_of(heads, image)
     with torch.no_grad():
         (expected,) = detector([image])
-        candidates = Candidates(heads(x))
+        candidates = Candidates(heads(x, *heads.further(x)))
     count = len(expected["scores"])
-    assert count > 20 and len(expected["labels"].unique()) > 1
+    assert count >= 20 and len(expected["labels"].unique()) > 1
     places, are_there = candidates.found(count)
     assert are_there.all() and (count == heads.limit or not candidates.found(count + 1)[1].all())
     scale = torch.tensor([70 / x.shape[3], 50 / x.shape[2]] * 2)
@@ -103,7 +117,8 @@ def seeds_by_hand(detector, x, count):
 
 
 @pytest.mark.parametrize("kind", [EpsilonPlus, GammaByDepth])
-def test_relevance_is_that_of_the_raw_heads_with_a_seed_by_hand(detector, image, kind):
+def test_relevance_is_that_of_the_raw_heads_with_a_seed_by_hand(dense_detector, image, kind):
+    detector = dense_detector
     composite = kind(epsilon=1e-12, stabilizer=1e-12)
     heads = lrpfx.detection.heads(detector)
     x = input_of(heads, image)
@@ -121,12 +136,79 @@ def test_relevance_is_that_of_the_raw_heads_with_a_seed_by_hand(detector, image,
     assert compared > 12
 
 
+@pytest.mark.parametrize("kind", [EpsilonPlus, GammaByDepth])
+def test_relevance_of_regions_is_that_of_their_head_with_a_seed_by_hand(image, kind, monkeypatch):
+    replace_kernels(monkeypatch)
+    detector, composite = made("FasterRCNN"), kind(epsilon=1e-12, stabilizer=1e-12)
+    heads = lrpfx.detection.heads(detector)
+    x = input_of(heads, image)
+    (proposals,) = heads.further(x)
+    explain_model = compiled(heads, composite, (x, proposals))
+    whole = OfRegions(detector, heads.scales, proposals).eval()
+    itself, output = lrpfx.transform(whole, composite, x), whole(x).detach()
+    candidates = Candidates(explain_model(x, proposals).detach())
+    found = candidates.found(8)[0][0]
+    for number in range(8):
+        label, row = candidates.labels[0, found[number]], candidates.output[0, found[number]]
+        region = (output[0, :, :4].softmax(-1)[:, label] - row[-3]).abs().argmin()
+        seed, edge = torch.zeros_like(output), torch.zeros_like(output)
+        seed[0, region, label] = row[label]
+        x1, _, x2, _ = proposals[0, region].tolist()
+        first = 4 + 4 * label
+        shift, grow = output[0, region, first] / 10, output[0, region, first + 2] / 5
+        edge[0, region, first], edge[0, region, first + 2] = shift * (x2 - x1), 0.5 * torch.expm1(grow) * (x2 - x1)
+        expected = lrpfx.attribute(itself, x, seed).relevance
+        assert_close(lrpfx.attribute(explain_model, (x, proposals), Box(number)).relevance[0], expected, 1e-5)
+        if 0 < row[-5] < x.shape[3]:
+            assert float(row[-5]) == pytest.approx(x2 + float(edge.sum()))
+            expected = lrpfx.attribute(itself, x, edge).relevance
+            found_edge = lrpfx.attribute(explain_model, (x, proposals), Box(number, "x2")).relevance[0]
+            assert_close(found_edge, expected, 1e-5)
+
+
+class OfRegions(nn.Module):
+    """Logits and codes of boxes for each of some regions."""
+
+    def __init__(self, detector, scales, proposals):
+        super().__init__()
+        self.detector, self.scales, self.proposals = detector, scales, proposals
+
+    def forward(self, images):
+        maps = self.detector.backbone(nn.functional.pad(images, (0, -images.shape[3] % 16, 0, -images.shape[2] % 16)))
+        heads = self.detector.roi_heads
+        features = {self.scales[name]: one for name, one in maps.items()}
+        pooled = heads.box_head(pooled_regions(features, self.proposals, heads.box_roi_pool))
+        return torch.cat(heads.box_predictor(pooled), 1)[None]
+
+
+@pytest.mark.parametrize("size", [3, (2, 5)])
+def test_regions_are_pooled_as_torchvision_does_it(size, monkeypatch):
+    replace_kernels(monkeypatch)
+    pool = MultiScaleRoIAlign(["0", "1"], size, 2, canonical_scale=40)
+    maps = {"0": torch.rand(2, 3, 16, 24), "1": torch.rand(2, 3, 8, 12)}
+    corners = torch.rand(2, 30, 4) * torch.tensor([192.0, 128, 192, 128])
+    low, high = corners[..., :2].minimum(corners[..., 2:]), corners[..., :2].maximum(corners[..., 2:])
+    regions = torch.cat([low - 12, high + 12], -1)  # some reach over the edges
+    regions[:, 1:8] = torch.cat([low, low + 0.5], -1)[:, 1:8]  # and some are smaller than a place of the map
+    regions[:, 0] = torch.tensor([0.0, 0.0, 192.0, 128.0])
+    expected = pool(maps, list(regions), [(128, 192)] * 2)
+    found = pooled_regions({1 / 8: maps["0"], 1 / 16: maps["1"]}, regions, pool)
+    assert_close(found, expected, 1e-12)
+
+
+def test_a_number_of_samples_that_varies_is_refused():
+    pool = MultiScaleRoIAlign(["0"], 3, -1)
+    with pytest.raises(lrpfx.InputError, match="sampling_ratio"):
+        pooled_regions({1.0: torch.rand(1, 3, 8, 8)}, torch.rand(1, 2, 4), pool)
+
+
 def test_sizes_of_photographs_are_open(detector):
     heads = lrpfx.detection.heads(detector)
-    explain_model = lrpfx.transform(heads, EpsilonPlus(), torch.rand(1, 3, 64, 80))
-    other = torch.rand(1, 3, 64, 96 if heads.detector.transform.fixed_size is None else 80)
-    assert_close(explain_model(other), heads(other), 1e-9)
-    assert lrpfx.ledger(explain_model, other, Box(0)).unexplained < 1e-12
+    x, other = torch.rand(1, 3, 64, 80), torch.rand(1, 3, 64, 96 if detector.transform.fixed_size is None else 80)
+    explain_model = compiled(heads, EpsilonPlus(), (x, *heads.further(x)))
+    arguments = (other, *heads.further(other))
+    assert_close(explain_model(*arguments), heads(*arguments), 1e-9)
+    assert lrpfx.ledger(explain_model, arguments, Box(0)).unexplained < 1e-12
 
 
 def test_a_whole_detector_is_refused_with_the_way_to_go(detector, image):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers import assert_close
 from PIL import Image
-from small_detectors import made, suppressed
-from torchvision.ops import boxes as box_operations
+from small_detectors import made, replace_kernels
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
@@ -39,7 +38,7 @@ def explanation(explainer, photograph):
 
 
 def test_boxes_are_those_that_the_detector_returns(detector, photograph, explanation, monkeypatch):
-    monkeypatch.setattr(box_operations, "nms", suppressed)
+    replace_kernels(monkeypatch)
     values = torch.from_numpy(np.array(photograph)).permute(2, 0, 1).float() / 255
     with torch.no_grad():
         (expected,) = detector([values])
@@ -127,6 +126,26 @@ def test_several_photographs_of_several_sizes(explainer, explanation, photograph
     assert found.sheet() and found[1].relevance.shape == (50, 60)
 
 
+def test_regions_through_the_front_door(photograph, monkeypatch):
+    """A head of regions gets the proposals of each photograph, and its relevance is that of the heads."""
+    replace_kernels(monkeypatch)
+    detector = made("FasterRCNN", seed=2).float()
+    explainer = lrpfx.Explainer(detector, composite=EpsilonPlus(), categories=NAMES)
+    photographs = [photograph, photograph.transpose(Image.Transpose.FLIP_TOP_BOTTOM), photograph.resize((60, 50))]
+    for one, given in zip(explainer(photographs, Box(1)), photographs, strict=True):
+        values = torch.from_numpy(np.array(given)).permute(2, 0, 1).float() / 255
+        with torch.no_grad():
+            (expected,) = detector([values])
+        confidences = torch.tensor([box.confidence for box in one.boxes])
+        assert_close(confidences, expected["scores"].double(), 1e-4)
+        distances = (torch.tensor([box.corners for box in one.boxes])[:, None] - expected["boxes"]).abs().amax(-1)
+        assert (distances < 1e-3).any(1).all()  # those of nearly the same confidence have any order in float32
+        arguments = (one.input[None], *explainer.model.further(one.input[None]))
+        found = lrpfx.attribute(explainer.explain_model, arguments, Box(1))
+        assert_close(torch.tensor(one.input_relevance), found.relevance[0][0], 1e-5)
+        assert one.ledger.unexplained < 1e-6 and one.boxes[2].overlay()
+
+
 def test_a_threshold_of_ones_own(detector, photograph, explanation):
     heads = lrpfx.detection.heads(detector, threshold=0.8)
     few = lrpfx.Explainer(heads, composite=EpsilonPlus())(photograph).boxes
@@ -149,6 +168,11 @@ def test_a_threshold_of_ones_own(detector, photograph, explanation):
 def test_other_targets_are_refused(explainer, photograph, target, kind, message):
     with pytest.raises(kind, match=message):
         explainer(photograph, target)
+
+
+def test_an_output_cannot_be_chosen(detector):
+    with pytest.raises(lrpfx.InputError, match="output= is for other models"):
+        lrpfx.Explainer(detector, output=0)
 
 
 def test_models_that_are_no_detectors(photograph):
