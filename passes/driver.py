@@ -7,7 +7,7 @@ import operator
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -305,6 +305,7 @@ def run_passes(program: Program, steps: Sequence[GraphPass], verification: Verif
     for step in steps:
         if not step.applies(program):
             continue
+        before = set(program.graph.nodes)
         try:
             run_pass(program, step, verification, each)
         except LrpfxError as error:
@@ -315,10 +316,11 @@ def run_passes(program: Program, steps: Sequence[GraphPass], verification: Verif
             except VerificationError as wrong:
                 raise UnnamedError(str(wrong)) from error
             raise
+        inserted = set(program.graph.nodes) - before
         if verification is None:
             if program.guessed:
-                _record_shapes(program)
-        elif verification.records and not each and program.unverified and not _record_shapes(program):
+                _record_shapes(program, inserted)
+        elif verification.records and not each and program.unverified and not _record_shapes(program, inserted):
             verify(program, verification)
 
 
@@ -326,9 +328,16 @@ def leave_to_later(program: Program, name: str, verification: Verification) -> b
     """Leave the verification of a new graph to that of the passes on it, if shapes and dtypes are known without."""
     if verification.each:
         return False
-    for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True):
-        if isinstance(value, torch.Tensor):
-            update_info(node, shape=tuple(value.shape), dtype=value.dtype)
+    inputs = [
+        (node, value)
+        for node, value in zip(program.graph.find_nodes(op="placeholder"), verification.args, strict=True)
+        if isinstance(value, torch.Tensor)
+    ]
+    if any(node_info(node).shape != tuple(value.shape) for node, value in inputs):  # those of another example
+        for node in filter(has_info, program.graph.nodes):
+            update_info(node, shape=None)
+    for node, value in inputs:
+        update_info(node, shape=tuple(value.shape), dtype=value.dtype)
     if not _record_shapes(program) or not all(map(_keeps_shape, filter(writes_in_place, program.graph.nodes))):
         return False
     program.unverified.append(name)
@@ -343,8 +352,11 @@ def _keeps_shape(node: fx.Node) -> bool:
     return isinstance(overwritten, fx.Node) and node_info(overwritten).shape == node_info(node).shape
 
 
-def _record_shapes(program: Program) -> bool:
-    """Record shapes and dtypes of new nodes, as tensors without values tell them; False if that takes values."""
+def _record_shapes(program: Program, inserted: Collection[fx.Node] = ()) -> bool:
+    """Record shapes and dtypes where they are not known, as tensors without values tell them; False if that takes values.
+
+    Those of inserted calls may be copies of others' and are found anew; modules of rules keep those of the calls that they replace.
+    """
     values: dict[fx.Node, Any] = {}  # of nodes that are no tensors
 
     def value_of(leaf: Any) -> Any:
@@ -356,7 +368,9 @@ def _record_shapes(program: Program) -> bool:
         return torch.empty(info.shape, dtype=info.dtype, device="meta")
 
     for node in program.graph.nodes:
-        if node.op in ("placeholder", "output") or not has_info(node) or node_info(node).shape is not None:
+        if node.op in ("placeholder", "output") or not has_info(node):
+            continue
+        if node_info(node).shape is not None and (node not in inserted or node.op == "call_module"):
             continue
         if node.op == "get_attr":
             value = attribute_of(node, program.root)

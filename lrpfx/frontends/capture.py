@@ -562,8 +562,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
         record(program, "capture", FROZEN, PassResult(len(values), values))
     if verification is not None:
         verification.each = asked.verify_each
-        # Whether torch.export follows with these open sizes depends on this check; a trace can be checked with later stages.
-        if front_end == TorchExport.name or not leave_to_later(program, "capture", verification):
+        if not leave_to_later(program, "capture", verification):
             verification.check(program, "capture", overwrites=True)
     asked.normalize(program, verification)
     if front_end == TorchExport.name and program.title != ExportedProgram.__name__:

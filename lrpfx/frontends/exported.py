@@ -48,6 +48,7 @@ from lrpfx.support.torch_internals import (
     has_conditions,
     python_of,
     pytree,
+    size_in_example,
 )
 
 #: Operators with a graph of their own, which torch makes when they are first needed.
@@ -146,7 +147,7 @@ def capture_export(
         restore_tensors(root, before)  # tensors that forward stored during the export are fake
         restore_tensors(model, of_model)  # a hook may read the model by a global name
     exported = _without_transforms(exported, model)
-    program, sizes = _to_program(exported, root, type(model).__name__)
+    program, sizes = _to_program(exported, root, type(model).__name__, with_shapes=True)
     program.frozen.update(reads.frozen)
     if share:
         share_buffers(program.root, model)
@@ -248,7 +249,10 @@ def _dynamic_shape(place: Place, value: Any, opened: Mapping[Dimension, Any]) ->
     return {number: opened[place, number] for number in range(value.ndim) if (place, number) in opened} or None
 
 
-def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> tuple[Program, OpenSizes]:
+def _to_program(
+    exported: ExportedProgram, root: nn.Module, title: str, with_shapes: bool = False
+) -> tuple[Program, OpenSizes]:
+    """The program of an exported one; `with_shapes`: with the shapes of values for the example that torch.export got."""
     guards, sizes = _guards(exported)
     if _writes_into_views(exported.graph):
         exported = exported.run_decompositions({})  # functional: slice assignments become operations
@@ -258,13 +262,19 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str) -> tuple
     for node in names.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
-            update_info(node, dtype=value.dtype)
+            update_info(node, dtype=value.dtype, shape=_shape_in_example(value) if with_shapes else None)
         info, stack = node_info(node), node.meta.get("nn_module_stack")
         node.meta.clear()  # it holds fake tensors and other data of the exporter that cannot be pickled
         set_info(node, info)
         if stack is not None:
             node.meta["nn_module_stack"] = stack
     return Program(root, names, title, guards=guards), sizes
+
+
+def _shape_in_example(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The shape of a value for the example that torch.export got; None where it depends on values."""
+    sizes = [size if isinstance(size, int) else size_in_example(size) for size in value.shape]
+    return None if None in sizes else tuple(sizes)
 
 
 def _guards(exported: ExportedProgram) -> tuple[list[Guard], OpenSizes]:

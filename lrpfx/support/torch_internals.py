@@ -165,6 +165,12 @@ def limits_of_size(lower: int, upper: int | None) -> Any:
     return ValueRanges(lower, int_oo if upper is None else upper)
 
 
+def size_in_example(size: torch.SymInt) -> int | None:
+    """The value of an open size for the example of torch.export, or None if it depends on values."""
+    hint = size.node.hint
+    return None if hint is None else int(hint)
+
+
 def serialize_error() -> type[Exception]:
     """The error of torch.export for a program that it cannot write."""
     from torch._export.serde.serialize import SerializeError  # loading it takes a second
