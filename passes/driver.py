@@ -355,7 +355,7 @@ def _keeps_shape(node: fx.Node) -> bool:
 def _record_shapes(program: Program, inserted: Collection[fx.Node] = ()) -> bool:
     """Record shapes and dtypes where they are not known, as tensors without values tell them; False if that takes values.
 
-    Those of inserted calls may be copies of others' and are found anew; modules of rules keep those of the calls that they replace.
+    Those of inserted calls may be copies of others' and are found anew; modules of rules keep those of the calls before.
     """
     values: dict[fx.Node, Any] = {}  # of nodes that are no tensors
 

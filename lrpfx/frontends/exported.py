@@ -249,9 +249,7 @@ def _dynamic_shape(place: Place, value: Any, opened: Mapping[Dimension, Any]) ->
     return {number: opened[place, number] for number in range(value.ndim) if (place, number) in opened} or None
 
 
-def _to_program(
-    exported: ExportedProgram, root: nn.Module, title: str, with_shapes: bool = False
-) -> tuple[Program, OpenSizes]:
+def _to_program(exported: ExportedProgram, root: nn.Module, title: str, with_shapes: bool = False) -> tuple[Program, OpenSizes]:
     """The program of an exported one; `with_shapes`: with the shapes of values for the example that torch.export got."""
     guards, sizes = _guards(exported)
     if _writes_into_views(exported.graph):
