@@ -88,6 +88,24 @@ def test_values_are_told_apart(make):
     json.dumps(described(make(2.0)))
 
 
+def test_annotations_do_not_count():
+    """Python 3.14 makes them when they are first read, by a function that the class has beside its methods."""
+
+    def scorer(annotation):
+        class Scorer:
+            weight: annotation = 2.0
+
+            def __call__(self, output):
+                return output * self.weight
+
+        return Scorer()
+
+    first, second = scorer(float), scorer(torch.Tensor)
+    before = described(first)
+    assert type(first).__annotations__ == {"weight": float}
+    assert described(first) == before == described(second)
+
+
 def test_each_process_gives_the_same():
     script = (
         "import torchvision_cpu; from support.identity.test_descriptions import MAKES, described; import json; "
