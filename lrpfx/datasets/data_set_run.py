@@ -32,10 +32,12 @@ from lrpfx.datasets.store import (
     without_failed,
 )
 from lrpfx.datasets.view import Attributions
+from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.images.preprocessing import Preprocessing
+from lrpfx.request.boxes import as_box
 from lrpfx.request.conditions import Condition, places_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
@@ -228,6 +230,8 @@ class _Run:
         if is_own and question.output is None:
             question = replace(question, output=explainer.output)
         self.explainer = self._sample_explainer(module, question, is_own, others)
+        if is_own and isinstance(explainer.model, DetectorHeads):
+            self.explainer = replace(self.explainer, question=_of_boxes(self.explainer.question, explainer.model))
 
     def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
@@ -393,6 +397,19 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
         parts["names of files"] = parts.pop("fingerprint")
     own = {**{name: facts.get(name) for name in ("categories", "preprocessing")}, "composite": facts["composite"]}
     return {"model, weights or rules": facts["model"], **own, **parts}
+
+
+def _of_boxes(question: Question, heads: DetectorHeads) -> Question:
+    """A question to a detector, whose targets are boxes. `InputError` for one that needs more than the photographs."""
+    if heads.further_names:
+        raise InputError(
+            f"{type(heads).__name__} takes {', '.join(heads.further_names)} of each photograph, which data sets do not have: "
+            "explain photographs with the explainer itself",
+            topic="detectors",
+        )
+    if question.targets is None:
+        return replace(question, target=as_box(question.target))
+    return replace(question, targets=tuple(map(as_box, question.targets)))
 
 
 def _preprocessing(explainer: Any) -> Preprocessing | None:

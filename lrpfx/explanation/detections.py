@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from lrpfx.attribution.compute import attribute
 from lrpfx.detection.detector_heads import DetectorHeads
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores
 from lrpfx.explanation.compiled import CompiledModel, Run, as_array, keep_origin
 from lrpfx.explanation.explanation import Explanation
@@ -20,26 +20,13 @@ from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.boxes import with_boxes
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.reports.history import history
-from lrpfx.request.boxes import EDGES, SCORE, Box, Candidates, Corners
-from lrpfx.request.targets import Class, ForEach, Largest, Target
+from lrpfx.request.boxes import EDGES, SCORE, Box, Candidates, Corners, as_box
+from lrpfx.request.targets import ForEach, Target, as_target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.support.numbers import whole_number
 
 #: Boxes that a sheet draws on the photograph.
 _DRAWN = 20
-
-
-def as_box(target: Target) -> Box:
-    """The box that a target of a detector means: a class is its most confident box. `InputTypeError` for other targets."""
-    if isinstance(target, Box):
-        return target
-    if isinstance(target, Largest):
-        return Box(0)
-    if isinstance(target, Class):
-        return Box(0, class_=target.index)
-    raise InputTypeError(
-        f"a detector's boxes are explained by lrpfx.Box, or by a class for its first box, not {target}", topic="detectors"
-    )
 
 
 def in_input(box: Box, geometry: Geometry | None) -> Box:
@@ -251,21 +238,20 @@ class DetectionExplanation(Explanation):
         keep_origin(found, replace(origin, targets=asked))
         return found
 
-    def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
-        asked = [Box(one) if isinstance(one, (int, np.integer)) else Box(0, class_=one) for one in classes]
-        return list(self.of(*asked).answers)
+    def _answers_for(self, classes: Sequence[Any]) -> list[Answer]:
+        return list(self.of(*(as_box(as_target(one)) for one in classes)).answers)
 
     def compare(
-        self, classes: Sequence[int | str] | int = 2, style: Style | None = None, **settings: Unpack[StyleSettings]
+        self, classes: Sequence[Any] | int = 2, style: Style | None = None, **settings: Unpack[StyleSettings]
     ) -> Image.Image:
         """Overlays for several boxes side by side, with one scale.
 
-        `classes`: numbers of boxes, names of classes for their first boxes, or how many boxes. `style`, `settings`: as for
-        `overlay`.
+        `classes`: those of `lrpfx.Box`, classes for their first boxes, or how many of the most confident boxes. `style`,
+        `settings`: as for `overlay`.
         """
         if isinstance(classes, (int, np.integer)):
             count = whole_number(classes, "compare takes a number of boxes", 1, "detectors")
-            classes = list(range(min(count, len(self.output))))
+            classes = [Box(number) for number in range(min(count, len(self.output)))]
         return super().compare(classes, style, **settings)
 
     def photograph_with_boxes(self, count: int = _DRAWN, size: tuple[int, int] | None = None) -> Image.Image:

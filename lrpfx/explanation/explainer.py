@@ -32,7 +32,7 @@ from lrpfx.explanation.compiled import (
     scores_of_logits,
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
-from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, arguments_of, as_box, in_input
+from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, arguments_of, in_input
 from lrpfx.explanation.explanation import Explanation, Explanations
 from lrpfx.explanation.graphs import (
     GraphData,
@@ -52,6 +52,7 @@ from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.pipeline import Captured, no_module, transform
+from lrpfx.request.boxes import as_box
 from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.targets import Target, TargetLike

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.request.targets import Class, IndexOf, NameOf, Target
+from lrpfx.request.targets import Class, IndexOf, Largest, NameOf, Target
 from lrpfx.support.numbers import is_whole
 
 SCORE = "score"
@@ -268,3 +268,16 @@ def _as_corners(corners: Any) -> Corners:
     if len(values) != 4 or not np.isfinite(values).all() or not (values[0] < values[2] and values[1] < values[3]):
         raise InputError(f"a box is (x1, y1, x2, y2) with x1 < x2 and y1 < y2, not {corners!r}", topic="targets")
     return values[0], values[1], values[2], values[3]
+
+
+def as_box(target: Target) -> Box:
+    """The box that a target of a detector means: a class is its most confident box. `InputTypeError` for other targets."""
+    if isinstance(target, Box):
+        return target
+    if isinstance(target, Largest):
+        return Box(0)
+    if isinstance(target, Class):
+        return Box(0, class_=target.index)
+    raise InputTypeError(
+        f"a detector's boxes are explained by lrpfx.Box, or by a class for its first box, not {target}", topic="detectors"
+    )

@@ -16,6 +16,7 @@ from lrpfx.request.places import has_places, largest_classes, predicted_region, 
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 
+_BOXES = "; for what lrpfx.detection.heads returns, it is lrpfx.Box"
 _ALMOST_ZERO = 1e-30  # a normal number in float32
 
 #: Finds the index of a class or token by its name or index, and raises `InputError` for one that there is not.
@@ -126,7 +127,7 @@ class _OfClasses(Target):
             forms = f"(position, token), (position, {{token: weight, ...}}), a list with one of these for each sample, {whole}"
             several = "several targets of each sample are passed as targets="
             message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
-            raise InputError(f"the output has shape {tuple(output.shape)}: {message}", topic="targets")
+            raise InputError(f"the output has shape {tuple(output.shape)}: {message}{_BOXES}", topic="targets")
         if output.ndim < 2:
             remedy = (
                 f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: {whole}"

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 Step = TypeVar("Step")
 
 
-def optional_package(name: str, purpose: str, extra: str | None = None) -> Any:
-    """The package. `InputError` if it cannot be imported, which says what needs it, and which `extra` of lrpfx brings it."""
+def optional_package(name: str, purpose: str, extra: str | None = None, install: str | None = None) -> Any:
+    """The package. `InputError` if it cannot be imported, which says what needs it, and which `extra` of lrpfx brings it.
+
+    `install`: what pip installs, if it is neither an extra nor the package of this name.
+    """
     try:
         return import_module(name)
     except ImportError as error:
-        install = name.partition(".")[0] if extra is None else f"'lrpfx[{extra}]'"
+        install = install or (name.partition(".")[0] if extra is None else f"'lrpfx[{extra}]'")
         raise InputError(f"{purpose} needs {name}: pip install {install}", topic="missing-package") from error
     except RuntimeError as error:  # of torchvision beside a torch of another release or build
         raise InputError(

@@ -5,12 +5,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from command_line.commands import rows_of, run
 from helpers import assert_close
 from PIL import Image
 from small_detectors import made, replace_kernels
 
 import lrpfx
+import lrpfx.datasets
 from lrpfx.composites import EpsilonPlus
+from lrpfx.concepts import collect
 from lrpfx.request import Box
 
 NAMES = ["background", "cat", "dog", "tree"]
@@ -112,7 +115,7 @@ def test_an_explanation_is_plain_data_with_pictures(explanation):
     with pytest.raises(lrpfx.InputError, match="copy without the model"):
         copy.boxes[1].overlay()
     assert explanation.target == explanation.boxes[0].category == explanation.top(1)[0]
-    assert explanation.sheet() and explanation.compare(3) and explanation.compare([4, "dog"]) and explanation._repr_html_()
+    assert explanation.sheet() and explanation.compare(3) and explanation.compare([Box(4), "dog"]) and explanation._repr_html_()
     assert explanation.photograph_with_boxes().size == explanation.photograph.size
     frame = explanation.to_pandas()
     assert frame["explained"].tolist() == [explanation.boxes[0].name] == frame["predicted"].tolist()
@@ -183,3 +186,76 @@ def test_models_that_are_no_detectors(photograph):
     assert caught.value.topic == "detectors"
     with pytest.raises(lrpfx.InputError, match="a box is a target for"):
         lrpfx.Explainer(model)(torch.rand(1, 3, 8, 8), Box(0))
+
+
+def test_a_target_of_another_kind_names_boxes(explainer):
+    with pytest.raises(lrpfx.InputError, match="heads returns, it is"):
+        lrpfx.attribute(explainer.explain_model, torch.rand(1, 3, 64, 96).float(), 2)
+
+
+# --- the other doors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(photograph, tmp_path):
+    (tmp_path / "images").mkdir()
+    for number in range(3):
+        photograph.rotate(90 * number, resample=Image.Resampling.BILINEAR).save(tmp_path / "images" / f"{number}.png")
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize(("target", "box"), [("predicted", Box(0)), ("dog", Box(0, class_=2)), (Box(1, "x1"), Box(1, "x1"))])
+def test_data_sets(explainer, folder, tmp_path, target, box):
+    view = lrpfx.datasets.attribute(explainer, folder, tmp_path / "store", target=target)
+    for number, one in enumerate(sorted(folder.iterdir())):
+        expected = explainer(one, box)
+        assert_close(torch.tensor(view["relevance"][number]).double(), torch.tensor(expected.input_relevance).double(), 1e-2)
+        assert view["seed"][number] == pytest.approx(expected.target.score, rel=1e-4)
+
+
+def test_data_sets_have_no_proposals(folder, tmp_path, monkeypatch):
+    replace_kernels(monkeypatch)
+    explainer = lrpfx.Explainer(made("FasterRCNN", seed=2).float(), composite=EpsilonPlus())
+    with pytest.raises(lrpfx.InputError, match="proposals of each photograph"):
+        lrpfx.datasets.attribute(explainer, folder, tmp_path / "store")
+
+
+def test_collections_and_reports(explainer, explanation, tmp_path):
+    module, x = explainer.explain_model, explanation.input[None]
+    layer = "detector.backbone.first.0"
+    collection = collect(module, [explanation.input], [layer], target=Box(0), top=1, normalize=[])
+    found = lrpfx.attribute(module, x, Box(0), record=[layer]).layers[layer].flatten(2).sum(2)
+    best = collection.top(layer, 2, by="relevance", reduction="sum")[0]
+    assert best.score == pytest.approx(float(found[0, 2]), rel=1e-4)
+    assert explanation.target.name in lrpfx.report(explanation, tmp_path / "explained.html").read_text()
+    assert "x1 of box 2" in lrpfx.report((module, x, Box(2, "x1")), tmp_path / "attributed.html").read_text()
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", ["x.pt2", "x.onnx"])
+@pytest.mark.parametrize("target", [Box(2), Box(0, "x2", class_=2), Box.near((10, 10, 60, 60), iou=0.2)], ids=str)
+def test_programs(explainer, name, target, tmp_path):
+    module, x = explainer.explain_model, torch.rand(2, 3, 64, 96).float()
+    expected = lrpfx.attribute(module, x, target)
+    assert expected.relevance.any()
+    runner = lrpfx.load(lrpfx.save(lrpfx.lower(module, x, target=target), tmp_path / name))
+    assert_close(runner(x)["relevance"], expected.relevance, 1e-4)
+
+
+@pytest.mark.programs
+def test_the_command_line(photograph, folder, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "detector_of_test.py").write_text("from small_detectors import made\nmake = lambda: made('SSD')\n")
+    (tmp_path / "names.txt").write_text("\n".join(NAMES))
+    arguments = ("explain", "detector_of_test:make", "images", "--raw", "--output", "out", "--categories", "names.txt")
+    assert run(*arguments)[0] == 0
+    explanation = lrpfx.Explainer(made("SSD"), categories=NAMES)(folder / "0.png")
+    row = rows_of("out", "explanations.csv")["0.png"]
+    best = explanation.boxes[0]
+    assert row["explained"] == f"{best.name} {best.confidence:.1%}" and row["predicted"].startswith(row["explained"])
+    other = next(one for one in explanation.boxes if one.name != best.name)
+    assert run(*arguments[:-4], "--output", "two", *arguments[-2:], "--target", best.name, "--target", other.name)[0] in (0, 2)
+    row = rows_of("two", "explanations.csv")["0.png"]
+    assert row["explained"] == f"{best.name} {best.confidence:.1%}; {other.name} {other.confidence:.1%}"
