@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow gpu kills test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow gpu kills test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -174,6 +174,10 @@ load: $(VENV)/linked
 # Train small networks on series and compare their maps with occlusion, in a quarter of an hour; writes tables of docs/composites.md.
 series: $(VENV)/linked
 	$(BIN)/python benchmarks/series.py
+
+# Compare composites on a face detector, in a few minutes; writes the table of docs/detection.md.
+detectors: $(VENV)/linked
+	$(BIN)/python benchmarks/detectors.py
 
 # Train small networks whose relevant inputs are known, in a quarter of an hour; writes the table of docs/series_and_tables.md.
 known-inputs: $(VENV)/linked

@@ -112,7 +112,9 @@ def load_detector(threshold: float | None = None) -> FaceHeads:
     `threshold`: the confidence above which a window is a face; by default 0.7.
     """
     package = optional_package(
-        "facenet_pytorch.models.mtcnn", "lrpfx.demo.faces", install="--no-deps facenet-pytorch"  # it would replace torch
+        "facenet_pytorch.models.mtcnn",
+        "lrpfx.demo.faces",
+        install="--no-deps facenet-pytorch",  # it would replace torch
     )
     stages = {"first": package.PNet(), "second": package.RNet(), "third": package.ONet()}
     detector = nn.ModuleDict(stages).eval()

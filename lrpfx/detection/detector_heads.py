@@ -12,9 +12,9 @@ from torch.nn import functional
 class RawHeads(NamedTuple):
     """What a detector says of each of its raw boxes.
 
-    `logits`: (batch, boxes, classes). `corners`: the edges in pixels of the input, (batch, boxes, 4), or of a box for each
-    class, (batch, boxes, classes, 4). `confidences`: in each class, (batch, boxes, classes), 0 for classes that are not found,
-    such as the background.
+    `logits`: (batch, boxes, classes). `corners`: the edges in pixels of the input, (batch, boxes, 4), or those for each class,
+    (batch, boxes, classes, 4), of heads that say `has_boxes_of_classes`. `confidences`: in each class, (batch, boxes, classes),
+    0 for classes that are not found, such as the background.
     """
 
     logits: torch.Tensor
@@ -42,6 +42,8 @@ class DetectorHeads(nn.Module):
     detector: Any
     #: The names of arguments of `forward` that `further` finds.
     further_names: tuple[str, ...] = ()
+    #: Whether each class has a box of its own.
+    has_boxes_of_classes: bool = False
     #: Candidates that are kept.
     most: int = 1000
 
@@ -97,7 +99,7 @@ class DetectorHeads(nn.Module):
         best, index = self.best(confidences)
         boxes = index // classes
         of_boxes = logits.gather(1, boxes[..., None].expand(-1, -1, logits.shape[2]))
-        corners, at = (corners, boxes) if corners.ndim == 3 else (corners.flatten(1, 2), index)
+        corners, at = (corners.flatten(1, 2), index) if self.has_boxes_of_classes else (corners, boxes)
         edges = corners.gather(1, at[..., None].expand(-1, -1, 4))
         labels = (index % classes)[..., None].to(logits.dtype)
         facts = [best[..., None], labels, torch.full_like(labels, self.overlap)]

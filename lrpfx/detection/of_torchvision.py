@@ -113,6 +113,7 @@ class FasterRCNNHeads(TorchvisionHeads):
     """
 
     further_names = ("proposals",)
+    has_boxes_of_classes = True
 
     def __init__(self, detector: Any, threshold: float | None = None) -> None:
         super().__init__(detector, threshold)

@@ -154,7 +154,7 @@ def test_a_threshold_of_ones_own(detector, photograph, explanation):
     few = lrpfx.Explainer(heads, composite=EpsilonPlus())(photograph).boxes
     assert len(few) == sum(one.confidence > 0.8 for one in explanation.boxes) and few[0].name in "0123"
     none = lrpfx.Explainer(lrpfx.detection.heads(detector, threshold=0.999), composite=EpsilonPlus())
-    with pytest.raises(lrpfx.InputError, match="finds no box 0: it finds 0"):
+    with pytest.raises(lrpfx.InputError, match="finds no box 0: it finds none"):
         none(photograph)
 
 

@@ -28,6 +28,7 @@ def own_backends():
 
 #: what the guides compare with
 OTHERS = {
+    "detection.md": "facenet-pytorch",
     "from_pytorch_grad_cam.md": "grad-cam",
     "from_captum.md": "captum",
     "from_shap.md": "shap",
