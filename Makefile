@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow gpu kills test-examples sweep sweep-transformers formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -156,6 +156,12 @@ sweep: $(VENV)/linked
 # Test architectures of Hugging Face transformers, in about half an hour; writes docs/transformers.md.
 sweep-transformers: $(VENV)/linked
 	$(BIN)/python tests/tools/transformers_sweep.py
+
+# Measure what DeepLIFT misses of the difference of outputs, on some 250 networks, in an hour, and what shap and Captum miss; writes
+# the tables of docs/differences.md.
+sweep-differences: $(VENV)/linked
+	$(BIN)/python tests/tools/differences_sweep.py
+	$(BIN)/python benchmarks/differences.py
 
 # Compare speed, memory and compilation time with the plain gradient, Zennit and Captum, in about half an hour; writes
 # docs/benchmarks.md.

@@ -1,12 +1,12 @@
-"""lrpfx for Captum, Quantus and ViRelAy. A module is imported when it is first used."""
+"""lrpfx for Captum, Quantus, SHAP and ViRelAy. A module is imported when it is first used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrpfx.adapters import captum, quantus, virelay
+    from lrpfx.adapters import captum, quantus, shap, virelay
 
-__all__ = ["captum", "quantus", "virelay"]
+__all__ = ["captum", "quantus", "shap", "virelay"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""LRP as attribution methods of Captum, for its NoiseTunnel, metrics and pictures. Needs the extra `captum`."""
+"""LRP and DeepLIFT as attribution methods of Captum, for its NoiseTunnel, metrics and pictures. Needs the extra `captum`."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ from torch import fx, nn
 from lrpfx.adapters.captum_targets import chosen_entries
 from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_type
 from lrpfx.attribution.compute import Attribution, attribute
-from lrpfx.composites import Composite
+from lrpfx.composites import Composite, DeepLIFT
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, named_nodes, node_info
 from lrpfx.request.names import resolve_names
@@ -20,7 +20,7 @@ from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.rule_table import rule_table
 from lrpfx.support.optional_packages import optional_package
 
-__all__ = ["LRP", "LayerLRP"]
+__all__ = ["LRP", "DeepLift", "DeepLiftShap", "LayerLRP"]
 
 _captum = optional_package("captum.attr", "lrpfx.adapters.captum", "captum")
 GradientAttribution: Any = _captum.GradientAttribution
@@ -140,6 +140,101 @@ class LRP(_Compiled):
         relevance = tuple(_carried(found.relevance[place], place) for place in range(len(_as_tuple(inputs))))
         result = relevance if isinstance(inputs, tuple) else relevance[0]
         return (result, self.compute_convergence_delta(result, explained)) if return_convergence_delta else result
+
+
+class DeepLift(_Compiled):
+    """DeepLIFT by lrpfx as an attribution method of Captum: attributions add up to f(x) - f(baseline), whatever the model is.
+
+    `model`: a module in evaluation mode. It is compiled and kept as by `LRP`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, DeepLIFT())
+
+    def compute_convergence_delta(self, attributions: Inputs, output: torch.Tensor) -> torch.Tensor:
+        """For each sample, the sum of its attributions less the difference of the outputs, of shape (samples,).
+
+        `attributions`: as `attribute` returns them. `output`: for each sample, the output at the target less that for the
+        baseline.
+        """
+        return -super().compute_convergence_delta(attributions, output)
+
+    @_wrapped
+    def attribute(
+        self,
+        inputs: Inputs,
+        baselines: Any = None,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        return_convergence_delta: bool = False,
+    ) -> Any:
+        """Attributions of the inputs: a tensor for a tensor, a tuple for a tuple.
+
+        Other arguments, and errors: as for `LRP.attribute`.
+
+        Parameters
+        ----------
+        baselines
+            What the inputs are compared with: a tensor of the shape of an input or of one sample, a number, or a tuple of
+            these; zeros by default.
+        return_convergence_delta
+            Whether to return a pair of attributions and `compute_convergence_delta`.
+        """
+        references = _baselines(inputs, baselines)
+        found, differences = self._difference(inputs, references, target, additional_forward_args)
+        return (found, self.compute_convergence_delta(found, differences)) if return_convergence_delta else found
+
+    def _difference(
+        self, inputs: Inputs, references: tuple[Any, ...], target: Any, additional: Any
+    ) -> tuple[Any, torch.Tensor]:
+        """The attributions of a call, and the difference of the outputs at the target for each sample."""
+        arguments = _arguments(inputs, additional)
+        explain_model = self._explainable(arguments, verbose=False)
+        found, explained = _explained(explain_model, arguments, target, reference=references)
+        relevance = tuple(_carried(found.relevance[place], place) for place in range(len(_as_tuple(inputs))))
+        reference_output = found.reference_output
+        assert reference_output is not None
+        differences = explained - reference_output.flatten()[chosen_entries(reference_output, target)]
+        return relevance if isinstance(inputs, tuple) else relevance[0], differences
+
+
+class DeepLiftShap(DeepLift):
+    """DeepSHAP by lrpfx as an attribution method of Captum: the mean of `DeepLift` over baselines. `model`: as there."""
+
+    @_wrapped
+    def attribute(
+        self,
+        inputs: Inputs,
+        baselines: Any = None,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        return_convergence_delta: bool = False,
+    ) -> Any:
+        """Attributions of the inputs: a tensor for a tensor, a tuple for a tuple.
+
+        Other arguments, and errors: as for `LRP.attribute`.
+
+        Parameters
+        ----------
+        baselines
+            Samples that the inputs are compared with: a tensor with the samples in dimension 0, a tuple of these, or a function
+            that takes the inputs and returns them.
+        return_convergence_delta
+            Whether to return a pair of attributions and the deltas of each sample for each baseline, of shape (samples *
+            baselines,), those of a sample one after another.
+        """
+        drawn = _as_tuple(baselines(inputs) if callable(baselines) else baselines)
+        if not all(isinstance(one, torch.Tensor) and one.ndim and len(one) == len(drawn[0]) > 0 for one in drawn):
+            raise invalid("baselines are a tensor with samples in dimension 0, or a tuple of these with as many samples")
+        each, deltas = [], []
+        for place in range(len(drawn[0])):
+            references = tuple(one[place : place + 1] for one in drawn)
+            found, differences = self._difference(inputs, references, target, additional_forward_args)
+            each.append(_as_tuple(found))
+            deltas.append(self.compute_convergence_delta(found, differences))
+        means = tuple(torch.stack(several).mean(0) for several in zip(*each, strict=True))
+        result = means if isinstance(inputs, tuple) else means[0]
+        return (result, torch.stack(deltas, 1).flatten()) if return_convergence_delta else result
 
 
 class LayerLRP(_Compiled, LayerAttribution):
@@ -285,8 +380,17 @@ def _carried(relevance: Any, place: int) -> torch.Tensor:
     )
 
 
+def _baselines(inputs: Inputs, baselines: Any) -> tuple[Any, ...]:
+    """The references of the inputs: zeros where none are given."""
+    explained = _as_tuple(inputs)
+    given = (0,) * len(explained) if baselines is None else _as_tuple(baselines)
+    if len(given) != len(explained):
+        raise invalid(f"there are {len(given)} baselines for {len(explained)} inputs")
+    return given
+
+
 def _explained(
-    explain_model: nn.Module, arguments: tuple[Any, ...], target: Any, record: Sequence[str] = ()
+    explain_model: nn.Module, arguments: tuple[Any, ...], target: Any, record: Sequence[str] = (), reference: Any = None
 ) -> tuple[Attribution[tuple[Any, ...]], torch.Tensor]:
     """The attribution of a call, and the output at the target, of shape (samples,)."""
 
@@ -294,7 +398,7 @@ def _explained(
         chosen = chosen_entries(output, target)
         return torch.zeros_like(output).flatten().index_copy(0, chosen, output.flatten()[chosen]).reshape(output.shape)
 
-    found = attribute(explain_model, arguments, relevance_of, record=record)
+    found = attribute(explain_model, arguments, relevance_of, record=record, reference=reference)
     output = found.output.detach()
     return found, output.flatten()[chosen_entries(output, target)]
 

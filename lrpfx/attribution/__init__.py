@@ -13,6 +13,7 @@ from lrpfx.attribution.attributors import (
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.attribution.condition_module import condition
 from lrpfx.attribution.experts import relevance_of_experts
+from lrpfx.attribution.sequences import hypothetical_contributions
 
 __all__ = [
     "Attribution",
@@ -24,6 +25,7 @@ __all__ = [
     "attribute",
     "condition",
     "constant",
+    "hypothetical_contributions",
     "identity",
     "occlude_independent",
     "relevance_of_experts",

@@ -17,7 +17,7 @@ from lrpfx.attribution.plausibility import Watch
 from lrpfx.attribution.recorders import PROBE, Recording, recorded_by, recorder_of, with_factors
 from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Kind, Linear
-from lrpfx.ir.node import data_calls, node_info
+from lrpfx.ir.node import CARRIED, data_calls, node_info, nodes_by_name
 from lrpfx.ir.operator import Probability
 from lrpfx.request.conditions import (
     Index,
@@ -96,8 +96,9 @@ class Computation:
         self._embeddings = embeddings_of(module, self.arguments)
         of_embeddings = [name for found in self._embeddings.values() for name in found]
         multiplied = recorded_names(graph, question.record_multipliers)
-        self._names = tuple(dict.fromkeys([*self.record, *of_embeddings, *multiplied]))
-        self._again = {name: self._names.index(name) for name in multiplied}  # recorded without conversion to relevance
+        carriers = {name: self._carrier(name) for name in multiplied}
+        self._names = tuple(dict.fromkeys([*self.record, *of_embeddings, *carriers.values()]))
+        self._again = {name: self._names.index(one) for name, one in carriers.items()}  # recorded without conversion
         conditions = question.conditions
         places = () if conditions is None else places_of(graph, conditions)
         masked = tuple(ends_of(graph, place)[0] for place in places)
@@ -107,6 +108,11 @@ class Computation:
         self._traced = recorder_of(module, self._recording, self._is_compiled) if self._recording else module
         self._masks = Masks(conditions or (), places, masked)
         self._several = question.targets is not None or len(self._masks.conditions) > 1
+
+    def _carrier(self, name: str) -> str:
+        """The node whose gradient is the multiplier of differences of a node: of an input, the one where multipliers end."""
+        carrier = f"{name}{CARRIED}"
+        return carrier if self._references and carrier in nodes_by_name(self.module.unfused_graph) else name
 
     def _compute(self) -> None:
         given: dict[str, Any] = {}
@@ -226,7 +232,7 @@ class Computation:
         self.multipliers: dict[str, torch.Tensor] = {}
         for (name, place), gradient in zip(self._again.items(), found[last:], strict=True):
             carries = node_info(nodes[place]).carries_multiplier
-            self.multipliers[name] = gradient if carries else multiplier_from(self.values[name], gradient)
+            self.multipliers[name] = gradient if carries else multiplier_from(self.values[self._names[place]], gradient)
 
     def _meanings(self, values: Sequence[torch.Tensor]) -> dict[str, type[Index]]:
         """What plain indices of the recorded layers mean, where the graph shows it."""

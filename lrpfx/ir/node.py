@@ -19,6 +19,8 @@ _KEY = "lrpfx"
 
 #: What follows the name of an input for references in that of the node that reads it.
 GIVEN = ".given"
+#: What follows the name of a value in that of the node where its multipliers are multiplied by it.
+CARRIED = ".multiplier"
 
 INPLACE = "lrpfx_inplace"  # node.meta: the node overwrites its first argument
 

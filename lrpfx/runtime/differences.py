@@ -22,8 +22,8 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
 from lrpfx.support.derivatives import vjp
-from lrpfx.support.tensors import relevance_from, save_values, saved_values
-from lrpfx.support.torch_internals import apply
+from lrpfx.support.tensors import only_finite, relevance_from, save_values, saved_values
+from lrpfx.support.torch_internals import apply, is_traced
 
 Tensors = Sequence[torch.Tensor]
 
@@ -130,6 +130,10 @@ class AtMidpoint(DifferenceForm):
     ) -> Tensors:
         others = values[operation.inputs :]
         means = [(value + reference) / 2 for value, reference in zip(values, references, strict=False)]
+        row = operation.operator
+        if row is not None and row.entries.elementwise and len(means) == 2 and not others:  # without another product
+            first, last = (multiplier * one for one in reversed(means))
+            return [first.sum_to_size(means[0].shape), last.sum_to_size(means[1].shape)]
         return vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier)
 
 
@@ -184,17 +188,26 @@ def _of_first(operation: Operation, values: Sequence[Any]) -> Callable[[torch.Te
 
 def slope(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x."""
+    change, small = function(value) - function(reference), _is_small(value, reference)
+    if value.device.type == "cpu" and not is_traced(value) and not small.any():
+        return change / (value - reference)  # where reading a value costs nothing, it saves a derivative
     output, pull = vjp(function, (value + reference) / 2)
     derivative = pull(torch.ones_like(output))[0]
-    finite = torch.where(derivative.isfinite(), derivative, torch.zeros_like(derivative))
-    return quotient(function(value) - function(reference), value, reference, finite)
+    return _quotient(change, value - reference, small, only_finite(derivative))
 
 
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
     """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
-    difference, mean = value - reference, (value + reference) / 2
-    small = difference.abs() <= _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) * mean.abs()
-    return torch.where(small, derivative, change / torch.where(small, torch.ones_like(difference), difference))
+    return _quotient(change, value - reference, _is_small(value, reference), derivative)
+
+
+def _is_small(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    bound = _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) / 2
+    return (value - reference).abs() <= bound * (value + reference).abs()
+
+
+def _quotient(change: torch.Tensor, difference: torch.Tensor, small: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
+    return torch.where(small, derivative, change / difference.masked_fill(small, 1.0))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.kinds import Embedding
-from lrpfx.ir.node import NodeInfo, Role, data_calls, node_info, nodes_by_name, output_node, update_info
+from lrpfx.ir.node import CARRIED, NodeInfo, Role, data_calls, node_info, nodes_by_name, output_node, update_info
 from lrpfx.operators.functions import without_gradient
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
@@ -137,7 +137,7 @@ class _Regions:
                 self._insert(node, others, carry_multiplier, f"{name}.relevance", False)
                 done.append((name, "relevance is divided by its value"))
             elif others:
-                self._insert(node, others, carry_relevance, f"{name}.multiplier", True)
+                self._insert(node, others, carry_relevance, f"{name}{CARRIED}", True)
                 done.append((name, "multipliers are multiplied by its value"))
         return done
 

@@ -16,7 +16,7 @@ import captum.attr
 import captum.metrics
 
 import lrpfx
-from lrpfx.adapters.captum import LRP, LayerLRP
+from lrpfx.adapters.captum import LRP, DeepLift, DeepLiftShap, LayerLRP
 from lrpfx.composites import EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.errors import CaptureError, InputError, InputTypeError
 from lrpfx.rules import Epsilon, Pass
@@ -526,3 +526,48 @@ def test_a_layer_that_returns_several_values_is_refused():
     with pytest.raises(InputError, match=r"the layer 'pair' returns several values \(pair.relu, pair.relu_1\)"):
         LayerLRP(model, model.pair, EpsilonPlus()).attribute(x, target=1)
     assert LayerLRP(model, model.pair.one, EpsilonPlus()).attribute(x, target=1).shape == (2, 3)
+
+
+def chain():
+    torch.manual_seed(0)
+    layers = nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 4)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("target", [1, [3, 0, 2]])
+def test_deep_lift_is_that_of_captum(target):
+    model, x, baseline = chain(), torch.randn(3, 2, 6), torch.randn(1, 2, 6)
+    expected, delta = captum.attr.DeepLift(model).attribute(x, baseline, target=target, return_convergence_delta=True)
+    found, own_delta = DeepLift(model).attribute(x, baseline, target=target, return_convergence_delta=True)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-9)
+    assert own_delta.shape == delta.shape and own_delta.abs().max() < 1e-12
+    assert_close(DeepLift(model).attribute(x, target=target), DeepLift(model).attribute(x, 0.0 * x, target=target))
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_deep_lift_shap_is_that_of_captum():
+    model, x, baselines = chain(), torch.randn(3, 2, 6), torch.randn(4, 2, 6)
+    expected, deltas = captum.attr.DeepLiftShap(model).attribute(x, baselines, target=1, return_convergence_delta=True)
+    found, own_deltas = DeepLiftShap(model).attribute(x, baselines, target=1, return_convergence_delta=True)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-9)
+    assert own_deltas.shape == deltas.shape == (12,) and own_deltas.abs().max() < 1e-12
+    assert_close(DeepLiftShap(model).attribute(x, lambda _: baselines, target=1), found)
+
+
+def test_deep_lift_adds_up_with_several_inputs_and_further_arguments():
+    model = Branches().eval()
+    x, y, shift = torch.randn(2, 2, 6, 6), torch.randn(2, 1, 6, 6), torch.randn(2, 4)
+    randomize_batch_norm(model)
+    found, delta = DeepLift(model).attribute((x, y), target=2, additional_forward_args=shift, return_convergence_delta=True)
+    difference = (model(x, y, shift) - model(0 * x, 0 * y, shift))[:, 2].detach()
+    assert_close(sum(one.flatten(1).sum(1) for one in found), difference)
+    assert delta.abs().max() < 1e-12
+
+
+def test_baselines_that_do_not_fit():
+    x = torch.randn(3, 2, 6)
+    with pytest.raises(InputError, match="2 baselines for 1 inputs"):
+        DeepLift(chain()).attribute(x, (x, x), target=1)
+    with pytest.raises(InputError, match="with samples in dimension 0"):
+        DeepLiftShap(chain()).attribute(x, 0.0, target=1)

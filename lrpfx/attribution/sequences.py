@@ -1,0 +1,69 @@
+"""Contributions of letters to the output for one-hot sequences, such as DNA: also of letters that a sequence does not have."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lrpfx.attribution.compute import attribute
+from lrpfx.errors import InputError
+from lrpfx.request.targets import TargetLike
+from lrpfx.runtime.explain_module import explainable
+
+
+def hypothetical_contributions(
+    explain_model: nn.Module, sequences: torch.Tensor, target: TargetLike = None, *, reference: Any
+) -> torch.Tensor:
+    """What each letter would contribute to the difference from a reference if the sequence had it, at each position.
+
+    With the multipliers m of a sequence and the letters r of the reference, letter a has m_a minus the sum of m_k r_k over all
+    letters k. Times the sequence, these are the contributions of its own letters; their sum at a position is the relevance there.
+
+    Parameters
+    ----------
+    explain_model
+        The result of `lrpfx.transform` with `lrpfx.composites.DeepLIFT()`, for a model of one input.
+    sequences
+        One-hot sequences of shape (batch, letters, positions).
+    target, reference
+        As for `lrpfx.attribute`. Of several references, which are a list, the result is the mean.
+
+    Returns
+    -------
+    torch.Tensor
+        Contributions, in the shape and dtype of the sequences.
+
+    Raises
+    ------
+    InputError
+        The sequences are not one-hot; and as for `lrpfx.attribute`.
+
+    References
+    ----------
+    .. [1] Shrikumar et al. 2018, https://arxiv.org/abs/1811.00416
+
+    Examples
+    --------
+    >>> contributions = lrpfx.attribution.hypothetical_contributions(explain_model, x, 0, reference=shuffled)
+    >>> motif_scores = (contributions * x).sum(1)
+    """
+    is_one_hot = sequences.ndim == 3 and bool(((sequences == 0) | (sequences == 1)).all() and (sequences.sum(1) == 1).all())
+    if not is_one_hot:
+        raise InputError(
+            "sequences are one-hot: of shape (batch, letters, positions), with one 1 at each position and 0 for other letters",
+            topic="references",
+        )
+    names = list(explainable(explain_model, "hypothetical_contributions").reference_names)
+    if len(names) != 1:
+        raise InputError(
+            f"hypothetical contributions are differences from a reference (lrpfx.composites.DeepLIFT()) for one input, but "
+            f"{len(names)} inputs have one here",
+            topic="references",
+        )
+    found = []
+    for one in reference if isinstance(reference, list) else [reference]:
+        attribution = attribute(explain_model, sequences, target, reference=one, record_multipliers=names)
+        multipliers = attribution.multipliers[names[0]]
+        letters = torch.as_tensor(one, dtype=sequences.dtype, device=sequences.device).expand_as(sequences)
+        found.append(multipliers - (multipliers * letters).sum(1, keepdim=True))
+    return torch.stack(found).mean(0)

@@ -1,0 +1,93 @@
+"""`DeepExplainer` gives the values of shap's where that is right, adds up where it is not, and runs in shap's plots."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("shap")
+
+import shap
+
+import lrpfx
+from lrpfx.adapters.shap import DeepExplainer
+
+
+def chain():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.Sigmoid(), nn.Linear(5, 3)).eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_values_are_those_of_shap():
+    model, x, background = chain().float(), torch.randn(4, 6).float(), torch.randn(7, 6).float()
+    theirs, ours = shap.DeepExplainer(model, background), DeepExplainer(model, background)
+    np.testing.assert_allclose(ours.shap_values(x), theirs.shap_values(x), atol=1e-6)
+    np.testing.assert_allclose(ours.expected_value, theirs.expected_value, atol=1e-6)
+    for order in ("max", "min", "max_abs"):
+        expected, places = theirs.shap_values(x, ranked_outputs=2, output_rank_order=order, check_additivity=False)
+        found, own_places = ours.shap_values(x, ranked_outputs=2, output_rank_order=order)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert torch.equal(own_places, places)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
+
+    def forward(self, a, b):
+        return nn.functional.gelu(self.left(a)) * self.right(b).softmax(1)
+
+
+def test_several_inputs_add_up():
+    explainer = DeepExplainer(Two().eval(), [torch.randn(5, 3), torch.randn(5, 2)])
+    x = [torch.randn(2, 3), torch.randn(2, 2)]
+    values = explainer.shap_values(x)
+    assert [one.shape for one in values] == [(2, 3, 4), (2, 2, 4)]
+    total = values[0].sum(1) + values[1].sum(1)
+    np.testing.assert_allclose(total, explainer.model(*x).detach().numpy() - explainer.expected_value, atol=1e-12)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_plots_take_the_explanation(outputs):
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+    import pandas
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, outputs)).eval()
+    rows = pandas.DataFrame(np.random.default_rng(0).normal(size=(9, 4)), columns=["age", "dose", "weight", "height"])
+    explanation = DeepExplainer(model, rows[:5])(rows)
+    of_one = explanation if outputs == 1 else explanation[..., 1]
+    assert explanation.values.shape == ((9, 4) if outputs == 1 else (9, 4, 3)) and of_one.base_values.shape == (9,)
+    expected = model(torch.tensor(rows.to_numpy())).detach().numpy()[:, min(1, outputs - 1)]
+    np.testing.assert_allclose(of_one.values.sum(1) + of_one.base_values, expected, atol=1e-12)
+    shap.plots.waterfall(of_one[0], show=False)
+    assert [label.get_text() for label in plt.gca().get_yticklabels() if "dose" in label.get_text()]
+    plt.close("all")
+    shap.plots.beeswarm(of_one, show=False)
+    assert {"age", "dose"} <= {label.get_text() for label in plt.gca().get_yticklabels()}
+    plt.close("all")
+    shap.plots.force(of_one[0], matplotlib=True, show=False)
+    plt.close("all")
+
+
+@pytest.mark.parametrize(
+    ("background", "message"),
+    [
+        (torch.zeros(0, 6), "the background has no samples"),
+        (np.array([["a"] * 6]), "an array of numbers"),
+    ],
+)
+def test_backgrounds_that_do_not_fit(background, message):
+    with pytest.raises(lrpfx.InputError, match=message):
+        DeepExplainer(chain(), background)
+
+
+def test_outputs_that_do_not_fit():
+    with pytest.raises(lrpfx.InputError, match=r"outputs of shape \(samples, classes\), not \(2,\)"):
+        DeepExplainer(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)).eval(), torch.zeros(2, 6))
+    with pytest.raises(lrpfx.InputError, match="output_rank_order is one of"):
+        DeepExplainer(chain(), torch.zeros(2, 6)).shap_values(torch.ones(2, 6), 1, "largest")
