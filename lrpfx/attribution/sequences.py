@@ -17,7 +17,7 @@ def hypothetical_contributions(
     """What each letter would contribute to the difference from a reference if the sequence had it, at each position.
 
     With the multipliers m of a sequence and the letters r of the reference, letter a has m_a minus the sum of m_k r_k over all
-    letters k. Times the sequence, these are the contributions of its own letters; their sum at a position is the relevance there.
+    letters k. Times the sequence, these are the contributions of its own letters, which add up to the relevance at a position.
 
     Parameters
     ----------

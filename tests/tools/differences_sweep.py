@@ -74,7 +74,9 @@ def examine(group, name):
         import timm
 
         model = timm.create_model(name, pretrained=False, num_classes=10).eval().double()
-        nn.init.normal_(model.get_classifier().weight, std=0.05)  # some start at zero
+        with torch.no_grad():  # some weights and all biases start at zero
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn_like(parameter)
         size = model.default_cfg["input_size"][-1]
         inputs = {"x": torch.randn(1, 3, size, size, dtype=torch.float64)}
     elif group == "recurrent":
