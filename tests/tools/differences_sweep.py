@@ -28,7 +28,7 @@ from lrpfx.ir.node import floating_tensors
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "differences.md"
 SECONDS = 300
-MOST = 1e-9
+MOST, MOST_IN_PART = 1e-9, 1e-6  # the latter for networks that compute in part in single precision
 #: Networks of timm with building blocks that torchvision's lack.
 TIMM = (
     *("resnetv2_50", "efficientvit_b0", "mobilenetv4_conv_small", "convnextv2_atto", "fastvit_t8", "coat_lite_tiny"),
@@ -138,17 +138,16 @@ def examine_apart(group, name):
 
 def summary(rows):
     """The table: a row for each group, and one for each network that misses the bound."""
-    lines = ["| networks | gap at most 1e-9 | median gap | largest gap among these |", "| --- | --- | --- | --- |"]
+    lines = ["| networks | examined | gap at most 1e-9 | at most 1e-6 | median gap |", "| --- | --- | --- | --- | --- |"]
     others = ["| network | gap | where |", "| --- | --- | --- |"]
     for group, of_group in rows.items():
         gaps = sorted(row["gap"] for row in of_group.values() if "gap" in row)
-        right = [one for one in gaps if one <= MOST]
-        figures = (f"{gaps[len(gaps) // 2]:.0e}", f"{right[-1]:.0e}") if right else ("", "")
-        lines.append(f"| {group} | {len(right)} of {len(of_group)} | {' | '.join(figures)} |")
+        counts = [len(of_group), *(sum(one <= most for one in gaps) for most in (MOST, MOST_IN_PART))]
+        lines.append(f"| {group} | {' | '.join(map(str, counts))} | {gaps[len(gaps) // 2]:.0e} |")
         for name, row in of_group.items():
             if "error" in row:
                 others.append(f"| {name} | | {row['error']} |")
-            elif row["gap"] > MOST:
+            elif row["gap"] > MOST_IN_PART:
                 others.append(f"| {name} | {row['gap']:.0e} | {row['worst']} |")
     return "\n".join([*lines, *(["", "The others:", "", *others] if len(others) > 2 else [])])
 
