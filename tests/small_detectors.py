@@ -1,5 +1,7 @@
 """Small detectors of all families with random weights, and what is done after their heads, box by box."""
 
+import copy
+
 import pytest
 import torch
 import torchvision_cpu  # noqa: F401
@@ -97,6 +99,92 @@ def of_transformers(name):
             if any(part in path for part in ("class", "bbox", "query", "token", "position")) or parameter.ndim == 1:
                 parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.ndim > 1 else 0.2))
     return model
+
+
+class Distribution(nn.Module):
+    """The mean of a distribution over bins, as Ultralytics' DFL computes it."""
+
+    def __init__(self, bins):
+        super().__init__()
+        self.conv = nn.Conv2d(bins, 1, 1, bias=False)
+        self.conv.weight.data[:] = torch.arange(bins, dtype=torch.float).view(1, bins, 1, 1)
+        self.bins = bins
+
+    def forward(self, x):
+        batch, _, places = x.shape
+        return self.conv(x.view(batch, 4, self.bins, places).transpose(2, 1).softmax(1)).view(batch, 4, places)
+
+
+class Detect(nn.Module):
+    """A head with the attributes of Ultralytics' Detect, and what it returns: boxes (centres, sizes) and probabilities."""
+
+    def __init__(self, classes, channels, strides, end2end):
+        super().__init__()
+        self.nc, self.nl, self.reg_max, self.end2end = classes, len(channels), 4, end2end
+        self.stride = torch.tensor(strides)
+        self.cv2 = nn.ModuleList(nn.Conv2d(one, 4 * self.reg_max, 1) for one in channels)
+        self.cv3 = nn.ModuleList(nn.Conv2d(one, classes, 1) for one in channels)
+        if end2end:
+            self.one2one_cv2, self.one2one_cv3 = copy.deepcopy(self.cv2), copy.deepcopy(self.cv3)
+        self.dfl = Distribution(self.reg_max)
+
+    def forward(self, maps):
+        boxes, scores = [], []
+        prefix = "one2one_" if self.end2end else ""
+        for level, one in enumerate(maps):
+            codes = getattr(self, prefix + "cv2")[level](one).flatten(2)
+            left, above, right, below = (self.dfl(codes) * self.stride[level]).unbind(1)
+            rows, columns = one.shape[2:]
+            y, x = torch.meshgrid(torch.arange(rows) + 0.5, torch.arange(columns) + 0.5, indexing="ij")
+            x, y = x.flatten() * self.stride[level], y.flatten() * self.stride[level]
+            corners = x - left, y - above, x + right, y + below
+            boxes.append(torch.stack([(corners[0] + corners[2]) / 2, (corners[1] + corners[3]) / 2], 1))
+            boxes[-1] = torch.cat([boxes[-1], torch.stack([corners[2] - corners[0], corners[3] - corners[1]], 1)], 1)
+            scores.append(getattr(self, prefix + "cv3")[level](one).flatten(2).sigmoid())
+        return torch.cat([torch.cat(boxes, 2), torch.cat(scores, 2)], 1), maps
+
+
+class Joined(nn.Module):
+    def forward(self, maps):
+        return torch.cat(maps, 1)
+
+
+class Yolo(nn.Module):
+    """Modules with the places of what they read, as Ultralytics' DetectionModel has them."""
+
+    def __init__(self, end2end=False):
+        super().__init__()
+        layers = [
+            (-1, nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.SiLU())),
+            (-1, nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.SiLU())),
+            (-1, nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.SiLU())),
+            (-1, nn.Upsample(scale_factor=2)),
+            ([-1, 1], Joined()),
+            ([4, 2], Detect(3, [24, 16], [8.0, 16.0], end2end)),
+        ]
+        for number, (source, layer) in enumerate(layers):
+            layer.f, layer.i = source, number
+        self.model, self.save = nn.Sequential(*(layer for _, layer in layers)), [1, 2, 4]
+        self.names = {0: "cat", 1: "dog", 2: "hen"}
+
+    def forward(self, x):
+        kept = []
+        for module in self.model:
+            if module.f != -1:
+                x = [x if one == -1 else kept[one] for one in module.f]
+            x = module(x)
+            kept.append(x if module.i in self.save else None)
+        return x
+
+
+def yolo(end2end=False):
+    torch.manual_seed(0)
+    detector = Yolo(end2end).eval()
+    with torch.no_grad():
+        for path, parameter in detector.named_parameters():
+            if "cv" in path:
+                parameter.copy_(torch.randn_like(parameter) * 2)
+    return detector
 
 
 TRANSFORMERS = ("Detr", "ConditionalDetr", "RTDetr", "Yolos")

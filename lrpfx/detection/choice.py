@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from lrpfx.detection import of_torchvision, of_transformers
+from lrpfx.detection import of_torchvision, of_transformers, of_ultralytics
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError
 
@@ -21,6 +21,8 @@ _BY_NAME: dict[str, type[DetectorHeads]] = {
 def _family(model: Any) -> Callable[..., DetectorHeads] | None:
     if of_transformers.is_of_queries(model):
         return of_transformers.QueryHeads
+    if of_ultralytics.network_of(model) is not None:
+        return of_ultralytics.YoloHeads
     names = (one.__name__ for one in type(model).__mro__)
     return next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
 
@@ -55,7 +57,7 @@ def heads(model: nn.Module, threshold: float | None = None) -> DetectorHeads:
     """
     family = _family(model)
     if family is None:
-        known = ", ".join([*_BY_NAME, "ForObjectDetection of transformers"])
+        known = ", ".join([*_BY_NAME, "ForObjectDetection of transformers", "YOLO from version 8 on"])
         raise InputError(
             f"{type(model).__name__} is no detector of a known family ({known}): subclass lrpfx.detection.DetectorHeads, whose "
             "`raw` returns logits, boxes and confidences",

@@ -67,6 +67,10 @@ class DetectorHeads(nn.Module):
         """The confidence above which the detector counts boxes."""
         return 0.5
 
+    def own_categories(self) -> Any:
+        """The names of the classes, if the detector knows them: as `categories=` of `lrpfx.Explainer`, or None."""
+        return None
+
     @property
     def threshold(self) -> float:
         """The confidence above which boxes count."""

@@ -107,8 +107,9 @@ class Explainer(Generic[Found]):
     Parameters
     ----------
     model
-        A module in evaluation mode, what `lrpfx.capture` or `lrpfx.transform` returns (the latter also compiled by
-        torch.compile), or a runner that `lrpfx.load` returns, whose file may hold the preprocessing and the categories.
+        A module in evaluation mode, also a whole detector (see docs/detection.md), what `lrpfx.capture` or `lrpfx.transform`
+        returns (the latter also compiled by torch.compile), or a runner that `lrpfx.load` returns, whose file may hold the
+        preprocessing and the categories.
     composite
         The rules, or the name of a composite, which gets the range of values of the preprocessing if it needs it; by default
         they are chosen by what the model consists of (see docs/photographs.md), and the explanation says which.
@@ -239,6 +240,8 @@ class Explainer(Generic[Found]):
         if isinstance(model, DetectorHeads):
             preprocess = model.input_of(preprocess)
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
+        if isinstance(model, DetectorHeads):
+            categories = model.own_categories() if categories is None else categories
         self.categories = _names(model.detector if isinstance(model, DetectorHeads) else model, categories)
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
@@ -339,8 +342,9 @@ class Explainer(Generic[Found]):
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
-            each photograph or text. For texts whose model returns tokens, it may be `(position, token)`, and for graphs whose
-            model returns an output for each node `(node, class)`.
+            each photograph or text. For detectors, it is an `lrpfx.Box`, or a class for its first box. For texts whose model
+            returns tokens, it may be `(position, token)`, and for graphs whose model returns an output for each node
+            `(node, class)`.
         targets
             Several targets that are explained for each of them.
 
