@@ -33,7 +33,7 @@ from lrpfx.explanation.compiled import (
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, arguments_of, in_input
-from lrpfx.explanation.explanation import Explanation, Explanations
+from lrpfx.explanation.explanation import Explanation, Explanations, Several
 from lrpfx.explanation.graphs import (
     GraphData,
     GraphExplanation,
@@ -71,7 +71,14 @@ _ROWS = 64
 # What type checkers know of the front door. Forms without an overload, such as tensors, which may be one photograph or several,
 # give Any. The path of a folder counts as that of a photograph; in a list, it gives explanations.
 Found = TypeVar(
-    "Found", Explanation, TextExplanation, TableExplanation, SeriesExplanation, WaveExplanation, default=Explanation
+    "Found",
+    Explanation,
+    DetectionExplanation,
+    TextExplanation,
+    TableExplanation,
+    SeriesExplanation,
+    WaveExplanation,
+    default=Explanation,
 )
 _Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
 _Photographs = Sequence[_Photograph | torch.Tensor | np.ndarray[Any, Any]] | Iterator[_Photograph]
@@ -158,6 +165,8 @@ class Explainer(Generic[Found]):
     dog.jpg cat (40, 60)
     """
 
+    @overload
+    def __init__(self: "Explainer[DetectionExplanation]", model: DetectorHeads, **settings: Unpack[_Settings]) -> None: ...
     @overload
     def __init__(
         self: "Explainer[Explanation]",
@@ -267,6 +276,22 @@ class Explainer(Generic[Found]):
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+        self: "Explainer[DetectionExplanation]",
+        images: _Photograph,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> DetectionExplanation: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self: "Explainer[DetectionExplanation]",
+        images: _Photographs,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> Several[DetectionExplanation]: ...
     @overload
     def __call__(
         self: "Explainer[Explanation]",

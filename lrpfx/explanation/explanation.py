@@ -34,8 +34,6 @@ from lrpfx.support.table import Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from lrpfx.explanation.detections import FoundBox
-
 
 #: Columns of the tables of explanations.
 _COLUMNS = {
@@ -201,11 +199,6 @@ class Explanation(Explained):
         to have been undone rightly, it is the relevance of the model's input.
         """
         return self._relevance_of(self.answers[0])
-
-    @property
-    def boxes(self) -> "tuple[FoundBox, ...]":
-        """What a detector found, the most confident box first: see `lrpfx.DetectionExplanation`."""
-        raise InputError("the model is no detector of a known family, which finds boxes", topic="detectors")
 
     @property
     def padding_relevance(self) -> float:

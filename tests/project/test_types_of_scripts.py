@@ -25,6 +25,10 @@ explainer = lrpfx.Explainer(model, preprocess=lambda image: torch.zeros(3, 3, 3)
 explanation = explainer("photo.jpg", "cat")
 explanation.sheet(sigma=2.0).save("sheet.png")
 explanation.shet()  # wrong
+found = lrpfx.Explainer(lrpfx.detection.heads(model))("photo.jpg")
+found.boxes[0].overlay().save("box.png")
+found.boxes[0].nme  # wrong
+explanation.boxes  # wrong
 explanation.heatmap(sigma="wide")  # wrong
 explanation.top(3)[0].nme  # wrong
 explanation.ledger.totl("bias")  # wrong
