@@ -208,8 +208,8 @@ def pooled_regions(features: Mapping[float, torch.Tensor], proposals: torch.Tens
         grid = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
         sampled = functional.grid_sample(feature, grid, padding_mode="border", align_corners=False)
         sampled = sampled.unflatten(2, (proposals.shape[1], high * samples)).transpose(1, 2)
-        found.append(sampled * inside[:, :, None].to(sampled.dtype))
-    return functional.avg_pool2d(torch.stack(found).sum(0).flatten(0, 1), samples)
+        found.append(functional.avg_pool2d((sampled * inside[:, :, None].to(sampled.dtype)).flatten(0, 1), samples))
+    return torch.stack(found).sum(0)
 
 
 def _places(start: torch.Tensor, length: torch.Tensor, count: int) -> torch.Tensor:
