@@ -45,6 +45,12 @@ def explain(
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
+    reference: Annotated[
+        float | None,
+        typer.Option(
+            help="What photographs are compared with, for --composite deep_lift: a number after preprocessing, such as 0."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
     allow_native: ALLOW_NATIVE = False,
 ) -> None:
@@ -68,7 +74,9 @@ def explain(
         if known is not None:
             classes_of(target or (), known)
         source = given.model
-    explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known, batch_size=batch_size)
+    explainer = Explainer(
+        source, composite=chosen, preprocess=preprocess, categories=known, batch_size=batch_size, reference=reference
+    )
     targets = classes_of(target or [], explainer.categories)
     settings = {
         "model": model,
@@ -79,6 +87,7 @@ def explain(
         "categories": None if explainer.categories is None else list(explainer.categories),
         "targets": targets,
         "top": top,
+        **({} if reference is None else {"reference": reference}),
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     with results_in(place, settings, images, _COMMAND, one_program=False) as results:

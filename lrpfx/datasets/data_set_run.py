@@ -229,6 +229,10 @@ class _Run:
         module, others = (self._compiled(explainer), explainer.record) if is_own else (explainer, ())
         if is_own and question.output is None:
             question = replace(question, output=explainer.output)
+        if is_own:
+            if isinstance(explainer.reference, list):
+                raise InputError("data sets are compared with one reference, not with a list of them", topic="references")
+            question = replace(question, reference=explainer.reference)
         self.explainer = self._sample_explainer(module, question, is_own, others)
         if is_own and isinstance(explainer.model, DetectorHeads):
             self.explainer = replace(self.explainer, question=_of_boxes(self.explainer.question, explainer.model))
@@ -269,6 +273,7 @@ class _Run:
                 "dtype": self.stored.dtype,
                 "scores": self.stored.scores,
                 "output": described(question.output),
+                **({} if question.reference is None else {"reference": described(question.reference)}),
             },
             "categories": None if self.categories is None else list(self.categories),
             "preprocessing": stored_preprocessing(self.preprocess),

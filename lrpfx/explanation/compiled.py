@@ -122,13 +122,15 @@ class CompiledModel(Compiled):
         record: tuple[str, ...] = (),
         output: OutputSelector = None,
         scores: Scores | None = None,
+        reference: Any = None,
     ) -> None:
-        """`scores`: what the numbers in the output are; by default what the graph says."""
+        """`scores`: what the numbers in the output are; by default what the graph says. `reference`: as for `attribute`."""
         self.module = module
         self.explain_model: ExplainModule = explainable(module, "explain")
         self.categories = categories
         self.record = record
         self.output = output
+        self.reference = reference
         self.scores = _scores_of(self.explain_model, output) if scores is None else scores
 
     def with_names_of(self, inputs: Any) -> "CompiledModel":
@@ -147,7 +149,8 @@ class CompiledModel(Compiled):
                 "two names need a logit, but the module returns one probability: lrpfx.transform(..., explain='logits')",
                 topic="classes-and-their-names",
             )
-        return CompiledModel(self.module, self.categories, self.record, BothSides(self.output), Scores.BINARY)
+        output = BothSides(self.output)
+        return CompiledModel(self.module, self.categories, self.record, output, Scores.BINARY, self.reference)
 
     def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
@@ -155,7 +158,8 @@ class CompiledModel(Compiled):
         placed = on_device_of(self.module, inputs, True)
         several = len(seeds) > 1
         chosen = {"targets": seeds} if several else {"target": seeds[0]}
-        found = attribute(self.module, placed, **chosen, record=(*self.record, *record), output=self.output)
+        options: dict[str, Any] = {"output": self.output, "reference": self.reference}
+        found = attribute(self.module, placed, **chosen, record=(*self.record, *record), **options)
         relevance = found.relevance
         if not isinstance(relevance, torch.Tensor) or not is_floating(placed):
             relevance = of_features(relevance, placed, self.explain_model)
@@ -170,7 +174,7 @@ class CompiledModel(Compiled):
         return Run(list(outputs), answers, again, self.explain_model.composite, self.scores)
 
     def ledger(self, inputs: Any, target: Target) -> Ledger:
-        return ledger(self.explain_model, self.placed(inputs), target, output=self.output)
+        return ledger(self.explain_model, self.placed(inputs), target, output=self.output, reference=self.reference)
 
     def placed(self, inputs: Any) -> Any:
         """Images in the dtype and on the device of the model; what a tokenizer returned as it is."""

@@ -100,6 +100,7 @@ class _Settings(TypedDict, total=False):
     join: bool
     names: Sequence[str] | None
     channels: Literal["first", "last"] | None
+    reference: Any
 
 
 class Explainer(Generic[Found]):
@@ -148,6 +149,9 @@ class Explainer(Generic[Found]):
         Samples of a wave for each second.
     channels
         Whether the features of series are "first", as (features, steps), or "last"; by default what `names` says, or else last.
+    reference
+        What inputs are compared with, for `composites.DeepLIFT`: a number, or a tensor that can be broadcast to the model's
+        input, which comes after the preprocessing. Texts and graphs have none here.
 
     Raises
     ------
@@ -227,6 +231,7 @@ class Explainer(Generic[Found]):
         names: Sequence[str] | None = None,
         rate: float | None = None,
         channels: Literal["first", "last"] | None = None,
+        reference: Any = None,
     ) -> None:
         #: The graph of the model, if it is captured already.
         self.captured = model if isinstance(model, Captured) else None
@@ -261,6 +266,13 @@ class Explainer(Generic[Found]):
             raise InputError("the output of a detector is that of its heads: output= is for other models", topic="detectors")
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
+        self.reference = reference
+        if reference is not None and (tokenizer is not None or isinstance(model, (Runner, DetectorHeads))):
+            raise InputError(
+                "reference= is for photographs, tables and series, and for models that are no programs: lrpfx.attribute takes "
+                "the references of other inputs",
+                topic="references",
+            )
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None
         wanted = whole_number(batch_size, "batch_size is a number of photographs", 1, "explainers")
         self.batch_size = wanted if fixed is None else fixed
@@ -552,7 +564,8 @@ class Explainer(Generic[Found]):
             return CompiledProgram(self.model, self.categories, self.record)
         self._bounds = self._range()
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
-            return CompiledModel(self.model, self.categories, self.record, self.output).with_names_of(inputs)
+            found = CompiledModel(self.model, self.categories, self.record, self.output, None, self.reference)
+            return found.with_names_of(inputs)
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
@@ -576,7 +589,8 @@ class Explainer(Generic[Found]):
         logger.info("explaining with %s", made.composite)
         if isinstance(self.model, DetectorHeads):
             return CompiledDetector(made, self.model, self.categories, self.record)
-        return CompiledModel(made, self.categories, self.record, self.output, scores).with_names_of(inputs)
+        found = CompiledModel(made, self.categories, self.record, self.output, scores, self.reference)
+        return found.with_names_of(inputs)
 
     def _chosen(self, inputs: Any) -> Composite:
         bounds: dict[str, Any] = {}
@@ -692,6 +706,7 @@ def explain(
     names: Sequence[str] | None = None,
     rate: float | None = None,
     channels: Literal["first", "last"] | None = None,
+    reference: Any = None,
 ) -> Any:
     """Why a model gives a photograph, a sentence or a graph its class: an `Explanation`, or `Explanations` of several.
 
@@ -720,6 +735,7 @@ def explain(
         names=names,
         rate=rate,
         channels=channels,
+        reference=reference,
     )
     return explainer(images, target, targets=targets)
 

@@ -415,3 +415,21 @@ def test_steps_that_are_written_out_have_the_multipliers_of_the_layer(layer):
         explain_model = lrpfx.transform(Steps(whole, written_out), DeepLIFT(), x)
         found.append(lrpfx.attribute(explain_model, x, 1, reference=reference).relevance)
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_an_explainer_takes_a_reference():
+    model, rows = network(), torch.randn(3, 5, dtype=torch.float64)
+    explainer = lrpfx.Explainer(model, composite=DeepLIFT(), reference=0.5, form="table")
+    expected = (model(rows) - model(torch.full_like(rows, 0.5)))[:, 2].detach()
+    for explanation, difference in zip(explainer(rows.numpy(), 2), expected, strict=True):
+        assert float(explanation.answers[0].input_relevance.sum()) == pytest.approx(float(difference))
+    with pytest.raises(lrpfx.InputError, match="reference= is for photographs"):
+        lrpfx.Explainer(model, tokenizer=str, reference=0.5)
+
+
+def test_integrated_gradients_add_up_to_the_same_difference():
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    relevance = lrpfx.attribute(lrpfx.transform(model, DeepLIFT(), x), x, 1, reference=reference).relevance
+    with lrpfx.attribution.IntegratedGradients(model, baseline_fn=lambda _: reference, n_iter=512) as attributor:
+        _, integrated = attributor(x, torch.eye(3, dtype=torch.float64)[[1] * 4])
+    torch.testing.assert_close(integrated.sum(1), relevance.sum(1), rtol=2e-2, atol=1e-3)

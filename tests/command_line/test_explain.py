@@ -386,3 +386,18 @@ def test_dark_photographs_of_16_bits_are_refused(folder):
     Image.fromarray(np.full((9, 9), 4000, dtype=np.uint16)).save("images/dark.png")
     with pytest.raises(InputError, match="none above 4000"):
         explained("images/dark.png", "--raw", *SIZE)
+
+
+def test_photographs_are_compared_with_a_reference(folder):
+    command = ("images/0.png", "--raw", *SIZE, "--composite", "deep_lift")
+    status, printed = explained(*command, "--reference", "0.5")
+    assert status == 0 and "DeepLIFT" in printed
+    explanation = lrpfx.explain(
+        the_model(),
+        "images/0.png",
+        preprocess=StoredPreprocessing((0,) * 3, (1,) * 3, (8, 8)),
+        composite="deep_lift",
+        reference=0.5,
+    )
+    assert float(rows_of()["0.png"]["relevance"]) == pytest.approx(explanation.balance.inputs, rel=1e-4)
+    refused("pass reference=", run, "explain", "small_model:make", *command, "--output", "other")
