@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.def
 #: Operators with several results of which the graph uses only the first, the one that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
+_READS_NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 #: Dropout in place, and the same as a function.
 _DROPOUTS = {
     getattr(torch.ops.aten, f"{name}_").default: getattr(torch.ops.aten, name).default
@@ -64,6 +65,7 @@ _DROPOUTS = {
 }
 
 
+logger = logging.getLogger(__name__)
 _library = torch.library.Library("lrpfx", "FRAGMENT")  # must live as long as this module
 _kept_whole: dict[Any, Any] = {}
 _functions_kept: dict[Any, Any] = {}
@@ -113,7 +115,25 @@ def capture_export(
 
     The dimensions in `opened` may vary unless the model fixes them, those in `tied` together; all other sizes are those of the
     example. Raises `CaptureError` if torch.export cannot follow the model.
+
+    Only where that fails, or leaves numbers that are read from tensors, may the model read its buffers: to watch all calls for
+    this takes a fifth of an export.
     """
+    try:
+        program, sizes = _exported(model, named, opened, tied, share, reads_buffers=False)
+    except FinalCaptureError:
+        raise
+    except CaptureError as error:
+        logger.info("torch.export once more, with numbers of buffers: %s", first_lines(error, 1))
+    else:
+        if not any(node.target in _READS_NUMBERS for node in program.graph.nodes):
+            return program, sizes
+    return _exported(model, named, opened, tied, share, reads_buffers=True)
+
+
+def _exported(
+    model: nn.Module, named: Named, opened: Collection[Dimension], tied: Collection[Dimension], share: bool, reads_buffers: bool
+) -> tuple[Program, OpenSizes]:
     root = shared_copy(model)[0] if share else private_copy(model)  # torch.export runs it on tensors without values
     for parameter in root.parameters():  # frozen parameters would let torch.nn take its fused fast paths
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # those of integers have no gradient
@@ -125,7 +145,7 @@ def capture_export(
         )
         for name, value in named.items()
     }
-    reads = ReadBuffers(root)
+    reads = ReadBuffers(root) if reads_buffers else None
     try:
         with (
             undisturbed(),
@@ -133,7 +153,7 @@ def capture_export(
             torch.enable_grad(),
             loops_as_operators(root),
             lengths_as_sizes(root),
-            reads,
+            nullcontext() if reads is None else reads,
             _KeepWhole(),
             _named_arguments(root, list(named)),
         ):
@@ -148,7 +168,7 @@ def capture_export(
         restore_tensors(model, of_model)  # a hook may read the model by a global name
     exported = _without_transforms(exported, model)
     program, sizes = _to_program(exported, root, type(model).__name__, with_shapes=True)
-    program.frozen.update(reads.frozen)
+    program.frozen.update({} if reads is None else reads.frozen)
     if share:
         share_buffers(program.root, model)
     return program, sizes
