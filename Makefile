@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-oldest test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -73,9 +73,13 @@ test-programs: $(VENV)/linked
 test-ray: $(VENV)/linked
 	$(BIN)/python -m pytest -m "ray and not slow" --durations 10 tests/datasets
 
-# The tests under another release of torch (2.4 and newer) or another Python, in a separate environment.
+# The tests under another release of torch (2.6 and newer) or another Python, in a separate environment.
 test-torch:
 	$(PYTHON) tests/tools/other_torch.py --torch $(TORCH)
+
+# The tests of what all rooms are built on, with the oldest release of torch.
+test-oldest:
+	$(PYTHON) tests/tools/other_torch.py --torch 2.6.0 --tiers core
 
 # Write the table and the picture of docs/architecture.md from the imports.
 architecture: $(VENV)/linked

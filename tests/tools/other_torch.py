@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--torchvision", help="by default the newest one that is no newer than this torch")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--workers", default="2")
+    parser.add_argument("--tiers", default="core or rooms", help="markers of the tests to run")
     parser.add_argument("tests", nargs="*", help="files of tests; by default all of the suite")
     options = parser.parse_args()
     own = make_environment(
@@ -114,7 +115,7 @@ def main() -> None:
     tests = [str(ROOT / name) for name in options.tests or ["tests"]]
     marked = [
         "-m",
-        "core or rooms",
+        options.tiers,
         "--numprocesses",
         options.workers,
         "--dist",
