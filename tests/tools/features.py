@@ -141,7 +141,8 @@ def exported(folder: Path) -> None:
 
 @feature("the command line")
 def command_line(folder: Path) -> None:
-    command = [sys.executable, "-m", "lrpfx", "rules"]
+    (folder / "net.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()\n")
+    command = [sys.executable, "-m", "lrpfx", "check", "net:make", "--shape", "1,3,8,8"]
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
 
 
