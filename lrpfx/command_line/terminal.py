@@ -60,7 +60,9 @@ def in_options(message: str) -> str:
     message = re.sub(r"lrpfx\.lower\(\.\.\., (\w+=[^)]*)\)", r"lrpfx export \1", message)
     message = message.replace("allow_native=False refuses such files", "such files are loaded with --allow-native alone")
     message = re.sub("pass example_inputs=?( to lrpfx.transform)?", "pass example_inputs=", message)
-    return re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, message)
+    parts = re.split(r"(lrpfx\.\w+\([^)]*\))", message)  # calls stay as they are
+    parts[::2] = [re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def _option(found: re.Match[str]) -> str:

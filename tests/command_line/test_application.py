@@ -196,6 +196,13 @@ def test_messages_speak_of_options(folder):
         assert not re.search(r"\w+=(?!=)|Error:", printed.partition("error")[2]), printed
 
 
+def test_options_take_the_place_of_arguments_but_not_in_calls(folder):
+    status, printed = run_program("check", "small_model:make")
+    assert status == 0 and "pass --shape: " in printed
+    status, printed = run_program("check", "small_model:make", "--shape", "1,3,8,8")
+    assert status == 0 and "lrpfx.transform(model, composite, example_inputs=...)" in printed
+
+
 def test_a_file_of_weights_is_never_run(folder):
     """Nor does a message advise to do so."""
     torch.save({"0.weight": Mistake()}, "pickled.pt")
