@@ -1,7 +1,7 @@
 """Which part of lrpfx works under the installed torch: each is tried, and the table of docs/installation.md gets a column.
 
-`python tests/tools/features.py` under one release of torch after another; `make test-torch` runs it in its environment. A part that
-says which torch it needs is "no"; any other error is one of lrpfx, and ends the program.
+`make test-torch` runs it in the environment of each release. A part that says which torch it needs is "no"; any other error is
+one of lrpfx, and ends the program.
 """
 
 import json
@@ -141,7 +141,7 @@ def exported(folder: Path) -> None:
 
 @feature("the command line")
 def command_line(folder: Path) -> None:
-    (folder / "net.py").write_text("from torch import nn\ndef make():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()\n")
+    (folder / "net.py").write_text("from torch import nn\nmake = lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()\n")
     command = [sys.executable, "-m", "lrpfx", "check", "net:make", "--shape", "1,3,8,8"]
     subprocess.run(command, check=True, capture_output=True, cwd=folder)
 

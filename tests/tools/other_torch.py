@@ -126,6 +126,8 @@ def main() -> None:
     command = [str(own), "-m", "pytest", *tests, *marked]
     with tempfile.TemporaryDirectory() as elsewhere:  # where there is no lrpfx but the installed one
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        features = [str(own), str(ROOT / "tests" / "tools" / "features.py")]
+        subprocess.run(features, cwd=elsewhere, env=environment, check=True)
         sys.exit(subprocess.run([*command, "--rootdir", str(ROOT)], cwd=elsewhere, env=environment).returncode)
 
 
