@@ -36,7 +36,7 @@ class FindStraightThrough(GraphPass):
             name = f"{info.name}.{row}"
             new = NodeInfo(name, source=info.source, operator=row, description=str(row), shape=info.shape, dtype=info.dtype)
             passed = insert_call(program.graph, node.next, row.canonical, (signal, node), new)
-            node.replace_all_uses_with(passed, delete_user_cb=passed.__ne__)
+            node.replace_all_uses_with(passed, delete_user_cb=lambda user, passed=passed: user is not passed)
             mark_constants(program.graph)
             result.match(info.name, f"stands for {node_info(signal).name}")
         return result
