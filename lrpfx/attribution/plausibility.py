@@ -196,8 +196,8 @@ def missing_difference(
         if not abs(explained - expected) <= UNEXPLAINED * size:
             return (
                 f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
-                f"{expected:.4g}: an operation chooses other entries for the reference, or rounding decides. "
-                "lrpfx.ledger(..., reference=) says where"
+                f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
+                "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
             )
     return None
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
@@ -642,7 +643,9 @@ def _whole(node: fx.Node) -> fx.Node | None:
     whole, part = node.meta.get("val"), source.meta.get("val")
     if not isinstance(whole, torch.Tensor) or not isinstance(part, torch.Tensor) or whole.dtype != part.dtype:
         return None
-    return source if whole.shape == part.shape else None
+    pairs = zip(whole.shape, part.shape, strict=False)
+    is_all = whole.ndim == part.ndim and all(statically_known_true(one == other) for one, other in pairs)  # for all sizes
+    return source if is_all else None
 
 
 def _source(node: fx.Node) -> str:

@@ -9,7 +9,7 @@ from torch import fx
 
 from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, is_call_of, is_data, node_info
-from lrpfx.ir.operator import Between, Builder, Form, Function, Operator
+from lrpfx.ir.operator import Adjoint, Between, Bound, Builder, Form, Function, Operator
 from lrpfx.operators import contractions, mixing, signs
 from lrpfx.operators.functions import (
     gate,
@@ -20,6 +20,20 @@ from lrpfx.operators.functions import (
 )
 from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, MATRIX, POSITIVE, Signal, call, of, signal, weight
+
+# --- adjoints ---------------------------------------------------------------------------------------------------------------
+
+
+def _matrices_adjoint(first_factor: str, last_factor: str) -> Adjoint:
+    def adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...] | None:
+        first, last = arguments[first_factor], arguments[last_factor]
+        if first is last or min(first.ndim, last.ndim) < 2:
+            return None  # the caller differentiates the forward instead
+        found = [gradient @ last.mH if value is first else first.mH @ gradient for value in inputs]
+        return tuple(one.sum_to_size(value.shape) for one, value in zip(found, inputs, strict=True))
+
+    return adjoint
+
 
 # --- decompositions ---------------------------------------------------------------------------------------------------------
 
@@ -335,6 +349,7 @@ ROWS: tuple[Operator, ...] = (
         weighted_last="values_weighted",
         contraction=contractions.of_matmul,
         form=Form.MATRICES,
+        adjoint=_matrices_adjoint("input", "other"),
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     standard_row(
@@ -343,6 +358,7 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
+        adjoint=_matrices_adjoint("input", "other"),
         sample=call(input=signal(2, 3, 4), other=signal(2, 4, 5)),
     ),
     standard_row(
@@ -351,6 +367,7 @@ ROWS: tuple[Operator, ...] = (
         "input other",
         sign=signs.of_matrix_product,
         form=Form.MATRICES,
+        adjoint=_matrices_adjoint("other", "input"),
         reversed=True,
         sample=call(input=signal(2, 3, 4), other=signal(2, 5, 3)),
     ),

@@ -62,7 +62,7 @@ class Entry:
     expansion: float = 0.0  # the constant term of the linear expansion of a non-linear layer
     stabilizer: float = 0.0
     absent: float = 0.0  # relevance of outputs without contributions, or without those of the sign that the rule needs
-    constants: float = 0.0  # parameters, buffers and numbers that received relevance
+    constants: float = 0.0  # parameters, buffers and numbers that received relevance, or differ for the reference
     stopped: float = 0.0  # by the rule
     unexplained: float = 0.0
 
@@ -495,7 +495,7 @@ class _Sweep:
         """The relevance that a rule or a neutral operation does not pass on, from its formula."""
         node, info = call.node, node_info(call.node)
         if info.reference:
-            return {}
+            return {"constants": self._changed_for_reference(call, pairs)}
         module = rule_module_of(node, self.module)
         if module is not None:
             rule: Any = module.rule
@@ -524,6 +524,24 @@ class _Sweep:
             relevances = [(output, self._relevance(node, 0, output.detach(), carried)) for output, carried in pairs]
             return {"stopped" if held_back else "constants": self._taken_by_numbers(call, relevances)}
         return {}
+
+    def _changed_for_reference(self, call: _Call, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """What is due to constants that differ for the reference: choices, and positions that are counted by token ids."""
+        node = call.node
+        sources = {source: node_info(source).reference for source in node.all_input_nodes}
+        if all(node_info(source).role is Role.DATA or not name for source, name in sources.items()):
+            return 0.0
+        data = {source: self.by_name[name] for source, name in sources.items() if node_info(source).role is Role.DATA and name}
+        function: Any = self.module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+
+        def value(argument: Any) -> Any:
+            return self._value(data.get(argument, argument))
+
+        with torch.no_grad():
+            result = function(*map_arguments(node.args, value), **map_arguments(node.kwargs, value))
+        others = floating_tensors(self.values[self.by_name[node_info(node).reference]])
+        amounts = zip(floating_tensors(result), others, pairs, strict=False)
+        return sum(_total(relevance_from(one - other, carried)) for one, other, (_, carried) in amounts)
 
     def _known(self, value: Any) -> Any:
         """A value of an account. An entry that is not a number, and has no relevance since the map is finite, counts as 0."""

@@ -22,7 +22,7 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
 from lrpfx.support.derivatives import vjp
-from lrpfx.support.tensors import only_finite, relevance_from, save_values, saved_values
+from lrpfx.support.tensors import detached, only_finite, relevance_from, save_values, saved_values
 from lrpfx.support.torch_internals import apply, is_traced
 
 Tensors = Sequence[torch.Tensor]
@@ -41,7 +41,7 @@ def reference_of(value: Any, reference: Any) -> Any:
                 topic="references",
             )
         return value
-    return reference.detach()
+    return detached(reference)
 
 
 def carry_difference(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,8 @@ class AtMidpoint(DifferenceForm):
         if row is not None and row.entries.elementwise and len(means) == 2 and not others:  # without another product
             first, last = (multiplier * one for one in reversed(means))
             return [first.sum_to_size(means[0].shape), last.sum_to_size(means[1].shape)]
-        return vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier)
+        found = operation.adjoint(multiplier, [*means, *others])
+        return vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier) if found is None else found
 
 
 @dataclass(frozen=True)

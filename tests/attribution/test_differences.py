@@ -1,14 +1,29 @@
 """Differences from a reference (DeepLIFT): multipliers that add up, for each operation and for whole networks."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
 from lrpfx.composites import DeepLIFT
 
 WIDTH = 8
+
+
+class Calls(TorchDispatchMode):
+    """Counts the calls of operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.counts[function] += 1
+        return function(*args, **(kwargs or {}))
 
 
 def gemma_norm(x, w):
@@ -178,6 +193,56 @@ def test_a_choice_that_differs_is_unexplained():
     assert abs(accounts.entry("sort").unexplained) > 1e-3
     others = [entry.unexplained for entry in accounts if not entry.name.startswith(("sort", "getitem"))]
     assert max(map(abs, others)) < 1e-12
+
+
+class CountsPositions(nn.Module):
+    """Positions are counted by the tokens that are not padding, and their vectors are constants, as in M2M100."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(9, 5), nn.Linear(5, 3)
+        self.register_buffer("positions", torch.randn(7, 5))
+
+    def forward(self, ids):
+        places = (ids != 0).long().cumsum(1)
+        return self.last((self.embedding(ids) + self.positions[places]).sum(1))
+
+
+def test_constants_that_differ_for_the_reference_have_an_account():
+    torch.manual_seed(0)
+    model, ids, reference = CountsPositions().double().eval(), torch.tensor([[3, 1, 4, 1]]), torch.tensor([[2, 0, 5, 0]])
+    explain_model = lrpfx.transform(model, DeepLIFT(), ids)
+    with pytest.warns(lrpfx.LrpfxWarning, match="positions that are counted by tokens differ"):
+        lrpfx.attribute(explain_model, ids, 1, reference=reference)
+    accounts = lrpfx.ledger(explain_model, ids, 1, reference=reference)
+    difference = model.positions[[1, 2, 3, 4]] - model.positions[[1, 1, 2, 2]]
+    assert accounts.total("constants") == pytest.approx(float(difference.sum(0) @ model.last.weight[1]))
+    assert accounts.unexplained < 1e-12
+
+
+class Doubles(nn.Module):
+    def forward(self, x, twice=False):
+        return torch.tanh(x) * (2 if twice else 1)
+
+
+def test_arguments_that_are_no_tensors_keep_their_values():
+    x, model = torch.randn(2, 3, dtype=torch.float64), Doubles()
+    given = {"x": x, "twice": True}
+    found = lrpfx.attribute(lrpfx.transform(model, DeepLIFT(), given), given, 1, reference={"x": torch.zeros_like(x)})
+    torch.testing.assert_close(found.relevance["x"].sum(1), model(x, True)[:, 1])
+
+
+class OfProducts(nn.Module):
+    def forward(self, x):
+        return (x @ torch.tanh(x).mT).flatten(1)
+
+
+def test_a_matrix_product_runs_no_more_often_than_for_two_gradients():
+    x, reference = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    explain_model = lrpfx.transform(OfProducts(), DeepLIFT(), x)
+    with Calls() as calls:
+        lrpfx.attribute(explain_model, x, 1, reference=reference)
+    assert calls.counts[torch.ops.aten.bmm.default] == 4  # for the input, for the reference, and for each factor's multiplier
 
 
 @pytest.mark.parametrize("optimize", [True, False])

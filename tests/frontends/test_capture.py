@@ -782,3 +782,14 @@ def test_a_number_of_a_value_has_no_rule_and_the_tensor_has():
         lrpfx.transform(OfFunction(lambda y, x: y * x.max().item()).eval(), EpsilonPlus(), x)
     explain_model = lrpfx.transform(OfFunction(lambda y, x: y * x.max()).eval(), EpsilonPlus(), x)
     assert lrpfx.ledger(explain_model, x, 1).unexplained <= 1e-12
+
+
+def test_parts_of_a_value_whose_size_depends_on_values():
+    class Chosen(nn.Module):
+        def forward(self, x, mask):
+            return (x[:, mask.nonzero()[:, 0]][:, :4] * 2.0).sum(1)
+
+    x, mask = torch.randn(2, 6, 3), torch.tensor([1, 0, 1, 1, 0, 0])
+    explain_model = lrpfx.transform(Chosen().eval(), EpsilonPlus(), example_inputs=(x, mask), capture="export")
+    for one in (mask, torch.ones(6, dtype=torch.int64)):
+        assert_close(explain_model(x, one), Chosen()(x, one), 1e-14)

@@ -276,7 +276,7 @@ def linear_calls(row):
 #: Rows whose adjoint is compared with the derivative for their sample alone.
 BY_SAMPLE = {
     *("grouped_linear", "selected_linear", "selected_linear_of_columns", "linear_recurrence", "selective_scan"),
-    *("weighted_key_value", "rotated"),
+    *("weighted_key_value", "rotated", "matmul", "weighted_values", "values_weighted"),
 }
 #: Rows that are not linear: their adjoint, the derivative where they are, is compared with torch's in tests of their own.
 DIFFERENTIATED = {"recurrent"}
@@ -309,6 +309,23 @@ def test_adjoints_are_transposes(row):
             expected = ((other[place] - value) * adjoint[place]).sum()
             assert abs(((changed - output) * gradient).sum() - expected) <= 1e-11 * (changed.norm() * gradient.norm())
     assert answered >= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(
+    "shapes", [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2))], ids=str
+)
+def test_adjoints_of_matrix_products_are_derivatives(shapes, dtype):
+    """Also with operands that are broadcast, and where one of them is constant."""
+    first, last = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    output = first @ last
+    gradient = torch.randn_like(output)
+    adjoint = operators.operator_named("matmul").linear.adjoint
+    for inputs in ((first, last), (first,), (last,)):
+        found = adjoint(gradient, inputs, {"input": first, "other": last})
+        expected = torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_no_adjoint_is_missing():
