@@ -134,7 +134,7 @@ class AtMidpoint(DifferenceForm):
         if row is not None and row.entries.elementwise and len(means) == 2 and not others:  # without another product
             first, last = (multiplier * one for one in reversed(means))
             return [first.sum_to_size(means[0].shape), last.sum_to_size(means[1].shape)]
-        found = operation.adjoint(multiplier, [*means, *others])
+        found: Any = operation.adjoint(multiplier, [*means, *others])
         return vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier) if found is None else found
 
 
