@@ -9,7 +9,7 @@ import typer
 
 from lrpfx.command_line.image_files import images_in
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import MODEL, CompositeOptions, ModelOptions, class_of, classes_of, invalid
+from lrpfx.command_line.options import MODEL, REFERENCE, CompositeOptions, ModelOptions, class_of, classes_of, invalid
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.datasets.data_set_run import attribute
@@ -59,6 +59,7 @@ def dataset(
         Reduce, typer.Option(help="Store the sum of the input's relevance over channels, or one number for each channel.")
     ] = Reduce.NONE,
     dtype: Annotated[Precision, typer.Option(help="float16 is rounded to eleven bits, and smaller.")] = Precision.FLOAT32,
+    reference: REFERENCE = None,
     scores: Annotated[int | None, typer.Option(min=1, help="Store the largest outputs only, so many of them.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 32,
     block_size: Annotated[
@@ -121,6 +122,7 @@ def dataset(
             preprocess=preprocess,
             categories=known,
             batch_size=batch_size,
+            reference=reference,
         )
         wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
     with stages("preparing photographs", 0) as shown, warnings.catch_warnings():

@@ -13,7 +13,16 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
-from lrpfx.command_line.options import ALLOW_NATIVE, IMAGES, MODEL, CompositeOptions, ModelOptions, classes_of, numbers_of
+from lrpfx.command_line.options import (
+    ALLOW_NATIVE,
+    IMAGES,
+    MODEL,
+    REFERENCE,
+    CompositeOptions,
+    ModelOptions,
+    classes_of,
+    numbers_of,
+)
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_data, say_table, stages
 from lrpfx.errors import InputError
@@ -45,12 +54,7 @@ def explain(
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
-    reference: Annotated[
-        float | None,
-        typer.Option(
-            help="What photographs are compared with, for --composite deep_lift: a number after preprocessing, such as 0."
-        ),
-    ] = None,
+    reference: REFERENCE = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
     allow_native: ALLOW_NATIVE = False,
 ) -> None:

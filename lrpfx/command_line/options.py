@@ -63,6 +63,12 @@ MODEL = Annotated[
         autocompletion=_models,
     ),
 ]
+REFERENCE = Annotated[
+    float | None,
+    typer.Option(
+        help="What photographs are compared with, for --composite deep_lift: a number after preprocessing, such as 0."
+    ),
+]
 ARTEFACT = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
 ALLOW_NATIVE = Annotated[
     bool, typer.Option("--allow-native", help="Load compiled programs too. They are native code: only from people you trust.")

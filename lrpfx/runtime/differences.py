@@ -134,8 +134,11 @@ class AtMidpoint(DifferenceForm):
         if row is not None and row.entries.elementwise and len(means) == 2 and not others:  # without another product
             first, last = (multiplier * one for one in reversed(means))
             return [first.sum_to_size(means[0].shape), last.sum_to_size(means[1].shape)]
-        found: Any = operation.adjoint(multiplier, [*means, *others])
-        return vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier) if found is None else found
+        adjoint: Any = operation.adjoint(multiplier, [*means, *others])
+        if adjoint is None:
+            adjoint = vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier)
+        found: Tensors = adjoint
+        return found
 
 
 @dataclass(frozen=True)

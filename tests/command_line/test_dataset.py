@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from command_line.commands import refused, run, run_program
+from command_line.commands import refused, run, run_program, the_model
 
 import lrpfx
 import lrpfx.datasets
@@ -24,6 +24,21 @@ def test_a_folder_is_explained_into_a_store(folder):
     assert run(*arguments, "--record", "0=channels", "--record", "1", "--target", "predicted", "--target", "3")[0] == 0
     np.testing.assert_array_equal(lrpfx.datasets.open("store").relevance[:], before)
     refused("begun with other", run, *arguments)
+
+
+def test_photographs_are_compared_with_a_reference(folder):
+    sums = []
+    for reference in ("0.5", "0.0"):
+        command = ("dataset", "small_model:make", "images", "--output", reference, *WITH, "--composite", "deep_lift")
+        status, printed = run(*command, "--target", "3", "--reference", reference, "--dtype", "float64")
+        assert status == 0 and "DeepLIFT" in printed
+        found = lrpfx.datasets.open(reference)
+        sums.append(found.relevance[:].reshape(3, -1).sum(1) - found["output"][:, 3])
+    model = the_model()
+    model.load_state_dict(torch.load("weights.pt"))
+    expected = [-float(model(torch.full((1, 3, 8, 8), value))[0, 3]) for value in (0.5, 0.0)]
+    np.testing.assert_allclose(np.stack(sums, 1), np.tile(expected, (3, 1)), rtol=1e-4, atol=1e-5)
+    refused("pass reference=", run, *command[:4], "other", *command[5:])
 
 
 def test_reduced_and_narrow(folder):

@@ -1,7 +1,7 @@
 """`lrpfx explain`: photographs in, pictures and a table out."""
 
 import csv
-import importlib.util
+import importlib
 import os
 import shutil
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import commands
-from command_line.commands import exported_before, refused, run
+from command_line.commands import exported_before, refused, run, the_model
 from PIL import Image
 
 import lrpfx
@@ -59,13 +59,6 @@ def test_pictures_and_a_table(folder):
     assert row["explained"].startswith(explanation.target.name) and row["explained"] in printed
     assert float(row["relevance"]) == pytest.approx(explanation.balance.inputs, rel=1e-4)
     assert np.array_equal(np.asarray(Image.open("out/1.png.overlay.png")), np.asarray(explanation.overlay()))
-
-
-def the_model():
-    spec = importlib.util.spec_from_file_location("small_model_again", "small_model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.make().eval()
 
 
 def test_preprocessing_changes_the_result_and_is_never_assumed(folder):
