@@ -1,5 +1,6 @@
 """Targets: what to explain of a model's output, as relevance of that output. Each kind is one class, which all doors take."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -578,9 +579,15 @@ def as_target(value: Any) -> Target:
     if isinstance(value, list):
         return ForEach(tuple(map(as_target, value)))
     if callable(value) and not isinstance(value, type):
+        try:
+            inspect.signature(value).bind(None)
+        except TypeError as error:
+            raise InputTypeError(f"a target function takes the output alone: {error}", topic="targets") from None
+        except ValueError:  # functions of C have no signature
+            pass
         return Function(value)
     remedy = "several targets of each sample are passed as targets="
-    if isinstance(value, (bool, float)) and value in range(2**31):
+    if isinstance(value, (bool, float)) and float(value).is_integer() and value >= 0:
         remedy = f"the class with this index is {int(value)}"
     raise InputTypeError(
         "a target is an index, a list or tensor with one for each sample, a dict of weights, a position and a token, a "

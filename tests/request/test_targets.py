@@ -152,3 +152,10 @@ def test_a_target_says_what_it_is():
         "a class for each sample",
         "relevance given as a function",
     ]
+
+
+def test_a_target_function_takes_the_output_alone(explain_model, images):
+    with pytest.raises(lrpfx.InputTypeError, match="takes the output alone: missing a required argument: 'x'"):
+        lrpfx.attribute(explain_model, images, lambda output, x: output * x)
+    relevance = lrpfx.attribute(explain_model, images, torch.relu).relevance
+    assert torch.equal(relevance, lrpfx.attribute(explain_model, images, lambda output: output.relu()).relevance)
