@@ -170,7 +170,7 @@ class DeepLift(_Compiled):
     ) -> Any:
         """Attributions of the inputs: a tensor for a tensor, a tuple for a tuple.
 
-        Other arguments, and errors: as for `LRP.attribute`.
+        Other arguments: as for `LRP.attribute`.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class DeepLiftShap(DeepLift):
     ) -> Any:
         """Attributions of the inputs: a tensor for a tensor, a tuple for a tuple.
 
-        Other arguments, and errors: as for `LRP.attribute`.
+        Other arguments: as for `LRP.attribute`.
 
         Parameters
         ----------
@@ -222,6 +222,11 @@ class DeepLiftShap(DeepLift):
         return_convergence_delta
             Whether to return a pair of attributions and the deltas of each sample for each baseline, of shape (samples *
             baselines,), those of a sample one after another.
+
+        Raises
+        ------
+        InputError
+            The baselines do not fit the inputs; and as for `LRP.attribute`.
         """
         drawn = _as_tuple(baselines(inputs) if callable(baselines) else baselines)
         if not all(isinstance(one, torch.Tensor) and one.ndim and len(one) == len(drawn[0]) > 0 for one in drawn):

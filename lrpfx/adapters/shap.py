@@ -40,7 +40,7 @@ class DeepExplainer:
 
     Raises
     ------
-    InputError, InputTypeError
+    InputError
         The background does not fit the model. The errors of `lrpfx.transform` are raised when samples are explained.
 
     Examples
@@ -78,6 +78,11 @@ class DeepExplainer:
         many outputs of each sample are explained, in the order that `output_rank_order` says ("max", "min", "max_abs"); the
         result is then a pair of values and the indices of the outputs, of shape (samples, outputs). `check_additivity`: whether
         to warn if the values miss the difference of the outputs.
+
+        Raises
+        ------
+        InputError
+            `output_rank_order` is unknown, or the samples do not fit the model.
         """
         inputs = self._tensors(X)
         outputs = self._outputs(inputs)
@@ -97,7 +102,13 @@ class DeepExplainer:
     def __call__(self, X: Inputs) -> Any:  # noqa: N803
         """The values of samples as a `shap.Explanation` with base values, which the plots of shap take.
 
-        For one output, values have the shape of the input, otherwise a last dimension for the outputs.
+        For one output, values have the shape of the input, otherwise a last dimension for the outputs. `X`: the
+        samples, as the background.
+
+        Raises
+        ------
+        InputError
+            The model has several inputs, or the samples do not fit the model.
         """
         explanation = optional_package("shap", "lrpfx.adapters.shap").Explanation
         values = self.shap_values(X)
