@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.explainer import Explainer, explain
     from lrpfx.explanation.explanation import Explanation, Explanations
     from lrpfx.explanation.graphs import GraphExplanation
+    from lrpfx.explanation.joint import JointExplanation, JointExplanations
     from lrpfx.explanation.sentences import TextExplanation
     from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
     from lrpfx.explanation.tables import TableExplanation, TableExplanations
@@ -92,6 +93,7 @@ _NAMES_IN = {
     "explanation.explainer": ("Explainer", "explain"),
     "explanation.explanation": ("Explanation", "Explanations"),
     "explanation.graphs": ("GraphExplanation",),
+    "explanation.joint": ("JointExplanation", "JointExplanations"),
     "explanation.sentences": ("TextExplanation",),
     "explanation.series": ("SeriesExplanation", "SeriesExplanations", "WaveExplanation", "WaveExplanations"),
     "explanation.tables": ("TableExplanation", "TableExplanations"),
@@ -133,6 +135,8 @@ __all__ = [
     "GraphExplanation",
     "InputError",
     "InputTypeError",
+    "JointExplanation",
+    "JointExplanations",
     "Ledger",
     "LoweringError",
     "LrpfxError",

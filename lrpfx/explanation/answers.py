@@ -42,11 +42,12 @@ class Balance:
 
     output: float
     inputs: float
+    others: float | None = None  # of the inputs beside the one that is shown, if there are others
 
     @property
     def constants(self) -> float:
         """What biases, stabilizers and other constants took: all that did not reach the inputs."""
-        return self.output - self.inputs
+        return self.output - self.inputs - (self.others or 0.0)
 
     @property
     def share(self) -> float | None:
@@ -54,7 +55,10 @@ class Balance:
         return self.inputs / self.output if self.output else None
 
     def __str__(self) -> str:
-        return f"output {self.output:.4g} = inputs {self.inputs:.4g} + constants {self.constants:.4g}"
+        inputs = f"inputs {self.inputs:.4g}"
+        if self.others is not None:
+            inputs = f"this input {self.inputs:.4g} + other inputs {self.others:.4g}"
+        return f"output {self.output:.4g} = {inputs} + constants {self.constants:.4g}"
 
 
 def shares_in_words(balances: Sequence[Balance]) -> str:
@@ -66,7 +70,8 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     held = f"the map holds {of_all} of the output" if len(balances) == 1 else f"the maps hold {of_all} of the outputs"
     negative = len(balances) == 1 and balances[0].output < 0
     against = f", which is {balances[0].output:.3g}: the model speaks against it" if negative else ""
-    return f"{held}{against}; the rest is in biases and other constants"
+    others = "other inputs, " if any(one.others is not None for one in balances) else ""
+    return f"{held}{against}; the rest is in {others}biases and other constants"
 
 
 def _percent(share: float) -> str:

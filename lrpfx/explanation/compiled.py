@@ -168,7 +168,7 @@ class CompiledModel(Compiled):
         output = arrays.pop("output")
         outputs = checked_output(output[:, None] if output.ndim == 1 else output)
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
-        answers, again = _answers(outputs, columns, rows, self.categories, self.scores)
+        answers, again = answers_of(outputs, columns, rows, self.categories, self.scores)
         if output.ndim == 1:  # there are no classes to ask for
             again = [tuple(column) for column in zip(*columns, strict=True)]
         return Run(list(outputs), answers, again, self.explain_model.composite, self.scores)
@@ -271,7 +271,7 @@ class CompiledProgram(Compiled):
             kept = {name: value for name, value in arrays.items() if name == "relevance" or name in wanted}
             for number in range(len(together)):
                 rows.append({name: value[:, number] if several else value for name, value in kept.items()})
-        answers, resolved_targets = _answers(outputs, columns, rows, self.categories, Scores.UNKNOWN)
+        answers, resolved_targets = answers_of(outputs, columns, rows, self.categories, Scores.UNKNOWN)
         return Run(list(outputs), answers, resolved_targets, str(manifest.get("composite", "")), Scores.UNKNOWN)
 
     def _check(self, record: Sequence[str]) -> None:
@@ -329,7 +329,7 @@ class CompiledProgram(Compiled):
         raise InputError("an exported program has only the layers of its lower(..., record=)", topic="explainers")
 
 
-def _answers(
+def answers_of(
     outputs: Array,
     columns: Sequence[Sequence[Target]],
     rows: list[dict[str, Array]],

@@ -1,5 +1,7 @@
 """Explanations of what a detector finds: a detector and photographs in, relevance of boxes out."""
 
+import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,25 +10,34 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+from torch.nn import functional
 from typing_extensions import Unpack
 
 from lrpfx.attribution.compute import attribute
+from lrpfx.composites import Composite
 from lrpfx.detection.detector_heads import DetectorHeads
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores
 from lrpfx.explanation.compiled import CompiledModel, Run, as_array, keep_origin
 from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.boxes import with_boxes
 from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.pipeline import transform
 from lrpfx.reports.history import history
 from lrpfx.request.boxes import EDGES, SCORE, Box, Candidates, Corners, as_box
 from lrpfx.request.targets import ForEach, Target, as_target
 from lrpfx.request.targets_of_samples import resolved
+from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import whole_number
+from lrpfx.support.tensors import on_device_of
 
 #: Boxes that a sheet draws on the photograph.
 _DRAWN = 20
+#: The height and width, or the other way round, of the example that heads are compiled with.
+_EXAMPLE = 128, 160
+
+logger = logging.getLogger(__name__)
 
 
 def in_input(box: Box, geometry: Geometry | None) -> Box:
@@ -56,6 +67,31 @@ def arguments_of(heads: DetectorHeads, images: torch.Tensor) -> Any:
     """What the forward of heads takes for images: a tensor, or a tuple with what is found before."""
     further = heads.further(images)
     return (images, *further) if further else images
+
+
+def compiled_heads(heads: DetectorHeads, composite: Composite, images: torch.Tensor, example: Any = None) -> ExplainModule:
+    """The explainable module of heads for images of any size, or else of this one.
+
+    Every check of a compilation runs the model. So the example is a small picture of the images, if the graph leaves sizes
+    open, which are then verified at other sizes. `example`: the user's, for `lrpfx.transform`, in place of it.
+    """
+    if example is not None and not isinstance(example, torch.Tensor):
+        return transform(heads, composite, example, constants=heads.further_names)
+    images = on_device_of(heads, images if example is None else example, True)
+    size = _EXAMPLE if images.shape[2] <= images.shape[3] else _EXAMPLE[::-1]
+    if example is None and images.shape[2] > size[0] and images.shape[3] > size[1]:
+        name = next(iter(inspect.signature(heads.forward).parameters))
+        open_sizes = {name: dict.fromkeys((0, 2, 3), True), **{one: {0: True, 1: True} for one in heads.further_names}}
+        smaller = functional.interpolate(images[:1], size, mode="bilinear", antialias=True)
+        try:
+            return _transformed(heads, composite, smaller, capture="symbolic", dynamic_shapes=open_sizes)
+        except LrpfxError as error:  # that of another size or front end is found again
+            logger.info("compiling for images of one size: %s", first_lines(error, 1))
+    return _transformed(heads, composite, images)
+
+
+def _transformed(heads: DetectorHeads, composite: Composite, images: torch.Tensor, **settings: Any) -> ExplainModule:
+    return transform(heads, composite, arguments_of(heads, images), constants=heads.further_names, **settings)
 
 
 class CompiledDetector(CompiledModel):

@@ -32,7 +32,7 @@ from lrpfx.explanation.compiled import (
     scores_of_logits,
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
-from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, arguments_of, in_input
+from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
 from lrpfx.explanation.explanation import Explanation, Explanations, Several
 from lrpfx.explanation.graphs import (
     GraphData,
@@ -42,6 +42,13 @@ from lrpfx.explanation.graphs import (
     explain_graphs,
     is_graph,
     taking_tensors,
+)
+from lrpfx.explanation.joint import (
+    JointExplanation,
+    JointExplanations,
+    SampleReader,
+    are_of_several_inputs,
+    explain_joint,
 )
 from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
@@ -260,8 +267,6 @@ class Explainer(Generic[Found]):
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
-        if preprocess is not None and tokenizer is not None:
-            raise InputError("preprocess= is for photographs and tokenizer= for texts: pass one of them", topic="explainers")
         if isinstance(model, DetectorHeads) and output is not None:
             raise InputError("the output of a detector is that of its heads: output= is for other models", topic="detectors")
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
@@ -390,6 +395,8 @@ class Explainer(Generic[Found]):
         InputError
             An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
+        if self._is_joint(images):
+            return self._of_several_inputs(images, target, targets)
         if self.tokenizer is not None:
             return self._of_texts(images, target, targets)
         if are_graphs(images):
@@ -441,6 +448,21 @@ class Explainer(Generic[Found]):
         wanted.check_number(len(graphs))
         found = explain_graphs(self._module_for, self.model, graphs, wanted, self.progress)
         return found[0] if is_graph(given) and len(found) == 1 else GraphExplanations(found)
+
+    def _is_joint(self, given: Any) -> bool:
+        is_of_numbers = self.reading.form is not None or self.reading.rate is not None
+        if is_of_numbers or is_detector(self.model) or isinstance(self.model, Runner) or are_graphs(given):
+            return False
+        return are_of_several_inputs(given, self.model, self.tokenizer is not None)
+
+    def _of_several_inputs(self, given: Any, target: Any, targets: Any) -> JointExplanation | JointExplanations:
+        def wanted(count: int) -> TargetsOfSamples:
+            found = TargetsOfSamples(target, targets)
+            found.check_number(count)
+            return found
+
+        reader = SampleReader(self.model, self.preprocess, self.tokenizer)
+        return explain_joint(self._module_for, reader, given, wanted, self.reading.names, self.join, self.progress)
 
     def _module_for(self, inputs: Any) -> CompiledModel:
         compiled = self.compiled_for(inputs)
@@ -566,18 +588,18 @@ class Explainer(Generic[Found]):
         if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
             found = CompiledModel(self.model, self.categories, self.record, self.output, None, self.reference)
             return found.with_names_of(inputs)
+        logger.info("transforming %s", type(self.model).__name__)
+        composite = self._chosen(inputs)
+        if isinstance(self.model, DetectorHeads) and self.captured is None:
+            made = compiled_heads(self.model, composite, inputs, self.example_inputs)
+            self._keep_state(made)
+            return CompiledDetector(made, self.model, self.categories, self.record)
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
-            if isinstance(self.model, DetectorHeads):
-                examples = arguments_of(self.model, examples)
-        logger.info("transforming %s", type(self.model).__name__)
-        composite = self._chosen(inputs)
         source = self.captured or self.model
         own = self.captured is None and isinstance(inputs, Mapping)
         constants = tuple(name for name in CONSTANTS if own and name in inputs)
-        if isinstance(examples, tuple) and isinstance(self.model, DetectorHeads):
-            constants = self.model.further_names
         made = transform(source, composite, example_inputs=examples, constants=constants)
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None
@@ -585,16 +607,19 @@ class Explainer(Generic[Found]):
         if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
             scores = scores_of_logits(final, made)
             made = transform(source, composite, example_inputs=examples, constants=constants, explain="logits")
-        self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
-        logger.info("explaining with %s", made.composite)
+        self._keep_state(made)
         if isinstance(self.model, DetectorHeads):
             return CompiledDetector(made, self.model, self.categories, self.record)
         found = CompiledModel(made, self.categories, self.record, self.output, scores, self.reference)
         return found.with_names_of(inputs)
 
+    def _keep_state(self, made: ExplainModule) -> None:
+        self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
+        logger.info("explaining with %s", made.composite)
+
     def _chosen(self, inputs: Any) -> Composite:
         bounds: dict[str, Any] = {}
-        if self.preprocess is not None and self.preprocess.range is not None:
+        if self.preprocess is not None and self.preprocess.range is not None and isinstance(inputs, torch.Tensor):
             low, high = (torch.tensor(bound, device=inputs.device, dtype=inputs.dtype) for bound in self.preprocess.range)
             bounds = {"low": low[None, :, None, None], "high": high[None, :, None, None]}
         if self.composite is not None:

@@ -13,7 +13,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.text.tokens import is_native_encoding
 
 #: Inputs of models of text. What else an encoding or a row of a data set holds is not for the model, such as labels.
-_OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
 class Encoding(dict[str, torch.Tensor]):
@@ -155,14 +155,14 @@ def _texts_of_mapping(given: Mapping[Any, Any]) -> tuple[list[Any], bool]:
     strange = [
         name
         for name, value in given.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in _OF_TEXT
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in OF_TEXT
     ]
     if strange:
         raise InputError(
             f"the encoding holds {strange[0]!r}, which is not text: lrpfx.attribute explains inputs of several kinds",
             topic="sentences",
         )
-    values = {name: given[name] for name in _OF_TEXT if given.get(name) is not None}
+    values = {name: given[name] for name in OF_TEXT if given.get(name) is not None}
     ids = values["input_ids"]
     nested = (
         ids.ndim == 2

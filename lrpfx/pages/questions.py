@@ -17,6 +17,7 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.answers import Answer, Category
 from lrpfx.explanation.compiled import CompiledModel, origin_of
 from lrpfx.explanation.explanation import Explained, Explanation, Several
+from lrpfx.explanation.joint import CompiledJoint, JointExplanation
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.images.opening import as_photographs
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
@@ -80,7 +81,7 @@ class Questions:
 
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
-        if self.output is not None and isinstance(what, (Explanation, TextExplanation)):
+        if self.output is not None and isinstance(what, (Explanation, TextExplanation, JointExplanation)):
             raise invalid("output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output")
         if isinstance(what, (Several, list)):
             if not len(what):
@@ -91,6 +92,8 @@ class Questions:
             self._add_photograph(composite, what)
         elif isinstance(what, TextExplanation):
             self._add_text(composite, what)
+        elif isinstance(what, JointExplanation):
+            self._add_joint(composite, what)
         elif isinstance(what, tuple):
             self._add_call(composite, what)
         else:
@@ -140,6 +143,13 @@ class Questions:
             data = {**_target(one, answer), "words": list(map(figure, picture.scores[place])), "others": others}
             self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score, *words))
 
+    def _add_joint(self, composite: str, one: JointExplanation) -> None:
+        for place, answer in enumerate(one.answers):
+            query = _query_of(one, place)
+            if query is None:
+                raise invalid("a report on several inputs needs the explanation itself, not a copy without the model")
+            self._add_answer(composite, one.name, query, query.answered(), _target(one, answer))
+
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
     def _add_call(self, composite: str, what: tuple[Any, ...]) -> None:
@@ -160,10 +170,13 @@ class Questions:
                 for question, answer in sample:
                     self._add_answer(composite, f"sample {number + 1}", question, answer)
 
-    def _add_answer(self, composite: str, name: str, query: Query, found: Attribution[Any]) -> None:
+    def _add_answer(
+        self, composite: str, name: str, query: Query, found: Attribution[Any], known: dict[str, Any] | None = None
+    ) -> None:
+        """Add relevance of a call. `known`: what is said of the target."""
         values = list(_leaves("", query.inputs, found.relevance))
         key = ("call", name, *((path, tuple(value.shape), _digest(value.numpy().tobytes())) for path, value, _ in values))
-        data: dict[str, Any] = {"target": _name_of_target(query.target, found.output), "top": []}
+        data: dict[str, Any] = {"target": _name_of_target(query.target, found.output), "top": [], **(known or {})}
         only = values[0] if len(values) == 1 else None
         if only is not None and _is_picture(only[1]):
             relevance = only[2]
@@ -180,7 +193,7 @@ class Questions:
 def _query_of(one: Explained, place: int) -> Query | None:
     """What one answer of an explanation was computed from; None where there is no compiled model."""
     origin = origin_of(one)
-    if origin is None or not isinstance(origin.compiled, CompiledModel):
+    if origin is None or not isinstance(origin.compiled, (CompiledModel, CompiledJoint)):
         return None
     compiled = origin.compiled
     return Query(compiled.explain_model, compiled.placed(origin.inputs), origin.targets[place], compiled.output)
@@ -197,7 +210,7 @@ def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def _target(one: Explanation | TextExplanation, answer: Answer) -> dict[str, Any]:
+def _target(one: Explained, answer: Answer) -> dict[str, Any]:
     def described(best: Category) -> dict[str, Any]:
         probability = None if best.probability is None else figure(best.probability)
         return {"name": best.name, "score": figure(best.score), "probability": probability}

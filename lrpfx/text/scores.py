@@ -102,7 +102,7 @@ def of_attribution(
         known = {str(name): value for name, value in relevance.items() if value is not None}
         relevance, others = _chosen_input(known, input)
     if isinstance(relevance, Mapping):
-        relevance, apart = _chosen_embeddings({str(name): value for name, value in relevance.items()}, embedding)
+        relevance, apart = chosen_embeddings({str(name): value for name, value in relevance.items()}, embedding)
         others = {**apart, **others}
     elif embedding is not None:
         raise InputError("the tokens are read by one embedding, so there is none to choose", topic="text-heatmaps")
@@ -125,7 +125,7 @@ def _chosen_input(relevance: dict[str, Any], input: str | None) -> tuple[Any, di
     return relevance[name], {other: value for other, value in relevance.items() if other != name}
 
 
-def _chosen_embeddings(
+def chosen_embeddings(
     relevance: dict[str, torch.Tensor], embedding: str | Sequence[str] | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The sum over the embeddings that tell which token it is, and the relevance of the others."""

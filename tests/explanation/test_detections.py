@@ -149,6 +149,45 @@ def test_regions_through_the_front_door(photograph, monkeypatch):
         assert one.ledger.unexplained < 1e-6 and one.boxes[2].overlay()
 
 
+@pytest.mark.filterwarnings("ignore:the map is empty")  # of an edge that is cut off, or that the network does not move
+@pytest.mark.parametrize("name", ["RetinaNet", "FCOS", "SSD", "FasterRCNN"])
+def test_compiled_with_a_small_example_as_with_the_photograph(name, photograph, monkeypatch):
+    """The maps of a large photograph are those of heads that are compiled with it; other sizes and batches run, too."""
+    replace_kernels(monkeypatch)
+    detector = made(name, seed=2)
+    detector.transform.min_size, detector.transform.max_size = (144,), 320
+    detector.transform.fixed_size = (272, 192) if name == "SSD" else None
+    if name == "FasterRCNN":
+        detector.rpn._pre_nms_top_n = {"testing": 80}
+    explainer = lrpfx.Explainer(detector.double(), composite=EpsilonPlus(), categories=NAMES)
+    heads = explainer.model
+    targets = [Box(number, what) for number in range(6) for what in ("score", "x2")]
+    for given in ([photograph], [photograph.resize((50, 70))] * 2):
+        one = explainer(given, targets=targets)[-1]
+        images = one.input[None].double()
+        arguments = (images, *heads.further(images))
+        whole = lrpfx.transform(heads, EpsilonPlus(), arguments, constants=heads.further_names)
+        expected = lrpfx.attribute(whole, arguments, targets=targets).relevance[0]
+        assert expected[::2].any() and min(images.shape[2:]) > 128
+        assert_close(torch.tensor(np.stack([answer.input_relevance for answer in one.answers]))[:, None], expected, 1e-10)
+    shapes = {node.meta["lrpfx"].shape for node in explainer.explain_model.graph.nodes if node.op == "placeholder"}
+    assert (1, 3, 128, 160) in shapes
+
+
+def test_models_of_one_size_are_compiled_with_the_photograph(photograph):
+    class FixedHeads(lrpfx.detection.DetectorHeads):
+        def raw(self, images):
+            found = self.detector(images).flatten(2).transpose(1, 2)
+            places = torch.arange(40 * 50).reshape(-1, 1)  # of 160 × 200 pixels
+            return lrpfx.detection.RawHeads(found[..., :2], places + found[..., 2:], torch.sigmoid(found[..., :2]))
+
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(FixedHeads(torch.nn.Conv2d(3, 6, 4, 4).double().eval(), 0.1), composite=EpsilonPlus())
+    found = explainer(torch.rand(1, 3, 160, 200).double())[0]
+    expected = lrpfx.attribute(explainer.explain_model, found.input[None], Box(0)).relevance[0]
+    assert_close(torch.tensor(found.input_relevance), expected, 1e-10)
+
+
 def test_a_threshold_of_ones_own(detector, photograph, explanation):
     heads = lrpfx.detection.heads(detector, threshold=0.8)
     few = lrpfx.Explainer(heads, composite=EpsilonPlus())(photograph).boxes

@@ -1,0 +1,465 @@
+"""Explanations of models with several inputs: photographs, texts and numbers of one sample in, the share of each out."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from typing_extensions import Unpack
+
+from lrpfx import text as pictures_of_text
+from lrpfx.attribution.compute import attribute
+from lrpfx.errors import InputError, InputTypeError, printable
+from lrpfx.explanation.answers import Answer, Array, Balance
+from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, answers_of, as_array, checked_output, keep_origin
+from lrpfx.explanation.explanation import Explained, Explanation, Several, is_for_one_file, save_picture
+from lrpfx.explanation.sentences import TextExplanation
+from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
+from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText, check_fits, read, readable
+from lrpfx.images.geometry import Geometry
+from lrpfx.images.opening import Photograph, as_photographs, photographs
+from lrpfx.images.preprocessing import Preprocessing
+from lrpfx.pictures import charts
+from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.reports.ledger import Ledger
+from lrpfx.request.targets import Target
+from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
+from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.files import as_path
+from lrpfx.support.html import element, image_html
+from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.tensors import is_floating, on_device_of
+from lrpfx.text.scores import chosen_embeddings
+
+_TOPIC = "several-inputs"
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerOfInput(Answer):
+    """The relevance of one input among several. `others`: the total relevance of the other inputs."""
+
+    others: float = 0.0
+
+    @property
+    def balance(self) -> Balance:
+        """How much of the output's relevance reached this input, and the others."""
+        return replace(super().balance, others=self.others)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class JointExplanation(Explained):
+    """Why a model that takes several inputs gave a sample its class: each input in its own form, and its share.
+
+    It is plain data. `Explanation` describes `name`, `output`, `categories`, `rules` and `scores`.
+
+    `answers`: for each explained class, the relevance of each input, (inputs,). `names`: of these inputs. Inputs without
+    relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts or rows of
+    numbers. `maps`: relevance of each entry of each input for the first class, without the batch; of words, that of their
+    vectors.
+
+    Examples
+    --------
+    >>> class Sum(torch.nn.Module):
+    ...     def forward(self, first, second):
+    ...         return first.flatten(1).sum(1, keepdim=True) + 2 * second.flatten(1).sum(1, keepdim=True)
+    >>> explanation = lrpfx.explain(Sum().eval(), (torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4)))
+    >>> explanation.shares
+    {'first': 48.0, 'second': 96.0}
+    """
+
+    names: tuple[str, ...]
+    parts: Mapping[str, Explained]
+    maps: Mapping[str, Array] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Explained:
+        """The explanation of one input. Raises `InputError` for one that has no form of its own."""
+        if name not in self.parts:
+            known = f"there are {', '.join(self.parts)}" if self.parts else "there is none"
+            raise InputError(f"no explanation of an input {name!r}: {known}; `maps` has relevance of all", topic=_TOPIC)
+        return self.parts[name]
+
+    @property
+    def relevance(self) -> Array:
+        """Relevance of each input, (inputs,)."""
+        return self.answers[0].input_relevance
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The relevance of each input. With `balance.constants`, they sum to the output."""
+        return dict(zip(self.names, map(float, self.relevance), strict=True))
+
+    def waterfall(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
+        """Bars from zero to the output: one of each input, and one of biases and other constants.
+
+        `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`.
+        """
+        steps = [*self.shares.items(), (CONSTANTS, self.balance.constants)]
+        return charts.waterfall(steps, f"output for {self._shown(self.target.name)}", styled(style, settings))
+
+    def sheet(self, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
+        """Each input in its own form with its share, and all shares as bars. Each map has its own scale.
+
+        `style`, `settings`: as for `Explanation.sheet`.
+        """
+        style = styled(style, settings)
+        title = f"{printable(self.name)}: relevance for {self._shown(str(self.target))}"
+        drawn = [(self._titled(name), _picture(one, style)) for name, one in self.parts.items()]
+        shares = ("shares of the output", self.waterfall(replace(style, width=WITHIN.width)))
+        return sheet_of_charts([(title, _line()), *drawn, shares], caption=self.rules, legend=self._legend, style=style)
+
+    def _titled(self, name: str) -> str:
+        share = self.shares[name]
+        return f"{name}: {share:.3g}" + (f", {share / self.target.score:.0%} of the output" if self.target.score else "")
+
+    def save(self, path: str | Path) -> Path:
+        """Write the sheet as a picture. `path`: the file. Its ending names the form. Returns the path."""
+        return save_picture(self.sheet(), as_path(path))
+
+    def _repr_html_(self) -> str:
+        return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
+
+
+class JointExplanations(Several[JointExplanation]):
+    """Explanations of several samples, in their order."""
+
+    def sheet(self) -> Image.Image:
+        """The sheets of all samples, one above the other."""
+        return charts.stacked([("", one.sheet()) for one in self._some()], WITHIN)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write the sheet of all samples as one picture, or that of each into a folder.
+
+        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
+        """
+        directory = as_path(path)
+        if is_for_one_file(directory):
+            return [save_picture(self.sheet(), directory)]
+        return [one.save(directory / f"sample_{number}.png") for number, one in enumerate(self.items, 1)]
+
+
+def _picture(part: Explained, style: Style) -> Image.Image:
+    """An input as a sheet shows it."""
+    if isinstance(part, TextExplanation):
+        return part.picture.to_image(width=WITHIN.width)
+    if isinstance(part, TableExplanation):
+        return part.waterfall(style=replace(style, width=WITHIN.width))
+    assert isinstance(part, Explanation)
+    (_, photograph), *_, (_, overlay) = part.row(style)
+    size = tuple(round(side * _HEIGHT / photograph.height) for side in photograph.size)
+    pair = Image.new("RGB", (2 * size[0] + _GAP, size[1]), "white")
+    for place, one in enumerate((photograph, overlay)):
+        pair.paste(one.resize(size, Image.Resampling.LANCZOS), (place * (size[0] + _GAP), 0))
+    return pair
+
+
+def _line() -> Image.Image:
+    return Image.new("RGB", (WITHIN.width, 1), "white")
+
+
+#: Pixels of photographs on a sheet, and between them.
+_HEIGHT, _GAP = 260, 12
+
+
+# --- what is given ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GivenInput:
+    """One argument of one sample: its value, a tensor with a batch of one or another constant, and what it is a form of."""
+
+    value: Any
+    photograph: Photograph | None = None
+    geometry: Geometry | None = None
+    text: ReadText | None = None
+
+
+Sample = Mapping[str, GivenInput]
+
+
+def are_of_several_inputs(given: Any, model: Any, has_tokenizer: bool) -> bool:
+    """Whether a value holds several inputs of a model by name or in order, or is a list of such.
+
+    A tuple does if the model needs several arguments; else it holds samples. A dict does if it holds more than one text.
+    """
+    each = given if isinstance(given, list) else [given]
+    return bool(each) and all(_is_of_several_inputs(one, model, has_tokenizer) for one in each)
+
+
+def _is_of_several_inputs(given: Any, model: Any, has_tokenizer: bool) -> bool:
+    if isinstance(given, tuple):
+        return len(given) > 1 and len(_arguments(model)[1]) > 1
+    if not isinstance(given, Mapping) or {"x", "edge_index"} <= set(given) or {"role", "messages"} & set(given):
+        return False
+    if not has_tokenizer or any(_is_no_text(one) for name, one in given.items() if name != "labels"):
+        return True
+    names = _arguments(model)[0]
+    return sum(isinstance(one, str) for one in given.values()) > 1 and names is not None and set(given) <= set(names)
+
+
+def _is_no_text(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return value.ndim > 1 and (is_floating(value) or getattr(value.dtype, "kind", "") == "f" or value.ndim > 2)
+    return _is_photograph(value)
+
+
+def _is_photograph(value: Any) -> bool:
+    is_bytes = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3)
+    return isinstance(value, (Image.Image, os.PathLike)) or hasattr(value, "read") or is_bytes
+
+
+def _arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The names of all arguments, None for any, and of those that a tuple has, in order: of texts, their ids alone."""
+    inner = getattr(model, "_orig_mod", model)
+    if isinstance(inner, ExplainModule):
+        names = inner.argument_names
+        return names, tuple(name for name in names if name not in OF_TEXT[1:])
+    parameters = inspect.signature(inner.forward).parameters.values() if isinstance(inner, nn.Module) else ()
+    is_open = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    needed = [one.name for one in named if one.default is one.empty and one.name not in OF_TEXT[1:]]
+    return None if is_open else tuple(one.name for one in named), tuple(needed)
+
+
+@dataclass(frozen=True)
+class SampleReader:
+    """Reads what users give as several inputs of a model."""
+
+    model: nn.Module
+    preprocess: Preprocessing | None
+    tokenizer: Any
+
+    def samples(self, given: Any) -> list[Sample]:
+        """The samples of a tuple or mapping. Raises `InputError`, `InputTypeError`."""
+        names, ordered = _arguments(self.model)
+        if isinstance(given, tuple):
+            if len(given) != len(ordered):
+                raise InputError(
+                    f"{len(given)} inputs were given, but the model takes {len(ordered)}: {', '.join(ordered)}", topic=_TOPIC
+                )
+            given = dict(zip(ordered, given, strict=True))
+        unknown = [name for name in given if names is not None and name not in names]
+        if unknown:
+            raise InputError(
+                f"the forward of {type(self.model).__name__} takes {', '.join(names or ())}, not {unknown[0]!r}: inputs have "
+                "the names of its arguments",
+                topic=_TOPIC,
+            )
+        columns: dict[str, list[GivenInput]] = {}
+        for name, value in given.items():
+            columns.update(self._columns(name, value, given))
+        sizes = {name: len(column) for name, column in columns.items() if isinstance(column[0].value, torch.Tensor)}
+        if not sizes or len(set(sizes.values())) > 1:
+            found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no tensors"
+            raise InputError(
+                f"the inputs of a sample belong together, but they have batches of other sizes: {found}", topic=_TOPIC
+            )
+        (count,) = set(sizes.values())
+        each = {name: column if name in sizes else column * count for name, column in columns.items()}
+        return [{name: column[place] for name, column in each.items()} for place in range(count)]
+
+    def _columns(self, name: str, value: Any, given: Mapping[str, Any]) -> dict[str, list[GivenInput]]:
+        """The arguments that an input becomes, each with one entry for each sample."""
+        if isinstance(value, str) and self.tokenizer is not None:
+            text = read(self.tokenizer, value)
+            check_fits(self.model, self.tokenizer, text)
+            parts = readable(self.model, text.encoding) if name == OF_TEXT[0] else {name: text.encoding[OF_TEXT[0]]}
+            further = {one: [GivenInput(part)] for one, part in parts.items() if one not in given}
+            return {name: [GivenInput(text.encoding[OF_TEXT[0]], text=text)], **further}
+        if isinstance(value, str) or _is_photograph(value):
+            if self.preprocess is None:
+                raise InputTypeError(
+                    f"the input {name!r} is a {type(value).__name__}: pass preprocess=, the function from a photograph to the "
+                    "model's input, or tokenizer= for texts",
+                    topic=_TOPIC,
+                )
+            (photograph,) = photographs(value)
+            tensor, geometry = self.preprocess.prepared(photograph.image)
+            if geometry is None:  # pictures show what the model saw
+                photograph = replace(as_photographs(tensor[None])[0], name=photograph.name)
+            return {name: [GivenInput(tensor[None], photograph, geometry)]}
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if not isinstance(value, torch.Tensor):
+            return {name: [GivenInput(value)]}
+        if value.ndim < 2 and is_floating(value):
+            raise InputError(
+                f"the input {name!r} has shape {tuple(value.shape)}: tensors are as the model takes them, with a first "
+                "dimension for samples",
+                topic=_TOPIC,
+            )
+        if self.tokenizer is not None and value.ndim == 2 and name not in OF_TEXT[1:] and not is_floating(value):
+            texts = [read(self.tokenizer, Encoding({OF_TEXT[0]: row})) for row in value.long().split(1)]
+            for text in texts:
+                check_fits(self.model, self.tokenizer, text)
+            return {name: [GivenInput(row, text=text) for row, text in zip(value.split(1), texts, strict=True)]}
+        if value.ndim == 4 and is_floating(value):
+            shown = as_photographs(value)
+            return {name: [GivenInput(row, one) for row, one in zip(value.split(1), shown, strict=True)]}
+        return {name: [GivenInput(row) for row in value.split(1)]}
+
+
+# --- what is explained --------------------------------------------------------------------------------------------------------
+
+
+def explain_joint(
+    compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    reader: SampleReader,
+    given: Any,
+    wanted_for: Callable[[int], TargetsOfSamples],
+    names: Sequence[str] | None,
+    join: bool = True,
+    progress: bool = False,
+) -> JointExplanation | JointExplanations:
+    """The explanation of one sample, or of several.
+
+    `compiled_for`: the compiled model for the model's inputs. `wanted_for`: the targets of so many samples. `names`: of the
+    features of inputs that are rows of numbers.
+    """
+    parts = given if isinstance(given, list) else [given]
+    samples = [sample for one in parts for sample in reader.samples(one)]
+    wanted = wanted_for(len(samples))
+    found = []
+    for place, sample in enumerate(progress_bar(samples, progress, "explaining", "sample", len(samples))):
+        inputs = placed_on(reader.model, {name: one.value for name, one in sample.items()})
+        joint = CompiledJoint(compiled_for(inputs), sample, reader.tokenizer, names, join)
+        found.append(joint.explanation(f"sample {place + 1}", wanted.of_sample(place)))
+    return found[0] if not isinstance(given, list) and len(found) == 1 else JointExplanations(found)
+
+
+def placed_on(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors among inputs on the device of a module, in its dtype."""
+    return {name: on_device_of(module, one, True) if isinstance(one, torch.Tensor) else one for name, one in inputs.items()}
+
+
+class CompiledJoint(Compiled):
+    """A compiled model for one sample of several inputs; `part` names the input whose answers `run` returns."""
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        sample: Sample,
+        tokenizer: Any,
+        names: Sequence[str] | None,
+        join: bool,
+        part: str | None = None,
+    ) -> None:
+        self.compiled, self.sample, self.part = compiled, sample, part
+        self.tokenizer, self.names, self.join = tokenizer, names, join
+        self.categories, self.record = compiled.categories, compiled.record
+
+    @property
+    def explain_model(self) -> ExplainModule:
+        """The explainable module."""
+        return self.compiled.explain_model
+
+    @property
+    def output(self) -> Any:
+        """The choice of the explained output."""
+        return self.compiled.output
+
+    def _of_part(self, name: str) -> "CompiledJoint":
+        return CompiledJoint(self.compiled, self.sample, self.tokenizer, self.names, self.join, name)
+
+    def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs on the device of the model, in its dtype."""
+        return placed_on(self.compiled.module, inputs)
+
+    def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+        run, of_inputs = self._run(inputs, targets, record)
+        if self.part is None:
+            return run
+        return replace(run, answers=[self._answers_of(self.part, run, of_inputs)])
+
+    def ledger(self, inputs: Any, target: Target) -> Ledger:
+        return self.compiled.ledger(self.placed(inputs), target)
+
+    def spatial_layers(self) -> list[str]:
+        return self.compiled.spatial_layers()
+
+    def _run(
+        self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()
+    ) -> tuple[Run, dict[str, Array]]:
+        """The answers with the relevance of each input, and that of the entries of each input, (targets, ...)."""
+        (asked,) = targets
+        resolved_targets = [resolved(one, self.categories) for one in asked]
+        module, output = self.compiled.module, self.compiled.output
+        options: dict[str, Any] = {"output": output, "record": (*self.record, *record), "reference": self.compiled.reference}
+        found = attribute(module, self.placed(inputs), targets=resolved_targets, **options)
+        result = as_array(found.output)
+        outputs = checked_output(result[:, None] if result.ndim == 1 else result)
+        if len(outputs) != 1:
+            raise InputError(
+                f"the explained output has shape {result.shape} for one sample: choose one with output=, (1, classes)",
+                topic=_TOPIC,
+            )
+        relevance = {name: _of_input(one) for name, one in found.relevance.items()}
+        of_inputs = {name: one[:, 0] for name, one in relevance.items() if one is not None}
+        sums = np.stack([one.reshape(len(one), -1).sum(1, dtype=np.float64) for one in of_inputs.values()], 1)
+        layers = {name: as_array(one) for name, one in found.layers.items()}
+        rows = [
+            {"relevance": sums[place][None], **{name: one[place] for name, one in layers.items()}}
+            for place in range(len(resolved_targets))
+        ]
+        answers, again = answers_of(outputs, [[one] for one in resolved_targets], rows, self.categories, self.compiled.scores)
+        answers = [tuple(replace(one, input_relevance=one.input_relevance[0]) for one in some) for some in answers]
+        if result.ndim == 1:  # there are no classes to ask for
+            again = [tuple(resolved_targets)]
+        return Run(list(outputs), answers, again, self.explain_model.composite, self.compiled.scores), of_inputs
+
+    def _answers_of(self, name: str, run: Run, of_inputs: Mapping[str, Array]) -> tuple[Answer, ...]:
+        """The answers of one input."""
+        place = list(of_inputs).index(name)
+        return tuple(
+            AnswerOfInput(
+                one.category, relevance, one.layers, one.region, float(one.input_relevance.sum() - one.input_relevance[place])
+            )
+            for one, relevance in zip(run.answers[0], of_inputs[name], strict=True)
+        )
+
+    def explanation(self, name: str, targets: tuple[Target, ...]) -> JointExplanation:
+        """The explanation of the sample for targets."""
+        inputs = {one: given.value for one, given in self.sample.items()}
+        run, of_inputs = self._run(inputs, [targets])
+        parts = {one: self._part(one, run, of_inputs) for one in of_inputs}
+        kept = {one: part for one, part in parts.items() if part is not None}
+        output = run.outputs[0]
+        for one, part in kept.items():
+            keep_origin(part, Origin(self._of_part(one), inputs, run.targets[0], output))
+        facts = (output, self.categories, run.answers[0], run.rules, run.scores)
+        found = JointExplanation(name, *facts, tuple(of_inputs), kept, {one: value[0] for one, value in of_inputs.items()})
+        keep_origin(found, Origin(self, inputs, run.targets[0], output))
+        return found
+
+    def _part(self, name: str, run: Run, of_inputs: Mapping[str, Array]) -> Explained | None:
+        """The explanation of one input in its own form; None if it has none."""
+        given, answers = self.sample[name], self._answers_of(name, run, of_inputs)
+        facts = (run.outputs[0], self.categories, answers, run.rules, run.scores)
+        value = given.value.detach().cpu()
+        if given.photograph is not None:
+            title = name if given.photograph.name.startswith("image ") else given.photograph.name
+            return Explanation(title, *facts, given.photograph.image, given.geometry, value[0])
+        if given.text is not None:
+            scores = np.stack([one.input_relevance.sum(-1) for one in answers])
+            titles = [str(one.category) for one in answers]
+            drawn = pictures_of_text.heatmap(scores, given.text.encoding, self.tokenizer, targets=titles, join=self.join)
+            return TextExplanation(given.text.title(self.tokenizer), *facts, as_array(value[0]), drawn)
+        if value.ndim == 2 and is_floating(value):
+            count = value.shape[1]
+            fitting = self.names if self.names is not None and len(self.names) == count else None
+            return TableExplanation(
+                name, *facts, tuple(fitting or (f"feature {one}" for one in range(count))), as_array(value[0])
+            )
+        return None
+
+
+def _of_input(relevance: Any) -> Array | None:
+    """Relevance of the entries of an input, (targets, batch, ...); of tokens, that of the vectors that tell which they are."""
+    if isinstance(relevance, Mapping):
+        relevance, _ = chosen_embeddings(dict(relevance), None)
+    return as_array(relevance) if isinstance(relevance, torch.Tensor) else None

@@ -1,0 +1,182 @@
+"""Models with several inputs: photographs, texts and numbers in, each in its own form out, with its share."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from explanation.test_sentences import Tokenizer
+from helpers import assert_close
+from PIL import Image
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.reports.ledger import PARTS
+
+
+class Questions(nn.Module):
+    """Answers a question about a photograph: features of both are multiplied, and added to those of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 6, 3, 2)
+        self.words = nn.Embedding(8, 6)
+        self.numbers = nn.Linear(2, 6)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, image, input_ids, facts):
+        seen = self.convolution(image).relu().mean((2, 3))
+        asked = self.words(input_ids).relu().mean(1)
+        return self.head(torch.cat([seen * asked, self.numbers(facts).relu()], 1))
+
+
+class Pair(nn.Module):
+    """Compares two photographs by one network."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+
+    def forward(self, first, second):
+        return nn.functional.cosine_similarity(self.network(first), self.network(second))
+
+
+def preprocess(photograph):
+    return torch.from_numpy(np.array(photograph)).permute(2, 0, 1).float() / 255
+
+
+@pytest.fixture(scope="module")
+def photograph():
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((32, 24), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def questions():
+    torch.manual_seed(0)
+    return Questions().float().eval()
+
+
+SETTINGS = {"composite": EpsilonPlus(), "preprocess": preprocess, "tokenizer": Tokenizer(), "categories": ["yes", "no", "two"]}
+
+
+def test_each_input_in_its_own_form(questions, photograph):
+    explainer = lrpfx.Explainer(questions, names=["age", "height"], **SETTINGS)
+    facts = torch.tensor([[0.5, 2.0]])
+    found = explainer({"image": photograph, "input_ids": "the film was good", "facts": facts}, targets=["no", "yes"])
+    ids = torch.tensor([[1, 3, 4, 5, 6, 2]])
+    inputs = {"image": preprocess(photograph)[None], "input_ids": ids, "facts": facts.float()}
+    expected = lrpfx.attribute(explainer.explain_model, inputs, targets=[1, 0]).relevance
+    for place, answer in enumerate(found.answers):
+        sums = [float(one[place].double().sum()) for one in expected.values()]
+        assert answer.input_relevance == pytest.approx(sums, rel=1e-5)
+    assert found.names == ("image", "input_ids", "facts") and found.target.name == "no"
+    assert sum(found.shares.values()) + found.balance.constants == pytest.approx(found.target.score, rel=1e-6)
+    image, text, row = (found[name] for name in found.names)
+    assert isinstance(image, lrpfx.Explanation) and image.photograph.size == (32, 24)
+    assert_close(torch.tensor(image.relevance), expected["image"][0, 0].double().sum(0), 1e-6)
+    assert isinstance(text, lrpfx.TextExplanation) and len(text.picture.targets) == 2
+    assert_close(torch.tensor(text.relevance), expected["input_ids"][0, 0].sum(-1), 1e-6)
+    assert isinstance(row, lrpfx.TableExplanation) and row.features == ("age", "height")
+    assert_close(torch.tensor(row.relevance), expected["facts"][0, 0], 1e-6)
+    for one in (image, text, row):
+        assert one.balance.constants == pytest.approx(found.balance.constants, rel=1e-4)
+        assert one.balance.inputs + one.balance.others == pytest.approx(found.balance.inputs, rel=1e-5)
+    assert "this input" in str(image.balance) and image.sheet() and text.sheet() and row.sheet()
+
+
+def test_constants_are_those_of_the_ledger(questions, photograph):
+    found = lrpfx.explain(questions, (photograph, "the film", torch.ones(1, 2)), "two", **SETTINGS)
+    ledger = found.ledger
+    assert ledger.seed == pytest.approx(found.target.score, rel=1e-6) and ledger.unexplained < 1e-6
+    totals = sum(map(ledger.total, PARTS))
+    assert found.balance.constants == pytest.approx(totals, rel=1e-4, abs=1e-6)
+
+
+def test_pairs_of_photographs(photograph):
+    """A tuple holds the inputs of a model that needs several; a list has several of them."""
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(Pair().float().eval(), composite=EpsilonPlus(), preprocess=preprocess)
+    other = photograph.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    one, swapped = explainer([(photograph, other), (other, photograph)])
+    expected = lrpfx.attribute(explainer.explain_model, (preprocess(photograph)[None], preprocess(other)[None])).relevance
+    for name, relevance in zip(("first", "second"), expected, strict=True):
+        assert_close(torch.tensor(one[name].relevance), relevance[0].double().sum(0), 1e-5)
+        assert one.shares[name] == pytest.approx(float(relevance.double().sum()), rel=1e-5)
+    assert swapped.target.score == pytest.approx(one.target.score, rel=1e-5)
+    batch = explainer({"first": torch.rand(2, 3, 24, 32), "second": torch.rand(2, 3, 24, 32)})
+    assert len(batch) == 2 and batch.sheet() and one.sheet().width > 500
+    assert [list(found.shares) for found in explainer([(photograph, other)])] == [["first", "second"]]
+
+
+def test_parts_have_questions_of_their_own(questions, photograph):
+    found = lrpfx.explain(questions, (photograph, "the film", torch.ones(1, 2)), "two", record="convolution", **SETTINGS)
+    image = found["image"]
+    other = lrpfx.explain(questions, (photograph, "the film", torch.ones(1, 2)), "no", **SETTINGS)["image"]
+    (answer,) = image._answers_for(["no"])
+    assert_close(torch.tensor(answer.input_relevance), torch.tensor(other.input_relevance), 1e-6)
+    assert image.compare(["no", "two"]) and image.layers(["convolution"])
+    assert found.recorded["convolution"].shape == (6, 11, 15)
+    copy = pickle.loads(pickle.dumps(found))
+    assert copy == found and copy["input_ids"].sheet() and copy._repr_html_()
+
+
+def test_reports(questions, photograph, tmp_path):
+    found = lrpfx.explain(questions, (photograph, "the film", torch.ones(1, 2)), "two", **SETTINGS)
+    page = lrpfx.report(found, tmp_path / "joint.html").read_text()
+    assert all(f'"{name}"' in page for name in (*found.names, "two"))
+    with pytest.raises(lrpfx.InputError, match="copy without the model"):
+        lrpfx.report(pickle.loads(pickle.dumps(found)), tmp_path / "copy.html")
+
+
+def test_similarity_of_image_and_text():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 8, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = transformers.CLIPConfig(
+        text_config=text, vision_config={**sizes, "image_size": 32, "patch_size": 8}, projection_dim=12
+    )
+    model = transformers.CLIPModel(config).double().eval()
+    explainer = lrpfx.Explainer(model, tokenizer=Tokenizer(), output="logits_per_image", categories=["similarity"])
+    pixels = torch.rand(1, 3, 32, 32)
+    found = explainer({"pixel_values": pixels, "input_ids": "the good film"})
+    inputs = {"pixel_values": pixels, "input_ids": torch.tensor([[1, 3, 6, 4, 2]])}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    expected = lrpfx.attribute(explainer.explain_model, inputs, output="logits_per_image").relevance
+    assert found.names == ("pixel_values", "input_ids") and found.target.score == pytest.approx(float(found.output[0]))
+    assert_close(torch.tensor(found["pixel_values"].relevance), expected["pixel_values"][0].sum(0), 1e-10)
+    assert_close(torch.tensor(found["input_ids"].relevance), expected["input_ids"][0].sum(-1), 1e-10)
+    assert found.ledger.unexplained < 1e-10 and found.sheet()
+    batch = explainer(
+        {
+            **inputs,
+            "pixel_values": torch.cat([pixels, pixels]),
+            "input_ids": torch.tensor([[1, 3, 2]] * 2),
+            "attention_mask": torch.ones(2, 3, dtype=torch.long),
+        }
+    )
+    assert [list(one.shares) for one in batch] == [["pixel_values", "input_ids"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"picture": torch.rand(1, 3, 8, 8)}, lrpfx.InputError, "takes image, input_ids, facts, not"),
+        ((torch.rand(1, 3, 8, 8), "the film"), lrpfx.InputError, "2 inputs were given"),
+        ((torch.rand(2, 3, 8, 8), "the film", torch.ones(1, 2)), lrpfx.InputError, "batches of other sizes: image 2"),
+        ((torch.rand(1, 3, 8, 8), "the film", torch.ones(2)), lrpfx.InputError, "first dimension for samples"),
+        ((Image.new("RGB", (8, 8)), "the film", torch.ones(1, 2)), lrpfx.InputTypeError, "pass preprocess="),
+    ],
+)
+def test_wrong_inputs(questions, given, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        lrpfx.explain(questions, given, tokenizer=Tokenizer())
+    assert caught.value.topic == "several-inputs"
+
+
+def test_an_input_without_a_form(questions, photograph):
+    found = lrpfx.explain(Pair().float().eval(), (torch.rand(1, 3, 9, 9), torch.rand(1, 3, 9, 9)), composite=EpsilonPlus())
+    with pytest.raises(lrpfx.InputError, match="no explanation of an input 'third': there are first, second"):
+        found["third"]
