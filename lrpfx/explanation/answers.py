@@ -32,7 +32,7 @@ class Category:
     def __str__(self) -> str:
         name = printable(self.name)
         if self.area is not None:
-            return f"{name} ({_percent(self.area)} of the places)" if self.area else f"{name} (nowhere)"
+            return f"{name} ({percent(self.area)} of the places)" if self.area else f"{name} (nowhere)"
         return name if self.probability is None else f"{name} ({self.probability:.0%})"
 
 
@@ -66,7 +66,7 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     shares = sorted(one.share for one in balances if one.share is not None)
     if not shares:
         return ""
-    of_all = " to ".join(dict.fromkeys(map(_percent, (shares[0], shares[-1]))))
+    of_all = " to ".join(dict.fromkeys(map(percent, (shares[0], shares[-1]))))
     held = f"the map holds {of_all} of the output" if len(balances) == 1 else f"the maps hold {of_all} of the outputs"
     negative = len(balances) == 1 and balances[0].output < 0
     against = f", which is {balances[0].output:.3g}: the model speaks against it" if negative else ""
@@ -74,7 +74,7 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     return f"{held}{against}; the rest is in {others}biases and other constants"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 

@@ -135,7 +135,7 @@ class Explainer(Generic[Found]):
         The names of the classes, as a list or a dict; `weights.meta["categories"]` for torchvision's models. Two names for a
         model with one logit are the class that a negative logit means, and the one that a positive logit means.
     tokenizer
-        For models of text: a tokenizer of Hugging Face.
+        For models of text, or of text and photographs: a tokenizer of Hugging Face.
     record
         Layers whose relevance explanations hold (see `lrpfx.node_names`).
     output
@@ -373,6 +373,10 @@ class Explainer(Generic[Found]):
             say. A file of a folder that cannot be read is left out with a warning, and `Explanations.problems` says why.
             With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a row
             of a data set that holds it, or a chat, which is a list of messages with a role and their content.
+            For a model of several inputs, they are a dict by the names of its arguments, or a tuple if it needs more than one:
+            photographs, texts (with a tokenizer, strings are texts, and photographs are paths or images), and tensors as the
+            model takes them, with a first dimension for samples. A list has several of these. The result is a
+            `JointExplanation`, or `JointExplanations`.
             A graph is an object or a dict with `x` and `edge_index`, as PyTorch Geometric has it; its other tensors are
             arguments of the model by their names. Several are a list or a batch of them.
             Numbers are a table, series or a wave, as `form` says. Without it, they are a wave if there is a `rate`, a table if
@@ -461,6 +465,7 @@ class Explainer(Generic[Found]):
             found.check_number(count)
             return found
 
+        assert isinstance(self.model, nn.Module)
         reader = SampleReader(self.model, self.preprocess, self.tokenizer)
         return explain_joint(self._module_for, reader, given, wanted, self.reading.names, self.join, self.progress)
 
@@ -614,6 +619,7 @@ class Explainer(Generic[Found]):
         return found.with_names_of(inputs)
 
     def _keep_state(self, made: ExplainModule) -> None:
+        assert isinstance(self.model, nn.Module)
         self._snapshot = Snapshot(self.model, dict(made.named_parameters(remove_duplicate=False)))
         logger.info("explaining with %s", made.composite)
 

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, printable
-from lrpfx.explanation.answers import Answer, Array, Balance
+from lrpfx.explanation.answers import Answer, Array, Balance, percent
 from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, answers_of, as_array, checked_output, keep_origin
 from lrpfx.explanation.explanation import Explained, Explanation, Several, is_for_one_file, save_picture
 from lrpfx.explanation.sentences import TextExplanation
@@ -115,7 +115,7 @@ class JointExplanation(Explained):
 
     def _titled(self, name: str) -> str:
         share = self.shares[name]
-        return f"{name}: {share:.3g}" + (f", {share / self.target.score:.0%} of the output" if self.target.score else "")
+        return f"{name}: {share:.3g}" + (f", {percent(share / self.target.score)} of the output" if self.target.score else "")
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture. `path`: the file. Its ending names the form. Returns the path."""
@@ -151,7 +151,7 @@ def _picture(part: Explained, style: Style) -> Image.Image:
         return part.waterfall(style=replace(style, width=WITHIN.width))
     assert isinstance(part, Explanation)
     (_, photograph), *_, (_, overlay) = part.row(style)
-    size = tuple(round(side * _HEIGHT / photograph.height) for side in photograph.size)
+    size = round(photograph.width * _HEIGHT / photograph.height), _HEIGHT
     pair = Image.new("RGB", (2 * size[0] + _GAP, size[1]), "white")
     for place, one in enumerate((photograph, overlay)):
         pair.paste(one.resize(size, Image.Resampling.LANCZOS), (place * (size[0] + _GAP), 0))
@@ -452,9 +452,8 @@ class CompiledJoint(Compiled):
         if value.ndim == 2 and is_floating(value):
             count = value.shape[1]
             fitting = self.names if self.names is not None and len(self.names) == count else None
-            return TableExplanation(
-                name, *facts, tuple(fitting or (f"feature {one}" for one in range(count))), as_array(value[0])
-            )
+            features = tuple(fitting or (f"feature {one}" for one in range(count)))
+            return TableExplanation(name, *facts, features, as_array(value[0]))
         return None
 
 
