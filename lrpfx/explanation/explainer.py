@@ -267,6 +267,7 @@ class Explainer(Generic[Found]):
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
+        self._takes_both = preprocess is not None and tokenizer is not None
         if isinstance(model, DetectorHeads) and output is not None:
             raise InputError("the output of a detector is that of its heads: output= is for other models", topic="detectors")
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
@@ -433,6 +434,12 @@ class Explainer(Generic[Found]):
         return Explanations(found, problems) if several else found[0]
 
     def _of_texts(self, given: Any, target: Any, targets: Any) -> TextExplanation | TextExplanations:
+        if self._takes_both:
+            raise InputError(
+                "preprocess= is for photographs and tokenizer= for texts: pass one of them, or several inputs as a dict by the "
+                "names of the model's arguments",
+                topic="several-inputs",
+            )
         if isinstance(self.model, Runner):
             raise InputError("programs of text models take tokens: call the runner itself", topic="explainers")
         texts, several = texts_in(given)

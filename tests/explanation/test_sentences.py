@@ -146,7 +146,7 @@ def test_layers_and_several_texts(tmp_path):
     with pytest.raises(InputError, match="no node or module named"):
         lrpfx.explain(classifier(), "the film", tokenizer=Tokenizer(), record=["nothing"])
     with pytest.raises(InputError, match="pass one of them"):
-        lrpfx.Explainer(classifier(), tokenizer=Tokenizer(), preprocess=lambda image: image)
+        lrpfx.explain(classifier(), "the film", tokenizer=Tokenizer(), preprocess=lambda image: image)
 
 
 def test_progress_on_request(capsys):
