@@ -126,7 +126,10 @@ class JointExplanation(Explained):
 
 
 class JointExplanations(Several[JointExplanation]):
-    """Explanations of several samples, in their order."""
+    """Explanations of several samples, in their order.
+
+    `items`: the explanations. `problems`: none.
+    """
 
     def sheet(self) -> Image.Image:
         """The sheets of all samples, one above the other."""
