@@ -45,8 +45,9 @@ class DeepExplainer:
 
     Examples
     --------
-    >>> explainer = lrpfx.adapters.shap.DeepExplainer(model, background)
-    >>> shap.plots.waterfall(explainer(rows)[0, :, 1])
+    >>> explainer = lrpfx.adapters.shap.DeepExplainer(model, torch.zeros_like(x))
+    >>> explainer.shap_values(x).shape
+    (2, 3, 8, 8, 2)
     """
 
     def __init__(

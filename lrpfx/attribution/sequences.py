@@ -44,8 +44,12 @@ def hypothetical_contributions(
 
     Examples
     --------
-    >>> contributions = lrpfx.attribution.hypothetical_contributions(explain_model, x, 0, reference=shuffled)
-    >>> motif_scores = (contributions * x).sum(1)
+    >>> letters = nn.functional.one_hot(torch.randint(4, (2, 10)), 4).float().mT
+    >>> network = nn.Sequential(nn.Conv1d(4, 3, 5), nn.ReLU(), nn.Flatten(), nn.Linear(18, 1)).eval()
+    >>> differences = lrpfx.transform(network, lrpfx.composites.DeepLIFT())
+    >>> found = lrpfx.attribution.hypothetical_contributions(differences, letters, 0, reference=torch.full((1, 4, 10), 0.25))
+    >>> found.shape
+    torch.Size([2, 4, 10])
     """
     is_one_hot = sequences.ndim == 3 and bool(((sequences == 0) | (sequences == 1)).all() and (sequences.sum(1) == 1).all())
     if not is_one_hot:

@@ -17,7 +17,7 @@ from lrpfx.request.places import has_places, largest_classes, predicted_region, 
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 
-_BOXES = "; for what lrpfx.detection.heads returns, it is lrpfx.Box"
+_BOXES = ", or give lrpfx.Box for what lrpfx.detection.heads returns"
 _ALMOST_ZERO = 1e-30  # a normal number in float32
 
 #: Finds the index of a class or token by its name or index, and raises `InputError` for one that there is not.

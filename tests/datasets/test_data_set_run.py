@@ -720,7 +720,12 @@ def test_a_failure_does_not_replace_what_was_explained(explain_model, tmp_path, 
     found = lrpfx.datasets.attribute(explain_model, Noise(24, [], []), path, retry_failed=True, **settings)
     assert found.is_complete and not found.errors
     for name, values in expected.items():
-        np.testing.assert_array_equal(np.delete(found[name][:], 10, 0), np.delete(values, 10, 0), err_msg=name)
+        np.testing.assert_array_equal(found[name][12], values[12], err_msg=name)
+        now, then = np.delete(found[name][:], 10, 0), np.delete(values, 10, 0)
+        if np.issubdtype(then.dtype, np.floating):  # in other batches, which may round otherwise
+            np.testing.assert_allclose(now, then, rtol=1e-12, atol=1e-15, err_msg=name)
+        else:
+            np.testing.assert_array_equal(now, then, err_msg=name)
 
 
 def test_half_a_block_is_not_what_was_explained(explain_model, tmp_path, monkeypatch):
