@@ -3,6 +3,9 @@
 The terms z - z.detach() cancel. What is said of the value is meant for z, so z gets all of its relevance.
 """
 
+import functools
+import operator
+
 from torch import fx
 
 from lrpfx.ir.node import NodeInfo, calls, is_call_of, is_data, node_info
@@ -36,7 +39,7 @@ class FindStraightThrough(GraphPass):
             name = f"{info.name}.{row}"
             new = NodeInfo(name, source=info.source, operator=row, description=str(row), shape=info.shape, dtype=info.dtype)
             passed = insert_call(program.graph, node.next, row.canonical, (signal, node), new)
-            node.replace_all_uses_with(passed, delete_user_cb=lambda user, passed=passed: user is not passed)
+            node.replace_all_uses_with(passed, delete_user_cb=functools.partial(operator.is_not, passed))
             mark_constants(program.graph)
             result.match(info.name, f"stands for {node_info(signal).name}")
         return result
