@@ -228,7 +228,7 @@ def test_models_that_are_no_detectors(photograph):
 
 
 def test_a_target_of_another_kind_names_boxes(explainer):
-    with pytest.raises(lrpfx.InputError, match="heads returns, it is"):
+    with pytest.raises(lrpfx.InputError, match=r"give lrpfx\.Box for what lrpfx\.detection\.heads returns"):
         lrpfx.attribute(explainer.explain_model, torch.rand(1, 3, 64, 96).float(), 2)
 
 
@@ -273,7 +273,8 @@ def test_collections_and_reports(explainer, explanation, tmp_path):
 @pytest.mark.programs
 @pytest.mark.parametrize("name", ["x.pt2", "x.onnx"])
 @pytest.mark.parametrize("target", [Box(2), Box(0, "x2", class_=2), Box.near((10, 10, 60, 60), iou=0.2)], ids=str)
-def test_programs(explainer, name, target, tmp_path):
+def test_programs(explainer, photograph, name, target, tmp_path):
+    explainer(photograph)
     module, x = explainer.explain_model, torch.rand(2, 3, 64, 96).float()
     expected = lrpfx.attribute(module, x, target)
     assert expected.relevance.any()
