@@ -80,13 +80,17 @@ def compiled_heads(heads: DetectorHeads, composite: Composite, images: torch.Ten
     images = on_device_of(heads, images if example is None else example, True)
     size = _EXAMPLE if images.shape[2] <= images.shape[3] else _EXAMPLE[::-1]
     if example is None and images.shape[2] > size[0] and images.shape[3] > size[1]:
-        name = next(iter(inspect.signature(heads.forward).parameters))
-        open_sizes = {name: dict.fromkeys((0, 2, 3), True), **{one: {0: True, 1: True} for one in heads.further_names}}
+        name, *further = inspect.signature(heads.forward).parameters
+        open_sizes = {name: dict.fromkeys((0, 2, 3), True), **{one: {0: True, 1: True} for one in further}}
         smaller = functional.interpolate(images[:1], size, mode="bilinear", antialias=True)
         try:
-            return _transformed(heads, composite, smaller, capture="symbolic", dynamic_shapes=open_sizes)
+            made = _transformed(heads, composite, smaller, capture="symbolic", dynamic_shapes=open_sizes)
         except LrpfxError as error:  # that of another size or front end is found again
             logger.info("compiling for images of one size: %s", first_lines(error, 1))
+        else:
+            given = dict(zip((name, *further), (images, *heads.further(images)), strict=True))
+            if not any(guard.problem(given) for guard in made.guards):
+                return made
     return _transformed(heads, composite, images)
 
 
