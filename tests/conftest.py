@@ -32,8 +32,6 @@ collect_ignore = [f"{name}.py" for name in OF_NEWEST] if release() < NEWEST_KNOW
 HERE = Path(__file__).parent
 #: The rooms that all others are built on: their tests are the first to run.
 CORE = ("ir", "operators", "rules", "passes", "runtime")
-#: Tests of core that are known to fail on the oldest release, in files by release; docs/testing.md says why.
-KNOWN_TO_FAIL = {(2, 6): HERE / "known_to_fail_on_torch_2_6.txt"}
 OTHERS = ("slow", "thorough", "programs", "ray", "examples", "gpu")
 
 
@@ -46,11 +44,7 @@ def pytest_collectstart(collector):
 def pytest_collection_modifyitems(items):
     """Give each test its tier: `core` or `rooms`, unless it has another one. Of the cases of `sampled(n)`, each n-th has it."""
     cases = {}
-    known = KNOWN_TO_FAIL.get(release())
-    failing = frozenset(known.read_text().splitlines() if known is not None else ())
     for item in items:
-        if item.nodeid in failing:
-            item.add_marker(pytest.mark.xfail(reason=f"known of torch {torch.__version__}", strict=True))
         sampled = item.get_closest_marker("sampled")
         if sampled is not None and item.get_closest_marker("slow") is None:
             number = cases[item.function] = cases.get(item.function, -1) + 1

@@ -145,7 +145,8 @@ class LRP(_Compiled):
 class DeepLift(_Compiled):
     """DeepLIFT by lrpfx as an attribution method of Captum: attributions add up to f(x) - f(baseline), whatever the model is.
 
-    `model`: a module in evaluation mode. It is compiled and kept as by `LRP`.
+    `model`: a module in evaluation mode. It is compiled and kept as by `LRP`. `baselines` of a call: a tensor of the shape of
+    an input or of one sample, a number, or a tuple of these; zeros by default.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -175,18 +176,32 @@ class DeepLift(_Compiled):
         Parameters
         ----------
         baselines
-            What the inputs are compared with: a tensor of the shape of an input or of one sample, a number, or a tuple of
-            these; zeros by default.
+            What the inputs are compared with, as the class says.
         return_convergence_delta
-            Whether to return a pair of attributions and `compute_convergence_delta`.
+            Whether to return a pair of attributions and `compute_convergence_delta`, of shape (samples,); for several
+            baselines of shape (samples * baselines,), those of a sample one after another.
+
+        Raises
+        ------
+        InputError
+            The baselines do not fit the inputs; and as for `LRP.attribute`.
         """
-        references = _baselines(inputs, baselines)
-        found, differences = self._difference(inputs, references, target, additional_forward_args)
-        return (found, self.compute_convergence_delta(found, differences)) if return_convergence_delta else found
+        each, deltas = [], []
+        for references in self._references(inputs, baselines):
+            found, differences = self._difference(inputs, references, target, additional_forward_args)
+            each.append(found)
+            deltas.append(self.compute_convergence_delta(found, differences))
+        means = tuple(torch.stack(several).mean(0) for several in zip(*each, strict=True))
+        result = means if isinstance(inputs, tuple) else means[0]
+        return (result, torch.stack(deltas, 1).flatten()) if return_convergence_delta else result
+
+    def _references(self, inputs: Inputs, baselines: Any) -> list[tuple[Any, ...]]:
+        """The references of a call, each with one for each input."""
+        return [_baselines(inputs, baselines)]
 
     def _difference(
         self, inputs: Inputs, references: tuple[Any, ...], target: Any, additional: Any
-    ) -> tuple[Any, torch.Tensor]:
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """The attributions of a call, and the difference of the outputs at the target for each sample."""
         arguments = _arguments(inputs, additional)
         explain_model = self._explainable(arguments, verbose=False)
@@ -195,51 +210,21 @@ class DeepLift(_Compiled):
         reference_output = found.reference_output
         assert reference_output is not None
         differences = explained - reference_output.flatten()[chosen_entries(reference_output, target)]
-        return relevance if isinstance(inputs, tuple) else relevance[0], differences
+        return relevance, differences
 
 
 class DeepLiftShap(DeepLift):
-    """DeepSHAP by lrpfx as an attribution method of Captum: the mean of `DeepLift` over baselines. `model`: as there."""
+    """DeepSHAP by lrpfx as an attribution method of Captum: the mean of `DeepLift` over baselines.
 
-    @_wrapped
-    def attribute(
-        self,
-        inputs: Inputs,
-        baselines: Any = None,
-        target: Any = None,
-        additional_forward_args: Any = None,
-        return_convergence_delta: bool = False,
-    ) -> Any:
-        """Attributions of the inputs: a tensor for a tensor, a tuple for a tuple.
+    `model`: as there. `baselines` of a call: samples, a tensor with the samples in dimension 0, a tuple of these, or a function
+    that takes the inputs and returns them.
+    """
 
-        Other arguments: as for `LRP.attribute`.
-
-        Parameters
-        ----------
-        baselines
-            Samples that the inputs are compared with: a tensor with the samples in dimension 0, a tuple of these, or a function
-            that takes the inputs and returns them.
-        return_convergence_delta
-            Whether to return a pair of attributions and the deltas of each sample for each baseline, of shape (samples *
-            baselines,), those of a sample one after another.
-
-        Raises
-        ------
-        InputError
-            The baselines do not fit the inputs; and as for `LRP.attribute`.
-        """
+    def _references(self, inputs: Inputs, baselines: Any) -> list[tuple[Any, ...]]:
         drawn = _as_tuple(baselines(inputs) if callable(baselines) else baselines)
         if not all(isinstance(one, torch.Tensor) and one.ndim and len(one) == len(drawn[0]) > 0 for one in drawn):
             raise invalid("baselines are a tensor with samples in dimension 0, or a tuple of these with as many samples")
-        each, deltas = [], []
-        for place in range(len(drawn[0])):
-            references = tuple(one[place : place + 1] for one in drawn)
-            found, differences = self._difference(inputs, references, target, additional_forward_args)
-            each.append(_as_tuple(found))
-            deltas.append(self.compute_convergence_delta(found, differences))
-        means = tuple(torch.stack(several).mean(0) for several in zip(*each, strict=True))
-        result = means if isinstance(inputs, tuple) else means[0]
-        return (result, torch.stack(deltas, 1).flatten()) if return_convergence_delta else result
+        return [tuple(one[place : place + 1] for one in drawn) for place in range(len(drawn[0]))]
 
 
 class LayerLRP(_Compiled, LayerAttribution):

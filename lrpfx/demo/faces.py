@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from lrpfx.demo import torchvision_cpu  # noqa: F401  # before torchvision, which facenet-pytorch imports
 from lrpfx.detection import DetectorHeads, RawHeads
+from lrpfx.detection.detector_heads import sampled_regions, without_background
 from lrpfx.request.boxes import Candidates
 from lrpfx.support.optional_packages import optional_package
 
@@ -41,6 +42,7 @@ class FaceHeads(DetectorHeads):
     def input_of(self, given: Callable[..., Any] | None) -> Callable[..., Any]:
         return scaled if given is None else given
 
+    # The names of arguments are those of `further_names`.
     def forward(self, images: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The candidates. `images`: (batch, 3, height, width). `windows`: (batch, windows, 4)."""
         return self.candidates(self.decided(self.detector["third"], _THIRD, images, windows))
@@ -88,17 +90,14 @@ def cut_out(images: torch.Tensor, windows: torch.Tensor, size: int) -> torch.Ten
     x1, y1, x2, y2 = (windows[..., place, None] for place in range(4))
     x = (x1 + (x2 - x1) * shares) * 2 / images.shape[3] - 1
     y = (y1 + (y2 - y1) * shares) * 2 / images.shape[2] - 1
-    grid = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
-    sampled = functional.grid_sample(images, grid, align_corners=False)
-    sampled = sampled.unflatten(2, (windows.shape[1], 2 * size)).transpose(1, 2)
-    return functional.avg_pool2d(sampled.flatten(0, 1), 2)
+    return functional.avg_pool2d(sampled_regions(images, x, y).flatten(0, 1), 2)
 
 
 def _moved(logits: torch.Tensor, moves: torch.Tensor, windows: torch.Tensor) -> RawHeads:
     """Windows moved by shares of their sides, with the confidence that they show a face."""
     sides = windows[..., 2:] - windows[..., :2]
     corners = windows + moves * torch.cat([sides, sides], -1)
-    return RawHeads(logits, corners, functional.pad(torch.softmax(logits, -1)[..., 1:], (1, 0)))
+    return RawHeads(logits, corners, without_background(logits))
 
 
 def scaled(photograph: Image.Image) -> torch.Tensor:

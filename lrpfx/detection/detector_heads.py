@@ -119,6 +119,23 @@ class DetectorHeads(nn.Module):
         return best, index * (best > 0)
 
 
+def without_background(logits: torch.Tensor) -> torch.Tensor:
+    """The probability of each class, (batch, boxes, classes), and 0 for the first, which is the background."""
+    return functional.pad(torch.softmax(logits, -1)[..., 1:], (1, 0))
+
+
+def sampled_regions(maps: torch.Tensor, x: torch.Tensor, y: torch.Tensor, padding_mode: str = "zeros") -> torch.Tensor:
+    """The values of maps at the grid of each region, (batch, regions, channels, rows, columns).
+
+    `maps`: (batch, channels, height, width). `x`: where the columns are, (batch, regions, columns), and `y`: the rows, from -1
+    to 1 and `padding_mode` as for `torch.nn.functional.grid_sample`.
+    """
+    grid = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
+    sampled = functional.grid_sample(maps, grid, padding_mode=padding_mode, align_corners=False)
+    regions: torch.Tensor = sampled.unflatten(2, (y.shape[1], y.shape[2])).transpose(1, 2)
+    return regions
+
+
 def columns(boxes: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The four numbers of each box, (..., 4), which a symbolic trace can follow."""
     return boxes[..., 0], boxes[..., 1], boxes[..., 2], boxes[..., 3]

@@ -9,7 +9,15 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from lrpfx.detection.detector_heads import DetectorHeads, RawHeads, clipped, columns, of_centers
+from lrpfx.detection.detector_heads import (
+    DetectorHeads,
+    RawHeads,
+    clipped,
+    columns,
+    of_centers,
+    sampled_regions,
+    without_background,
+)
 from lrpfx.errors import InputError
 from lrpfx.request.boxes import Candidates
 
@@ -129,6 +137,7 @@ class FasterRCNNHeads(TorchvisionHeads):
     def settings(self) -> Any:
         return self.detector.roi_heads
 
+    # The names of arguments are those of `further_names`.
     def forward(self, images: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The candidates. `images`: (batch, channels, height, width). `proposals`: (batch, proposals, 4)."""
         return self.candidates(self._of_proposals(self.maps(self.padded(images)), images, proposals))
@@ -205,9 +214,7 @@ def pooled_regions(features: Mapping[float, torch.Tensor], proposals: torch.Tens
         inside = inside & (levels == level)[..., None, None]
         x = (across.clamp(0, places - 1) * 2 + 1) / places - 1
         y = (down.clamp(0, rows - 1) * 2 + 1) / rows - 1
-        grid = torch.stack(torch.broadcast_tensors(x[..., None, :], y[..., :, None]), -1).flatten(1, 2)
-        sampled = functional.grid_sample(feature, grid, padding_mode="border", align_corners=False)
-        sampled = sampled.unflatten(2, (proposals.shape[1], high * samples)).transpose(1, 2)
+        sampled = sampled_regions(feature, x, y, padding_mode="border")
         found.append(functional.avg_pool2d((sampled * inside[:, :, None].to(sampled.dtype)).flatten(0, 1), samples))
     return torch.stack(found).sum(0)
 
@@ -216,11 +223,6 @@ def _places(start: torch.Tensor, length: torch.Tensor, count: int) -> torch.Tens
     """The middles of `count` equal parts of each region, (batch, regions, count), less half a pixel as RoIAlign has them."""
     shares = (torch.arange(count, device=start.device, dtype=start.dtype) + 0.5) / count
     return start[..., None] + length[..., None] * shares
-
-
-def without_background(logits: torch.Tensor) -> torch.Tensor:
-    """The probability of each class, (batch, boxes, classes), and 0 for the first, which is the background."""
-    return functional.pad(torch.softmax(logits, -1)[..., 1:], (1, 0))
 
 
 class Scaled:

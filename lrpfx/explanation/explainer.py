@@ -56,7 +56,7 @@ from lrpfx.explanation.series import SeriesExplanation, WaveExplanation
 from lrpfx.explanation.tables import TableExplanation
 from lrpfx.explanation.texts import texts_in
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import Photograph, Unreadable, as_photographs, count_of, is_several, photographs_or_reasons
+from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.boxes import as_box
@@ -290,7 +290,7 @@ class Explainer(Generic[Found]):
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
-        self._arguments: Any = None  # the names, or the sizes, of the inputs that the model is compiled for, if they may change
+        self._arguments: Any = None  # what `_fixed` says of the compiled model
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
@@ -303,7 +303,7 @@ class Explainer(Generic[Found]):
         targets: Sequence[TargetLike] | None = None,
     ) -> DetectionExplanation: ...
     @overload
-    def __call__(  # type: ignore[overload-overlap]
+    def __call__(  # type: ignore[overload-overlap]  # a graph may be a mapping, too
         self: "Explainer[DetectionExplanation]",
         images: _Photographs,
         target: TargetLike = None,
@@ -554,8 +554,7 @@ class Explainer(Generic[Found]):
             photograph = found
             input, geometry = self.preprocess.prepared(photograph.image)
             if geometry is None:  # pictures show what the model saw
-                (seen,) = as_photographs(input[None])
-                photograph = Photograph(seen.image, photograph.name)
+                photograph = as_seen(photograph, input)
             yield _Prepared(place, photograph, input, geometry)
 
     # --- the compiled model --------------------------------------------------------------------------------------------------
@@ -568,14 +567,16 @@ class Explainer(Generic[Found]):
         compiled = self._compiled
         followed = self.model if isinstance(self.model, nn.Module) and self.captured is None else None
         changed = followed is not None and self._snapshot is not None and not self._snapshot.is_of(followed)
-        names: Any = set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
-        if isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes:
-            names = inputs.shape[2:]
-        if compiled is None or changed or self._bounds != self._range() or names != self._arguments:
+        if compiled is None or changed or self._bounds != self._range() or self._fixed(inputs, compiled) != self._arguments:
             compiled = self._compiled = self._compile(inputs)
-            is_fixed = isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes
-            self._arguments = inputs.shape[2:] if is_fixed else names
+            self._arguments = self._fixed(inputs, compiled)
         return compiled
+
+    def _fixed(self, inputs: Any, compiled: Compiled) -> Any:
+        """What a compiled model is for alone, if it is not for all: the names of the inputs, or the sizes of images."""
+        if isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes:
+            return inputs.shape[2:]
+        return set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
 
     @property
     def _is_own(self) -> bool:

@@ -14,7 +14,7 @@ from PIL import Image
 from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
-from lrpfx.errors import InputError, first_lines, printable
+from lrpfx.errors import InputError, first_lines, os_errors, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, scores_in, shares_in_words
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
@@ -80,6 +80,10 @@ class Explained(PlainData, ABC):
     @abstractmethod
     def relevance(self) -> Array:
         """Relevance of what was explained."""
+
+    @abstractmethod
+    def save(self, path: str | Path) -> Path:
+        """Write the explanation. `path`: the file. Its ending names the form. Returns the path."""
 
     @property
     def balance(self) -> Balance:
@@ -436,7 +440,31 @@ class Several(PlainData, Sequence[Kind]):
         return self.items
 
 
-class Explanations(Several[Explanation]):
+class SeveralPictures(Several[Kind]):
+    """Explanations that are one picture, or a file each in a folder."""
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Write all explanations as one picture, or each into a folder, as its own `save` does.
+
+        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
+        """
+        directory = as_path(path)
+        if is_for_one_file(directory):
+            return [save_picture(self.sheet(), directory)]
+        with os_errors(InputError, directory, "written"):
+            directory.mkdir(parents=True, exist_ok=True)
+        return [one.save(directory / name) for one, name in zip(self.items, self._names_of_files(), strict=True)]
+
+    @abstractmethod
+    def _names_of_files(self) -> Sequence[str]:
+        """Those of the explanations in a folder."""
+
+    def _numbered(self, form: str) -> list[str]:
+        """Names of files with the number of each explanation, such as "text_{}.html"."""
+        return [form.format(number) for number in range(1, len(self.items) + 1)]
+
+
+class Explanations(SeveralPictures[Explanation]):
     """Explanations of several photographs, in their order.
 
     `items`: the explanations. `problems`: why files of a folder have none, by their names.
@@ -460,16 +488,8 @@ class Explanations(Several[Explanation]):
         caption = caption_of(self.items[0].rules, [one.balance for one in self.items], is_whole, regions)
         return pictures.sheet([one.row(style) for one in self.items], caption=caption, legend=pictures.LEGEND, style=style)
 
-    def save(self, path: str | Path) -> list[Path]:
-        """Write the sheet of all photographs as one picture, or that of each into a folder.
-
-        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
-        """
-        directory = as_path(path)
-        if is_for_one_file(directory):
-            return [save_picture(self.sheet(), directory)]
-        names = unique_names([Path(one.name).with_suffix("") for one in self.items])
-        return [one.save(directory / f"{name}.png") for one, name in zip(self.items, names, strict=True)]
+    def _names_of_files(self) -> Sequence[str]:
+        return [f"{name}.png" for name in unique_names([Path(one.name).with_suffix("") for one in self.items])]
 
 
 def _have_regions(answers: Sequence[Answer]) -> bool:

@@ -20,7 +20,7 @@ from lrpfx.attribution.messages import Walk, by_rows, message_layers, names_by_r
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, keep_origin, origin_of
-from lrpfx.explanation.explanation import Explained, Several, caption_of, is_for_one_file, save_picture
+from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of, save_picture
 from lrpfx.pictures.graphs import graph_picture
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.outputs import OutputSelector, select_output
@@ -215,7 +215,7 @@ class GraphExplanation(Explained):
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
 
 
-class GraphExplanations(Several[GraphExplanation]):
+class GraphExplanations(SeveralPictures[GraphExplanation]):
     """Explanations of several graphs, in their order."""
 
     def sheet(self) -> Image.Image:
@@ -224,15 +224,8 @@ class GraphExplanations(Several[GraphExplanation]):
         caption = caption_of(self.items[0].rules, [one.balance for one in self.items])
         return pictures.sheet(rows, caption=caption, legend=pictures.LEGEND)
 
-    def save(self, path: str | Path) -> list[Path]:
-        """Write the sheet of all graphs as one picture, or that of each into a folder.
-
-        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
-        """
-        directory = as_path(path)
-        if is_for_one_file(directory):
-            return [save_picture(self.sheet(), directory)]
-        return [one.save(directory / f"graph_{number}.png") for number, one in enumerate(self.items, 1)]
+    def _names_of_files(self) -> Sequence[str]:
+        return self._numbered("graph_{}.png")
 
 
 class OfData(nn.Module):

@@ -18,12 +18,12 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
 from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, answers_of, as_array, checked_output, keep_origin
-from lrpfx.explanation.explanation import Explained, Explanation, Several, is_for_one_file, save_picture
+from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_picture
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText, check_fits, read, readable
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import Photograph, as_photographs, photographs
+from lrpfx.images.opening import Photograph, as_photographs, as_seen, photographs
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
@@ -125,7 +125,7 @@ class JointExplanation(Explained):
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
 
 
-class JointExplanations(Several[JointExplanation]):
+class JointExplanations(SeveralPictures[JointExplanation]):
     """Explanations of several samples, in their order.
 
     `items`: the explanations. `problems`: none.
@@ -135,15 +135,8 @@ class JointExplanations(Several[JointExplanation]):
         """The sheets of all samples, one above the other."""
         return charts.stacked([("", one.sheet()) for one in self._some()], WITHIN)
 
-    def save(self, path: str | Path) -> list[Path]:
-        """Write the sheet of all samples as one picture, or that of each into a folder.
-
-        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
-        """
-        directory = as_path(path)
-        if is_for_one_file(directory):
-            return [save_picture(self.sheet(), directory)]
-        return [one.save(directory / f"sample_{number}.png") for number, one in enumerate(self.items, 1)]
+    def _names_of_files(self) -> Sequence[str]:
+        return self._numbered("sample_{}.png")
 
 
 def _picture(part: Explained, style: Style) -> Image.Image:
@@ -284,7 +277,7 @@ class SampleReader:
             (photograph,) = photographs(value)
             tensor, geometry = self.preprocess.prepared(photograph.image)
             if geometry is None:  # pictures show what the model saw
-                photograph = replace(as_photographs(tensor[None])[0], name=photograph.name)
+                photograph = as_seen(photograph, tensor)
             return {name: [GivenInput(tensor[None], photograph, geometry)]}
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)

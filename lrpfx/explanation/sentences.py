@@ -12,15 +12,14 @@ from PIL import Image
 from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
-from lrpfx.errors import InputError, os_errors
+from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, checked_output, keep_origin
-from lrpfx.explanation.explanation import Explained, Several, caption_of, is_for_one_file, save_picture
+from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.request.classes import index_of
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
-from lrpfx.support.files import as_path
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
@@ -77,7 +76,7 @@ class TextExplanation(Explained):
         return self.picture.to_html()
 
 
-class TextExplanations(Several[TextExplanation]):
+class TextExplanations(SeveralPictures[TextExplanation]):
     """Explanations of several texts, in their order."""
 
     def __str__(self) -> str:
@@ -89,17 +88,8 @@ class TextExplanations(Several[TextExplanation]):
         caption, cmap = caption_of(self.items[0].rules, [one.balance for one in self.items]), self.items[0].picture.cmap
         return pictures.sheet(rows, caption=caption, legend=pictures.LEGEND, width=_WIDTH_OF_SHEET, cmap=cmap)
 
-    def save(self, path: str | Path) -> list[Path]:
-        """Write the sheet of all texts as one picture, or the heatmap of each into a folder as .html.
-
-        `path`: a file, whose ending names the form of the picture, or a folder, which is made if need be. Returns the paths.
-        """
-        directory = as_path(path)
-        if is_for_one_file(directory):
-            return [save_picture(self.sheet(), directory)]
-        with os_errors(InputError, directory, "written"):
-            directory.mkdir(parents=True, exist_ok=True)
-        return [one.save(directory / f"text_{number}.html") for number, one in enumerate(self.items, 1)]
+    def _names_of_files(self) -> Sequence[str]:
+        return self._numbered("text_{}.html")
 
 
 def explain_sentences(

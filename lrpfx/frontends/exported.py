@@ -58,7 +58,7 @@ _FUNCTIONAL_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_no_training.def
 #: Operators with several results of which the graph uses only the first, the one that the table's row returns.
 _EMBEDDING_BAGS = (torch.ops.aten.embedding_bag.default, torch.ops.aten.embedding_bag.padding_idx)
 _FIRST_OF_SEVERAL = (_FUNCTIONAL_BATCH_NORM, *_EMBEDDING_BAGS)
-_READS_NUMBERS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+_NUMBERS_OF_TENSORS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 #: Dropout in place, and the same as a function.
 _DROPOUTS = {
     getattr(torch.ops.aten, f"{name}_").default: getattr(torch.ops.aten, name).default
@@ -127,7 +127,7 @@ def capture_export(
     except CaptureError as error:
         logger.info("torch.export once more, with numbers of buffers: %s", first_lines(error, 1))
     else:
-        if not any(node.target in _READS_NUMBERS for node in program.graph.nodes):
+        if not any(node.target in _NUMBERS_OF_TENSORS for node in program.graph.nodes):
             return program, sizes
     return _exported(model, named, opened, tied, share, reads_buffers=True)
 

@@ -254,6 +254,12 @@ def as_photographs(inputs: torch.Tensor) -> list[Photograph]:
     return [Photograph(as_image(one), f"image {number}") for number, one in enumerate(inputs.detach().cpu().double(), 1)]
 
 
+def as_seen(photograph: Photograph, input: torch.Tensor) -> Photograph:
+    """The picture of a model's input (channels, height, width), under the name of the photograph that it was made of."""
+    (seen,) = as_photographs(input[None])
+    return Photograph(seen.image, photograph.name)
+
+
 def as_image(values: torch.Tensor, limits: tuple[float, float] | None = None) -> Image.Image:
     """Values (channels, height, width) as an image, scaled from `limits`, by default from the lowest and the highest value."""
     low, high = limits or (float(values.min()), float(values.max()))

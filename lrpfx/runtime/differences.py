@@ -148,7 +148,7 @@ class BySlope(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        return [multiplier * slope(_of_first(operation, values), values[0], references[0])]
+        return [multiplier * slope(_first_result(operation, values), values[0], references[0])]
 
 
 @dataclass(frozen=True)
@@ -162,28 +162,32 @@ class BySlopes(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        count = operation.inputs
-        inputs = torch.broadcast_tensors(*values[:count])
-        others = torch.broadcast_tensors(*references)
-        slopes = [torch.zeros_like(multiplier)] * count
-        for order in (range(count), reversed(range(count))):
-            current = list(others)
-            for place in order:
-
-                def function(one: torch.Tensor, place: int = place, current: Tensors = tuple(current)) -> torch.Tensor:
-                    result: torch.Tensor = operation([*current[:place], one, *current[place + 1 :], *values[count:]])
-                    return result
-
-                slopes[place] = slopes[place] + slope(function, inputs[place], others[place]) / 2
-                current[place] = inputs[place]
-        return [(multiplier * one).sum_to_size(value.shape) for one, value in zip(slopes, values, strict=False)]
+        return through_slopes(_first_result(operation, values), values[: operation.inputs], references, multiplier)
 
 
-def _of_first(operation: Operation, values: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The first result of an operation, as a function of its first value."""
+def through_slopes(
+    function: Callable[..., torch.Tensor], values: Tensors, references: Tensors, multiplier: torch.Tensor
+) -> Tensors:
+    """The multipliers of the inputs of an element-wise function, as `BySlopes` says."""
+    inputs, others = torch.broadcast_tensors(*values), torch.broadcast_tensors(*references)
+    slopes = [torch.zeros_like(multiplier)] * len(inputs)
+    for order in (range(len(inputs)), reversed(range(len(inputs)))):
+        current = list(others)
+        for place in order:
 
-    def function(first: torch.Tensor) -> torch.Tensor:
-        result = operation([first, *values[1:]])
+            def of_one(one: torch.Tensor, place: int = place, current: Tensors = tuple(current)) -> torch.Tensor:
+                return function(*current[:place], one, *current[place + 1 :])
+
+            slopes[place] = slopes[place] + slope(of_one, inputs[place], others[place]) / 2
+            current[place] = inputs[place]
+    return [(multiplier * one).sum_to_size(value.shape) for one, value in zip(slopes, values, strict=True)]
+
+
+def _first_result(operation: Operation, values: Sequence[Any]) -> Callable[..., torch.Tensor]:
+    """The first result of an operation, as a function of its first values."""
+
+    def function(*first: torch.Tensor) -> torch.Tensor:
+        result = operation([*first, *values[len(first) :]])
         found: torch.Tensor = result[0] if isinstance(result, tuple) else result
         return found
 
@@ -380,7 +384,7 @@ class OfRoot(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        value, reference, root = values[0], references[0], _of_first(operation, values)
+        value, reference, root = values[0], references[0], _first_result(operation, values)
         total = root(value) + root(reference)
         found = vjp(lambda one: root(one).square(), (value + reference) / 2)[1](multiplier * _reciprocal(total))[0]
         return [torch.where(found.isfinite(), found, torch.zeros_like(found))]
@@ -419,7 +423,7 @@ class OfPowerRoot(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        return [_through_root(_of_first(operation, values), exponent(operation), values[0], references[0], multiplier)]
+        return [_through_root(_first_result(operation, values), exponent(operation), values[0], references[0], multiplier)]
 
 
 def _through_root(
@@ -508,15 +512,9 @@ class OfLargest(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        count = operation.inputs
         smallest = self.smallest or operation.arguments(values).get("reduce") == "amin"
-
-        def function(*inputs: torch.Tensor) -> torch.Tensor:
-            result = operation([*inputs, *values[count:]])
-            found: torch.Tensor = result[0] if isinstance(result, tuple) else result
-            return found
-
-        return _through_largest(function, values[:count], references, multiplier, smallest)
+        function = _first_result(operation, values)
+        return _through_largest(function, values[: operation.inputs], references, multiplier, smallest)
 
 
 def _through_largest(

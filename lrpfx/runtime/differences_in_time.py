@@ -1,5 +1,6 @@
 """Forms of recurrent layers and scans that carry the multipliers of differences from a reference through their steps."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from lrpfx.operators.layer import Operation
 from lrpfx.operators.recurrent import LSTM, RELU, Run, Slopes, lstm_step, pulled_through_steps, run_of
 from lrpfx.operators.scans import delayed, linear_recurrence, recurrence_backwards
-from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, slope_of_exponential
+from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, slope_of_exponential, through_slopes
 
 
 def _mean(value: Any, reference: Any) -> torch.Tensor:
@@ -76,27 +77,19 @@ class OfRecurrentStep(DifferenceForm):
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
-        by_slopes, names = BySlopes(), operation.names_of_inputs
-        if operation.arguments(values)["out"] is None:
-            return by_slopes.multipliers(operation, values, references, multiplier)
-        others = values[operation.inputs :]
+        names, others = operation.names_of_inputs, values[operation.inputs :]
         ours, theirs = operation.arguments(values), operation.arguments([*references, *others])
+        if ours["out"] is None:
+            return BySlopes().multipliers(operation, values, references, multiplier)
         state, other_state = (lstm_step(**{**one, "out": None}) for one in (ours, theirs))
         of_state = multiplier * _mean(ours["out"].sigmoid(), theirs["out"].sigmoid()) * slope(torch.tanh, state, other_state)
         of_out = multiplier * _mean(state.tanh(), other_state.tanh()) * slope(torch.sigmoid, ours["out"], theirs["out"])
-        before_out = _WithoutOut(operation)
-        found = by_slopes.multipliers(before_out, values, references, of_state)  # type: ignore[arg-type]
+
+        def state_of(*inputs: torch.Tensor) -> torch.Tensor:
+            return lstm_step(**{**operation.arguments([*inputs, *others]), "out": None})
+
+        found = through_slopes(state_of, values[: operation.inputs], references, of_state)
         return [of_out if name == "out" else one for name, one in zip(names, found, strict=True)]
-
-
-class _WithoutOut:
-    """The state of the cell that a step computes, as an operation."""
-
-    def __init__(self, operation: Operation) -> None:
-        self.operation, self.inputs = operation, operation.inputs
-
-    def __call__(self, values: Sequence[Any]) -> torch.Tensor:
-        return lstm_step(**{**self.operation.arguments(values), "out": None})
 
 
 # --- scans -------------------------------------------------------------------------------------------------------------------
@@ -113,9 +106,9 @@ class _OfScan(DifferenceForm):
         names, shapes = operation.names_of_inputs, [one.shape for one in values[: operation.inputs]]
         return [found[name].sum_to_size(shape) for name, shape in zip(names, shapes, strict=True)]
 
+    @abstractmethod
     def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
         """The multipliers of the arguments, from these and those for the reference; broadcast dimensions are not summed yet."""
-        raise NotImplementedError
 
 
 def _through_recurrence(

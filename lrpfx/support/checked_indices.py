@@ -31,6 +31,9 @@ _OF_ENTRIES = {aten.take, aten.put, aten.put_}
 class CheckedIndices(TorchDispatchMode):
     """A context in which an index out of range raises `IndexError` before the operation runs."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no types
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for index, size in _indices_of(func.overloadpacket, args):
             if index.numel() and index.device.type != "meta":
@@ -64,4 +67,4 @@ def _indices_of(operator: Any, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
 def checked_indices(module: nn.Module) -> AbstractContextManager[Any]:
     """A context for a run of a module; it costs something only if a tensor of the module is on another device than the CPU."""
     tensors = itertools.chain(module.parameters(), module.buffers())
-    return nullcontext() if all(one.device.type == "cpu" for one in tensors) else CheckedIndices()  # type: ignore[no-untyped-call]
+    return nullcontext() if all(one.device.type == "cpu" for one in tensors) else CheckedIndices()

@@ -14,7 +14,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 import torch
+from documents import write_between
 from torch import nn
 
 import lrpfx
@@ -23,7 +25,6 @@ from lrpfx.errors import LrpfxError
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT, FOUND = ROOT / "docs" / "installation.md", ROOT / "docs" / "features_by_torch.json"
-_BEGIN, _END = "<!-- features -->", "<!-- end of features -->"
 
 FEATURES: dict[str, Callable[[Path], object]] = {}
 
@@ -54,6 +55,11 @@ def checked(relevance: torch.Tensor, expected: torch.Tensor | None = None) -> No
     """Raise `AssertionError` unless this is the relevance of the network."""
     expected = lrpfx.attribute(compiled(), X, 1).relevance if expected is None else expected
     torch.testing.assert_close(torch.as_tensor(relevance), expected)
+
+
+def runs(path: Path) -> None:
+    """Raise `AssertionError` unless the program in a file gives the relevance of the network."""
+    checked(lrpfx.load(path)(X, torch.tensor([1, 1]))["relevance"])
 
 
 @feature("`transform` by a symbolic trace, `attribute`, the ledger")
@@ -104,26 +110,22 @@ def modules(folder: Path) -> None:
 
 @feature("`lower`, and the program in this process")
 def lower(folder: Path) -> None:
-    program = lrpfx.lower(compiled(), X)
-    checked(program.module()(X, torch.tensor([1, 1]))["relevance"])
+    checked(lrpfx.lower(compiled(), X).module()(X, torch.tensor([1, 1]))["relevance"])
 
 
 @feature("ONNX files")
 def onnx(folder: Path) -> None:
-    runner = lrpfx.load(lrpfx.save(lrpfx.lower(compiled(), X), folder / "model.onnx"))
-    checked(runner(X, torch.tensor([1, 1]))["relevance"])
+    runs(lrpfx.save(lrpfx.lower(compiled(), X), folder / "model.onnx"))
 
 
 @feature("`.pt2` files")
 def archives(folder: Path) -> None:
-    runner = lrpfx.load(lrpfx.save(lrpfx.lower(compiled(), X), folder / "model.pt2"))
-    checked(runner(X, torch.tensor([1, 1]))["relevance"])
+    runs(lrpfx.save(lrpfx.lower(compiled(), X), folder / "model.pt2"))
 
 
 @feature("`package` (AOTInductor)")
 def package(folder: Path) -> None:
-    runner = lrpfx.load(lrpfx.package(lrpfx.lower(compiled(), X), folder / "compiled.pt2"))
-    checked(runner(X, torch.tensor([1, 1]))["relevance"])
+    runs(lrpfx.package(lrpfx.lower(compiled(), X), folder / "compiled.pt2"))
 
 
 @feature("`torch.compile` of an explainable module")
@@ -178,8 +180,7 @@ def main() -> None:
     by_release = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     by_release[torch.__version__.partition("+")[0]] = answers()
     FOUND.write_text(json.dumps(by_release, indent=1, sort_keys=True) + "\n")
-    before, rest = DOCUMENT.read_text().split(_BEGIN)
-    DOCUMENT.write_text(f"{before}{_BEGIN}\n{table(by_release)}\n{_END}{rest.split(_END)[1]}")
+    write_between(DOCUMENT, "features", table(by_release))
 
 
 if __name__ == "__main__":
