@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -31,7 +32,17 @@ def main() -> None:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
+    ignored = sys.unraisablehook
+
+    def again(unraisable: Any) -> None:
+        """Interrupts once more after Python ignored an interrupt, as it does in finalizers, which cannot raise."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Timer(0.01, os.kill, [os.getpid(), signal.SIGINT]).start()
+        else:
+            ignored(unraisable)
+
     try:
+        sys.unraisablehook = again
         signal.signal(signal.SIGINT, interrupt)
         gc.disable()  # imports make many objects and no garbage
         try:

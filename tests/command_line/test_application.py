@@ -448,6 +448,17 @@ sys.meta_path.insert(0, Finder)
 AT_WORK = """
 application.main = interrupt
 """
+IN_A_FINALIZER = """
+import time
+class Finalized:
+    def __del__(self):
+        interrupt()
+def main():
+    Finalized()
+    time.sleep(20)
+    print("went on")
+application.main = main
+"""
 AT_EXIT = """
 class Slow:
     def __del__(self, interrupt=interrupt):
@@ -467,6 +478,7 @@ application.main = main
         (AT_IMPORT, "explain", 130, "interrupted. What was written stays; the same command goes on from there\n"),
         (AT_WORK, "run", 130, "interrupted. What was written stays; the same command goes on from there\n"),
         (AT_WORK, "export", 130, "interrupted\n"),
+        (IN_A_FINALIZER, "export", 130, "interrupted\n"),
         (AT_EXIT, "export", 0, "done\n"),
     ],
 )
