@@ -15,7 +15,7 @@ from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
 from lrpfx.errors import InputError, first_lines, os_errors, printable
-from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, scores_in, shares_in_words
+from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, percent, scores_in, shares_in_words
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
 from lrpfx.images.geometry import Axis, Geometry
@@ -41,6 +41,8 @@ _COLUMNS = {
     **dict.fromkeys(("output", "probability", "relevance", "share"), "float64"),
     "problem": "str",
 }
+
+_SHARES_OF_LAYERS = "beside a layer: the share of the output that its map holds; the rest is in other paths, biases and constants"
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +324,7 @@ class Explanation(Explained):
         style: Style | None = None,
         **settings: Unpack[StyleSettings],
     ) -> Image.Image:
-        """Relevance through the network: maps of layers in a row, after that of the input.
+        """Relevance through the network: maps of layers in a row, after that of the input, each with the share of the output in it.
 
         `names`: nodes with an output (channels, height, width), by default the recorded ones, or else the last of each
         resolution. Layers that were not recorded need the compiled model. Other arguments: as for `lrpfx.pictures.strip`, with
@@ -346,6 +348,9 @@ class Explanation(Explained):
                     f"the relevance of {name} has shape {known[name].shape}, not (channels, height, width)", topic="explainers"
                 )
         maps = {"input": self.input_relevance.sum(0), **{name: known[name].sum(0) for name in chosen}}
+        if self.balance.output:
+            maps = {f"{name}, {percent(one.sum(dtype=np.float64) / self.balance.output)}": one for name, one in maps.items()}
+            caption = _SHARES_OF_LAYERS if caption is None else caption
         drawn = styled(style, settings)
         return pictures.strip(maps, columns=columns, title=title, caption=caption, legend=self._legend, style=drawn)
 

@@ -7,7 +7,7 @@ import io
 import pickle
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -476,6 +476,9 @@ def test_layers_and_the_ledger(explainer, photographs):
     explanation = explainer(photographs[0], 1)
     assert explainer.spatial_layers() == ["relu", "relu_1"]
     assert explanation.layers().size == explanation.layers(["relu", "relu_1"]).size
+    nothing = replace(recorded.answers[0], category=replace(recorded.target, score=0.0))
+    without_shares = replace(recorded, answers=(nothing,)).layers(["second"])
+    assert without_shares.height < recorded.layers(["second"]).height  # which has a line that says what the shares are
     assert explanation.ledger.seed == pytest.approx(explanation.target.score, rel=1e-5)
     assert sum(explanation.ledger.inputs.values()) == pytest.approx(explanation.balance.inputs, rel=1e-3)
     with pytest.raises(InputError, match="no node or module named"):
