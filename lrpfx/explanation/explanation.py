@@ -15,7 +15,18 @@ from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
 from lrpfx.errors import InputError, first_lines, os_errors, printable
-from lrpfx.explanation.answers import Answer, Array, Balance, Category, Names, Scores, category_of, percent, scores_in, shares_in_words
+from lrpfx.explanation.answers import (
+    Answer,
+    Array,
+    Balance,
+    Category,
+    Names,
+    Scores,
+    category_of,
+    percent,
+    scores_in,
+    shares_in_words,
+)
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
 from lrpfx.images.geometry import Axis, Geometry
@@ -42,7 +53,7 @@ _COLUMNS = {
     "problem": "str",
 }
 
-_SHARES_OF_LAYERS = "beside a layer: the share of the output that its map holds; the rest is in other paths, biases and constants"
+_SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +335,7 @@ class Explanation(Explained):
         style: Style | None = None,
         **settings: Unpack[StyleSettings],
     ) -> Image.Image:
-        """Relevance through the network: maps of layers in a row, after that of the input, each with the share of the output in it.
+        """Relevance through the network: maps of layers in a row, after that of the input, and the share of the output in each.
 
         `names`: nodes with an output (channels, height, width), by default the recorded ones, or else the last of each
         resolution. Layers that were not recorded need the compiled model. Other arguments: as for `lrpfx.pictures.strip`, with
