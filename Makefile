@@ -197,7 +197,7 @@ known-inputs: $(VENV)/linked
 lint: $(VENV)/linked
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	cd build && $(CURDIR)/$(BIN)/python -m mypy --config-file $(CURDIR)/pyproject.toml --package lrpfx
+	cd build && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml --package lrpfx
 
 format: $(VENV)/linked
 	$(BIN)/python -m ruff check --fix .

@@ -6,6 +6,7 @@ with the same names take their place; their functions return at once, so torch f
 
 import argparse
 import collections
+import json
 import os
 import re
 import subprocess
@@ -107,28 +108,28 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--workers", default="2")
     parser.add_argument("--tiers", default="core or rooms", help="markers of the tests to run")
+    parser.add_argument("--write-known", action="store_true", help="write the failures to tests/known_failures, to be read")
     parser.add_argument("tests", nargs="*", help="files of tests; by default all of the suite")
     options = parser.parse_args()
     own = make_environment(
         options.python, options.torch, f"=={options.torchvision}" if options.torchvision else f"<0.{_minor(options.torch) + 16}"
     )
     tests = [str(ROOT / name) for name in options.tests or ["tests"]]
-    marked = [
-        "-m",
-        options.tiers,
-        "--numprocesses",
-        options.workers,
-        "--dist",
-        "worksteal",
-        "--tb",
-        "short",
-    ]
-    command = [str(own), "-m", "pytest", *tests, *marked]
+    known = ROOT / "tests" / "known_failures" / f"torch-2.{_minor(options.torch)}.txt"
+    if options.write_known:
+        known.unlink(missing_ok=True)
+    marked = ["-m", options.tiers, "--numprocesses", options.workers, "--dist", "worksteal", "--tb", "short"]
     with tempfile.TemporaryDirectory() as elsewhere:  # where there is no lrpfx but the installed one
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         features = [str(own), str(ROOT / "tests" / "tools" / "features.py")]
         subprocess.run(features, cwd=elsewhere, env=environment, check=True)
-        sys.exit(subprocess.run([*command, "--rootdir", str(ROOT)], cwd=elsewhere, env=environment).returncode)
+        command = [str(own), "-m", "pytest", *tests, *marked, "--rootdir", str(ROOT), "-o", f"cache_dir={elsewhere}/cache"]
+        status = subprocess.run(command, cwd=elsewhere, env=environment).returncode
+        failed = Path(elsewhere) / "cache" / "v" / "cache" / "lastfailed"
+        if options.write_known and failed.exists():
+            known.parent.mkdir(exist_ok=True)
+            known.write_text("".join(f"{name}\n" for name in sorted(json.loads(failed.read_text()))))
+        sys.exit(status)
 
 
 if __name__ == "__main__":
