@@ -124,6 +124,8 @@ def capture(
     def finish(program: Program, verification: Verification | None, asked: CaptureSettings) -> Captured:
         verification = _canonized(program, verification, asked)
         verify(program, verification)
+        if verification is not None:
+            verification.reduced = verification.with_smaller_images(program)
         program.shared = weakref.WeakValueDictionary()
         return Captured(
             program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _marks_of(program.root)
@@ -246,6 +248,7 @@ def transform(
             dtypes=program.dtypes,
         ),
         shares=share or isinstance(model, Captured),
+        sums=program.sums,
     )
 
 
@@ -276,8 +279,8 @@ def _settled(program: Program, verification: Verification | None, settings: Sett
     return program
 
 
-def _marks_of(root: nn.Module) -> dict[str, Any]:
-    return {name: mark_of(tensor) for name, tensor in (*root.named_parameters(), *root.named_buffers())}
+def _marks_of(root: nn.Module, sums: dict[Any, int] | None = None) -> dict[str, Any]:
+    return {name: mark_of(tensor, sums) for name, tensor in (*root.named_parameters(), *root.named_buffers())}
 
 
 def _warn(program: Program) -> None:
@@ -378,7 +381,8 @@ def program_for(captured: Captured, composite: Composite, verify_each: bool = Fa
             "transform the model itself, or map the layers inside",
             topic="captured-models",
         )
-    present = _marks_of(captured._program.root)
+    sums: dict[Any, int] = {}
+    present = _marks_of(captured._program.root, sums)
     changed = [name for name, mark in captured._marks.items() if present[name] != mark]
     if changed:
         raise InputError(
@@ -387,6 +391,7 @@ def program_for(captured: Captured, composite: Composite, verify_each: bool = Fa
             topic="changed-weights",
         )
     program = captured._program.copied()
+    program.sums = sums
     program.root = tree_with_same_tensors(program.root)  # canonizers may put tensors into it
     program.notes.clear()  # they were given when the model was captured
     verification = None if captured._verification is None else captured._verification.copied()

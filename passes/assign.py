@@ -8,7 +8,7 @@ from lrpfx.errors import InputTypeError, LrpfxWarning
 from lrpfx.ir.kinds import ConvolutionStandard, ConvolutionTranspose, Linear, Product, Sum
 from lrpfx.ir.mapping import MappingContext, RuleMapping
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
-from lrpfx.operators.layer import Layer, layer_of_node
+from lrpfx.operators.layer import Layer
 from lrpfx.passes.normalize.normalize_operators import data_from_constants
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
@@ -43,12 +43,12 @@ class Assign(GraphPass):
     def run(self, program: Program) -> PassResult:
         result = PassResult()
         ordered = calls_before_output(program.graph)
-        layers = {node: layer_of_node(node, program.root) for node in dict.fromkeys([*ordered, *data_calls(program.graph)])}
+        layers = {node: program.layer(node) for node in dict.fromkeys([*ordered, *data_calls(program.graph)])}
         context = MappingContext((layers[node].name, layers[node]) for node in ordered)
         self._ask(context, layers, result)
         if any(node_info(node).rule is not None and node_info(node).rule.reads_controls for node in layers):
             found = data_from_constants(program.graph)
-            self._ask(context, {node: layer_of_node(node, program.root) for node in found}, result)
+            self._ask(context, {node: program.layer(node) for node in found}, result)
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.notes.append(_warning(program, self.composite, unmatched))

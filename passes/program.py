@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from lrpfx.errors import CaptureError, LrpfxWarning, PassError
 from lrpfx.ir.guards import Guard
 from lrpfx.ir.node import NodeInfo, node_info, set_info, update_info
+from lrpfx.operators.layer import Layer, layer_of_node
 from lrpfx.passes.properties import NAMED, Property
 from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
 from lrpfx.support.torch_internals import OpOverload
@@ -45,12 +46,26 @@ class Program:
     notes: list[LrpfxWarning] = field(default_factory=list)  # what the user is to be warned of
     exported: ExportedProgram | None = None  # the exported program, once the graph is lowered
     shared: MutableMapping[str, torch.Tensor] | None = None  # derived tensors of programs with the same tensors, by expression
+    layers: dict[fx.Node, tuple[Any, Layer]] = field(default_factory=dict)  # see `layer`
+    sums: dict[Any, int] = field(default_factory=dict)  # that `mark_of` has found of tensors, which passes do not change
 
     def copied(self) -> "Program":
         """The same with a graph of its own. The modules are the same: passes from ASSIGN on replace them, and change none."""
         held = {one.name: getattr(self, one.name) for one in fields(self)}
         copies: dict[str, Any] = {name: copy.copy(value) for name, value in held.items() if isinstance(value, (list, dict))}
         return replace(self, graph=copy_graph(self.graph), **copies)
+
+    def layer(self, node: fx.Node) -> Layer:
+        """The layer of a call, for passes that have not edited the graph: it is made once for all of them."""
+        info = node_info(node)
+        reads_controls = info.rule is not None and info.rule.reads_controls
+        roles = [node_info(one).role for one in node.all_input_nodes]
+        made_of = (self.root, info.name, info.operator, info.module_path, info.description, reads_controls, roles)
+        known, layer = self.layers.get(node, (None, None))
+        if layer is None or known != made_of:
+            layer = layer_of_node(node, self.root)
+            self.layers[node] = made_of, layer
+        return layer
 
     def program(self) -> ExportedProgram:
         """The exported program. `PassError` before there is one."""

@@ -7,7 +7,7 @@ from torch import fx, nn
 from lrpfx.errors import RuleError, UnsupportedOperationError, add_note
 from lrpfx.ir import kinds
 from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update_info
-from lrpfx.operators.layer import bound_arguments, layer_of_node
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
 from lrpfx.rules.hook import Hook
@@ -77,7 +77,7 @@ def _gives_relevance(program: Program, user: fx.Node, node: fx.Node, without_rel
         return False
     if info.rule is None or info.rule.has_code:
         return True
-    layer = layer_of_node(user, program.root)
+    layer = program.layer(user)
     form = info.rule.multiplier_form(layer)
     return form is None or any(value is node and not form.keeps_from(place) for place, value in enumerate(layer.inputs))
 
@@ -85,7 +85,7 @@ def _gives_relevance(program: Program, user: fx.Node, node: fx.Node, without_rel
 def misfit(program: Program, node: fx.Node) -> str | None:
     """The reason why the rule of `node` does not fit its layer, or None."""
     info = node_info(node)
-    layer = layer_of_node(node, program.root)
+    layer = program.layer(node)
     for name, value in layer.parameters.items():
         if isinstance(value, fx.Node) and node_info(value).role is Role.DATA:
             return f"  {info.located}: its parameter {name!r} depends on the model's input"

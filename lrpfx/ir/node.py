@@ -136,9 +136,11 @@ def like(sequence: Any, items: list[Any]) -> Any:
 
 def map_arguments(arguments: Any, change: Callable[[Any], Any]) -> Any:
     """Apply a function to every leaf of nested call arguments (tuples, lists, dicts, slices)."""
+    if isinstance(arguments, fx.Node):
+        return change(arguments)
     if isinstance(arguments, (tuple, list)):
         items = [map_arguments(item, change) for item in arguments]
-        return like(arguments, items)
+        return tuple(items) if type(arguments) is tuple else like(arguments, items)
     if isinstance(arguments, dict):
         return {name: map_arguments(value, change) for name, value in arguments.items()}
     if isinstance(arguments, slice):

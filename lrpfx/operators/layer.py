@@ -207,11 +207,6 @@ def _with_slots(arguments: Any, slots: dict[fx.Node, int]) -> Any:
     return map_arguments(arguments, lambda leaf: Slot(slots[leaf]) if isinstance(leaf, fx.Node) else leaf)
 
 
-def _distinct_nodes(node: fx.Node) -> list[fx.Node]:
-    """The distinct nodes that `node` reads, in order."""
-    return list(dict.fromkeys(nodes_in((node.args, node.kwargs))))
-
-
 def bound_arguments(node: fx.Node, operator: Operator) -> dict[str, Any]:
     """The arguments of a normalized call by name, without omitted ones."""
     return {**_named(operator.arguments, node.args), **node.kwargs}
@@ -260,7 +255,7 @@ def layer_of_node(node: fx.Node, root: nn.Module) -> Layer:
     else:
         inputs = [argument for argument in nodes_in((node.args, node.kwargs)) if node_info(argument).role is Role.DATA]
     present = [value for value in parameters.values() if isinstance(value, fx.Node)]
-    extras = [n for n in _distinct_nodes(node) if n not in inputs and n not in present]
+    extras = [n for n in node.all_input_nodes if n not in inputs and n not in present]
     slots: dict[fx.Node, int] = {}
     for index, value in enumerate([*inputs, *present, *extras]):
         slots.setdefault(value, index)
@@ -331,8 +326,8 @@ def _opaque_layer(node: fx.Node, root: nn.Module) -> Layer:
     module = root.get_submodule(node.target)
     learned = [name for name, _ in module.named_parameters()]
     tensors = [*learned, *(name for name, _ in module.named_buffers())]
-    inputs = [argument for argument in _distinct_nodes(node) if carries_relevance(argument)]
-    others = [argument for argument in _distinct_nodes(node) if argument not in inputs]
+    inputs = [argument for argument in node.all_input_nodes if carries_relevance(argument)]
+    others = [argument for argument in node.all_input_nodes if argument not in inputs]
     slots = {argument: index for index, argument in enumerate(inputs)}
     slots.update({argument: len(inputs) + len(tensors) + index for index, argument in enumerate(others)})
     values = tuple(Slot(len(inputs) + index) for index in range(len(tensors)))

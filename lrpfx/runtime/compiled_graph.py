@@ -83,7 +83,13 @@ def _restored(*state: Any) -> CompiledGraph:
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
     """A copy of `graph` with the same names and metadata."""
-    return restore_graph(graph_state(graph))
+    copied = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        args, kwargs = map_arguments((node.args, node.kwargs), lambda leaf: nodes[leaf] if isinstance(leaf, fx.Node) else leaf)
+        nodes[node] = copied.create_node(node.op, node.target, args, kwargs, name=node.name)
+        nodes[node].meta.update(node.meta)
+    return copied
 
 
 class _Reference:

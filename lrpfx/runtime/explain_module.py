@@ -1,7 +1,7 @@
 """The explainable GraphModule and the modules in it."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -186,8 +186,13 @@ class ExplainModule(TreeGraphModule):
     call after a change of dtype if torch.export wrote the dtype into the graph: a cast of an intermediate value, for example.
     """
 
-    def __init__(self, root: nn.Module, compiled: CompiledGraph, shares: bool = False) -> None:
-        """`root`: the modules and tensors that the graphs read. `shares`: whether others share their memory."""
+    def __init__(
+        self, root: nn.Module, compiled: CompiledGraph, shares: bool = False, sums: MutableMapping[Any, int] | None = None
+    ) -> None:
+        """`root`: the modules and tensors that the graphs read. `shares`: whether others share their memory.
+
+        `sums`: those that `mark_of` found of it just before.
+        """
         super().__init__(root, compiled.graph, compiled.title)
         self.shares_memory = shares
         self.compiled = compiled
@@ -195,7 +200,7 @@ class ExplainModule(TreeGraphModule):
         self._inputs = self._defaults()
         self._fixed = {one.place.argument: one.value for one in compiled.guards if isinstance(one, FixedValue) and one.default}
         self._sources = self._folded_tensors()
-        self._versions = self._current_versions()
+        self._versions = self._current_versions(sums)
         self._read = self._parameters_read()
         self.register_forward_pre_hook(_admit, with_kwargs=True)
         self.register_load_state_dict_pre_hook(_own_before_loading)  # type: ignore[no-untyped-call]
@@ -265,14 +270,14 @@ class ExplainModule(TreeGraphModule):
         paths = [str(node.target).rpartition(".") for graph in filter(None, graphs) for node in graph.find_nodes(op="get_attr")]
         return [(self.get_submodule(path), leaf) for path, _, leaf in paths]
 
-    def _current_versions(self) -> list[tuple[torch.Tensor, Any]]:
+    def _current_versions(self, sums: MutableMapping[Any, int] | None = None) -> list[tuple[torch.Tensor, Any]]:
         """Those tensors with their in-place version counters; None for inference tensors, which have no counter.
 
         With `mark_of` where they are another module's, too, which may be trained in ways that torch does not count.
         """
         tensors = [table[leaf] for table, leaf in self._sources]
         if self.shares_memory:
-            return [(tensor, mark_of(tensor)) for tensor in tensors]
+            return [(tensor, mark_of(tensor, sums)) for tensor in tensors]
         return [(tensor, None if tensor.is_inference() else tensor._version) for tensor in tensors]
 
     def _parameters_read(self) -> list[tuple[dict[str, Any], str]]:

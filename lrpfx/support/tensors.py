@@ -3,7 +3,7 @@
 The values of a dense tensor are in memory as shape and strides describe.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -132,14 +132,19 @@ def address_of(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage().data_ptr()
 
 
-def mark_of(tensor: torch.Tensor) -> tuple[int | None, int | None]:
+def mark_of(tensor: torch.Tensor, sums: MutableMapping[Any, int] | None = None) -> tuple[int | None, int | None]:
     """Two numbers of which one changes with the values: the counter of changes in place, and the sum of the bits as integers.
 
     torch does not count changes through `.data`, by fused optimizers, and of the statistics of a batch norm that trains.
+
+    `sums`: those of memory in which nothing has changed since, and where they are kept.
     """
     version = None if tensor.is_inference() else tensor._version
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
         return version, None
+    place = None if sums is None else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    if sums is not None and place in sums:
+        return version, sums[place]
     size = tensor.element_size()
     entries = tensor.detach().reshape(-1)
     of_words = 0 if entries.storage_offset() * size % 8 else entries.numel() * size // 8 * 8 // size
@@ -147,4 +152,6 @@ def mark_of(tensor: torch.Tensor) -> tuple[int | None, int | None]:
     total = int(words.view(torch.int64).sum()) if of_words else 0  # far faster than the sum of smaller integers
     if rest.numel():
         total += int(rest.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]).sum(dtype=torch.int64))
+    if sums is not None:
+        sums[place] = total
     return version, total

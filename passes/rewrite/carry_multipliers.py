@@ -14,7 +14,6 @@ from torch import fx
 from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import CARRIED, NodeInfo, Role, data_calls, node_info, nodes_by_name, output_node, update_info
 from lrpfx.operators.functions import without_gradient
-from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import VALIDATED
@@ -68,7 +67,7 @@ def _layers_with_form(program: Program) -> dict[fx.Node, tuple[MultiplierForm, t
     for node in data_calls(program.graph):
         rule = node_info(node).rule
         if rule is not None:
-            layer = layer_of_node(node, program.root)
+            layer = program.layer(node)
             form = rule.multiplier_form(layer)
             if form is not None:
                 found[node] = form, layer.inputs

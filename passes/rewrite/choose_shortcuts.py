@@ -4,7 +4,7 @@ from torch import fx
 
 from lrpfx.ir.node import Facts, data_calls, node_info, update_info
 from lrpfx.ir.operator import Sign
-from lrpfx.operators.layer import Layer, layer_of_node
+from lrpfx.operators.layer import Layer
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import SUPPORTED, VALIDATED
 
@@ -23,7 +23,7 @@ class ChooseShortcuts(GraphPass):
             rule = node_info(node).rule
             if rule is None or node_info(node).form is not None:
                 continue
-            layer = layer_of_node(node, program.root)
+            layer = program.layer(node)
             chosen = rule.shortcut(layer, _facts(node, layer))
             if chosen is not rule:
                 update_info(node, rule=chosen)

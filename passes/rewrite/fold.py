@@ -78,7 +78,7 @@ def _expression(node: fx.Node, known: Mapping[fx.Node, str | None], program: Pro
     """A digest of what a node computes, which is the same for equal computations on the same tensors; None if not known."""
     if node.op == "get_attr":
         tensor = attribute_of(node, program.root)
-        return f"{node.target} {mark_of(tensor)}" if isinstance(tensor, torch.Tensor) else None
+        return f"{node.target} {mark_of(tensor, program.sums)}" if isinstance(tensor, torch.Tensor) else None
     function = dotted_path(node.target) if callable(node.target) else None
     if function is None or any(known.get(source) is None for source in node.all_input_nodes):
         return None

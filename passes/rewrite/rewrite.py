@@ -22,7 +22,7 @@ from lrpfx.ir.node import (
     set_info,
     update_info,
 )
-from lrpfx.operators.layer import FunctionalModule, Layer, Operation, layer_of_node
+from lrpfx.operators.layer import FunctionalModule, Layer, Operation
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
@@ -54,7 +54,7 @@ class Rewrite(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
-        layers = [layer_of_node(node, program.root) for node in ruled]
+        layers = [program.layer(node) for node in ruled]
         tree = ModuleTree(program.root)
         by_name = nodes_by_name(program.graph)
         for node, layer in zip(ruled, layers, strict=True):

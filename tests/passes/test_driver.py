@@ -5,15 +5,16 @@ import logging
 
 import pytest
 import torch
-from helpers import NETWORKS, assert_close, small_net
+from helpers import NETWORKS, assert_close, small_encoder, small_net
 from torch import nn
 
 import lrpfx
 from lrpfx import passes
-from lrpfx.composites import EpsilonPlus
+from lrpfx.composites import AttnLRP, DeepLIFT, EpsilonPlus
 from lrpfx.errors import LrpfxError
 from lrpfx.frontends.symbolic import capture_symbolic
 from lrpfx.ir.node import NodeInfo, map_arguments, set_info, update_info
+from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.stages import STAGES, Settings, Stage, passes_of
 
@@ -191,6 +192,73 @@ def test_verification_that_is_left_out_is_noticed(monkeypatch):
     checked.clear()
     lrpfx.transform(small_net(), EpsilonPlus(), fold=False)
     assert checked == ["normalize", "merge_batch_norm and rewrite"]
+
+
+def test_composites_of_a_captured_graph_are_verified_with_smaller_images(monkeypatch):
+    """The smaller ones find what the example finds, and the error names the pass."""
+    sizes = []
+    check = passes.Verification.check
+
+    def noted(self, program, name, **options):
+        sizes.append((name, tuple(self.args[0].shape)))
+        check(self, program, name, **options)
+
+    monkeypatch.setattr(passes.Verification, "check", noted)
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(4, 3)).eval()
+    captured = lrpfx.capture(model, torch.randn(2, 3, 128, 132))
+    sizes.clear()
+    explain_model = lrpfx.transform(captured, EpsilonPlus())
+    assert sizes == [("rewrite and fold", (2, 3, 32, 33))]
+    assert not any(stage.unverified for stage in lrpfx.history(explain_model))
+    assign = STAGES[Stage.ASSIGN]
+    monkeypatch.setitem(STAGES, Stage.ASSIGN, lambda settings: (Sloppy(with_another_constant), *assign(settings)))
+    with pytest.raises(lrpfx.VerificationError, match="after sloppy the graph of Sequential does not compute the same"):
+        lrpfx.transform(captured, EpsilonPlus())
+    assert sizes[-1] == ("sloppy", (2, 3, 128, 132))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 128, 128), (2, 3, 64, 64)])
+def test_graphs_that_take_no_smaller_images_are_verified_with_the_example(shape, monkeypatch):
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 2, 1)
+            self.linear = nn.Linear(2 * shape[2] * shape[3], 2)
+
+        def forward(self, x):
+            return self.linear(self.convolution(x).relu().flatten(1))
+
+    sizes = []
+    check = passes.Verification.check
+    captured = lrpfx.capture(Fixed().eval(), torch.randn(shape))
+    monkeypatch.setattr(
+        passes.Verification,
+        "check",
+        lambda self, *given, **options: sizes.append(self.args[0].shape) or check(self, *given, **options),
+    )
+    lrpfx.transform(captured, EpsilonPlus())
+    assert sizes == [shape]
+
+
+def test_layers_that_passes_ask_for_are_those_of_the_graph(monkeypatch):
+    """`Program.layer` keeps them; here each is compared with a new one."""
+    kept = passes.Program.layer
+    asked = []
+
+    def compared(self, node):
+        found, new = kept(self, node), layer_of_node(node, self.root)
+        asked.append(node.name)
+        for name in ("name", "inputs", "parameters", "extras", "module", "module_path", "description"):
+            assert getattr(found, name) == getattr(new, name)
+        assert vars(found.operation) == vars(new.operation)
+        return found
+
+    monkeypatch.setattr(passes.Program, "layer", compared)
+    for composite in (AttnLRP(), EpsilonPlus(), DeepLIFT()):
+        lrpfx.transform(small_encoder(), composite, torch.tensor([[1, 2, 3]]))
+        lrpfx.transform(small_net(), composite, torch.randn(2, 3, 8, 8))
+    assert len(asked) > 3 * len(set(asked))
 
 
 def test_a_pass_that_is_not_to_edit():
