@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.sentences import TextExplanation
     from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
     from lrpfx.explanation.tables import TableExplanation, TableExplanations
+    from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
     from lrpfx.pages.report import report
     from lrpfx.pipeline import Captured, capture, node_names, transform
     from lrpfx.reports.assignment import assignment
@@ -97,6 +98,7 @@ _NAMES_IN = {
     "explanation.sentences": ("TextExplanation",),
     "explanation.series": ("SeriesExplanation", "SeriesExplanations", "WaveExplanation", "WaveExplanations"),
     "explanation.tables": ("TableExplanation", "TableExplanations"),
+    "explanation.volumes": ("VolumeExplanation", "VolumeExplanations"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
@@ -153,6 +155,8 @@ __all__ = [
     "TextExplanation",
     "UnsupportedOperationError",
     "VerificationError",
+    "VolumeExplanation",
+    "VolumeExplanations",
     "WaveExplanation",
     "WaveExplanations",
     "__version__",

@@ -11,16 +11,18 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
-from lrpfx.command_line.image_files import ImageFile, images_in, opened
+from lrpfx.command_line.image_files import ImageFile, Masks, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.options import (
     ALLOW_NATIVE,
     IMAGES,
+    MASK,
     MODEL,
     REFERENCE,
     CompositeOptions,
     ModelOptions,
     classes_of,
+    invalid,
     numbers_of,
 )
 from lrpfx.command_line.results import ResultFolder, Results, results_in
@@ -30,6 +32,7 @@ from lrpfx.explanation.answers import Category
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
+from lrpfx.request.regions import Region
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
 COLUMNS = ("predicted", "explained", "relevance", "model", "composite")
@@ -54,6 +57,7 @@ def explain(
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
+    mask: MASK = None,
     reference: REFERENCE = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
     allow_native: ALLOW_NATIVE = False,
@@ -64,7 +68,12 @@ def explain(
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     options.check(target or ())
+    if mask is not None and len(target or ()) != 1:
+        raise invalid("--mask is the region of one class: pass --target once")
     images = images_in(photographs)
+    masks = None if mask is None else Masks(mask)
+    if masks is not None:
+        masks.check(images)
     rules.check()
     several = len(target or ()) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
@@ -92,10 +101,11 @@ def explain(
         "targets": targets,
         "top": top,
         **({} if reference is None else {"reference": reference}),
+        **({} if mask is None else {"mask": str(mask)}),
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     with results_in(place, settings, images, _COMMAND, one_program=False) as results:
-        work = _Work(given, explainer, targets, top, digest, results)
+        work = _Work(given, explainer, targets, top, digest, results, masks)
         pending = [image for image in results.images if not results.has(image, work.version_of(image))]
         with stages("preparing photographs", len(images)) as shown:
             shown.advance(len(images) - len(pending))
@@ -109,7 +119,14 @@ class _Work:
     """Explains photographs, and adds their pictures and rows to the results."""
 
     def __init__(
-        self, given: NamedModel, explainer: Explainer, targets: Sequence[int | str], top: int, digest: str, results: Results
+        self,
+        given: NamedModel,
+        explainer: Explainer,
+        targets: Sequence[int | str],
+        top: int,
+        digest: str,
+        results: Results,
+        masks: Masks | None,
     ) -> None:
         self.given = given
         self.explainer = explainer
@@ -117,16 +134,18 @@ class _Work:
         self.top = top
         self.digest = digest
         self.results = results
+        self.masks = masks
         self.rows: dict[str, list[str]] = {}
 
     def version_of(self, image: ImageFile) -> str:
         """A text that changes with the file and with the settings."""
-        return f"{image.version}-{self.digest}"
+        mask = "" if self.masks is None else f"-{self.masks.version_for(image)}"
+        return f"{image.version}{mask}-{self.digest}"
 
     def explain(self, images: Sequence[ImageFile], shown: Stages) -> None:
         """Explain photographs. What fails for one of them is its problem, what fails for the first ones alike is an error."""
         for batch in self._batches(images, shown):
-            found = self._explained(list(batch.values()))
+            found = self._explained(list(batch.items()))
             errors = [one for one in found if isinstance(one, InputError)]
             if len(errors) == len(batch) and not self.rows:
                 raise errors[0]
@@ -137,12 +156,16 @@ class _Work:
                     self._write(image, one)
             shown.advance(len(batch))
 
-    def _explained(self, photographs: list[Image.Image]) -> list[Explanation | InputError]:
+    def _explained(self, files: Sequence[tuple[ImageFile, Image.Image]]) -> list[Explanation | InputError]:
         """The explanation of each photograph, or why there is none."""
+        photographs = [photograph for _, photograph in files]
         try:
-            return list(self.explainer(photographs, targets=self.targets or None))
+            if self.masks is None:
+                return list(self.explainer(photographs, targets=self.targets or None))
+            masks = [self.masks.for_photograph(image, photograph.size) for image, photograph in files]
+            return list(self.explainer(photographs, [Region(self.targets[0], mask) for mask in masks]))
         except InputError as error:
-            return [error] if len(photographs) == 1 else [self._explained([one])[0] for one in photographs]
+            return [error] if len(files) == 1 else [self._explained([one])[0] for one in files]
 
     def _batches(self, images: Sequence[ImageFile], shown: Stages) -> Iterator[dict[ImageFile, Image.Image]]:
         """Photographs that are open together: no more than run together, and no more pixels than one may have."""

@@ -153,6 +153,53 @@ def opened_in_rgb(path: Path) -> Image.Image:
         raise InputError(f"{path}: {reason(error)}", topic="image-files") from error
 
 
+@dataclass(frozen=True)
+class Masks:
+    """Masks of photographs: one image for all, or a folder with one of the same name, but for its ending, for each."""
+
+    place: Path
+
+    def check(self, images: Iterable[ImageFile]) -> None:
+        """Raise `InputError` if a photograph has no mask."""
+        if not self.place.exists():
+            raise InputError(f"there is no file or folder {self.place}", topic="files-and-folders")
+        for image in images:
+            self.file_for(image)
+
+    def file_for(self, image: ImageFile) -> Path:
+        """The file of the mask. Raises `InputError` if the folder has none, or several."""
+        if not self.place.is_dir():
+            return self.place
+        above = (self.place / image.name).parent
+        found = [path for path in image_files(self.place) if path.parent == above and path.stem == Path(image.name).stem]
+        if len(found) != 1:
+            raise InputError(
+                f"{image.shown} has {len(found) or 'no'} masks in {self.place}: one with its name, but for the ending, is needed",
+                topic="image-files",
+            )
+        return found[0]
+
+    def version_for(self, image: ImageFile) -> str:
+        """A text that changes if the mask is replaced."""
+        return ImageFile(self.file_for(image), "").version
+
+    def for_photograph(self, image: ImageFile, size: tuple[int, int]) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+        """Which pixels of a photograph of this (width, height) are in the region, (height, width)."""
+        file = self.file_for(image)
+        mask = opened_in_rgb(file).convert("L")
+        if mask.size != size:
+            raise InputError(
+                f"the mask {file} has {mask.width}×{mask.height} pixels, and the photograph {size[0]}×{size[1]}",
+                topic="image-files",
+            )
+        values = np.asarray(mask)
+        if not set(np.unique(values)) < {0, 1, 255} or {1, 255} <= set(np.unique(values)):
+            raise InputError(
+                f"{file} is no mask: its values are other ones than black and white, or 0 and 1", topic="image-files"
+            )
+        return values > 0
+
+
 @contextmanager
 def whole_picture(path: Path) -> Iterator[Path]:
     """The temporary path of a picture that appears at `path` whole or not at all.

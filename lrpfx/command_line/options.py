@@ -69,6 +69,13 @@ REFERENCE = Annotated[
         help="What photographs are compared with, for --composite deep_lift: a number after preprocessing, such as 0."
     ),
 ]
+MASK = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the class of a segmentation network is explained, by default where it is predicted: an image in the size of "
+        "the photographs, white in the region, or a folder of such with the names of the photographs."
+    ),
+]
 ARTEFACT = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
 ALLOW_NATIVE = Annotated[
     bool, typer.Option("--allow-native", help="Load compiled programs too. They are native code: only from people you trust.")

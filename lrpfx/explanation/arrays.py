@@ -1,7 +1,8 @@
-"""Inputs of numbers as users have them, tables, series and waves, and the tensors that a model takes for them."""
+"""Inputs of numbers as users have them, tables, series, waves and volumes, and the tensors that a model takes for them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -9,13 +10,15 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.images import nifti
 from lrpfx.ir.node import node_info
 from lrpfx.request.classes import as_list
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import positive_number
 
-#: What numbers stand for: the rows of a table, values at steps in time, or a sound or another signal of many samples.
-Form = Literal["table", "series", "wave"]
+#: What numbers stand for: the rows of a table, values at steps in time, a sound or another signal of many samples, or a
+#: volume or a video.
+Form = Literal["table", "series", "wave", "volume"]
 
 _ONE_DIMENSIONAL = (nn.RNNBase, nn.Conv1d)
 _OF_IMAGES = (nn.Conv2d, nn.Conv3d)
@@ -34,7 +37,7 @@ class Reading:
     def of(cls, form: Any, names: Any, rate: Any, channels: Any) -> "Reading":
         """Checked. Raises `InputError`, `InputTypeError`."""
         if form is not None and form not in get_args(Form):
-            raise InputError(f'form= is "table", "series" or "wave", not {form!r}', topic="tables-series-and-waves")
+            raise InputError(f'form= is "table", "series", "wave" or "volume", not {form!r}', topic="tables-series-and-waves")
         if channels not in ("first", "last", None):
             raise InputError(f'channels= is "first" or "last", not {channels!r}', topic="tables-series-and-waves")
         if form == "wave" and rate is None:
@@ -50,6 +53,8 @@ class Reading:
             return self.form
         if self.rate is not None:
             return "wave"
+        if _is_of_volumes(given, model):
+            return "volume"
         if _is_frame(given) or (_is_pandas_series(given) and given.dtype.kind in "fiub"):
             return "table"
         axes = given.ndim if isinstance(given, (np.ndarray, torch.Tensor)) and _is_floating(given) else None
@@ -73,7 +78,9 @@ class Samples:
     `inputs`: a tensor, or a tuple or dict of tensors, with a batch dimension. `several`: whether the user gave a batch.
     `titles`: a name for each sample. `names`: of the features, if they are known. `values`: what the user gave, one array for
     each sample: (features,) of a table, (steps, features) of series, (samples,) of waves. `steps`: the positions in a series.
-    `channels_first`: whether the model's input is (features, steps).
+    `channels_first`: whether the model's input is (features, steps). `affines`: from voxels of volumes to millimetres.
+
+    The inputs of volumes are a list of tensors with a batch of one: they have sizes of their own.
     """
 
     inputs: Any
@@ -83,15 +90,19 @@ class Samples:
     values: tuple[np.ndarray[Any, Any], ...]
     steps: tuple[Any, ...] | None = None
     channels_first: bool = False
+    affines: tuple[np.ndarray[Any, Any] | None, ...] = ()
 
     def part(self, places: slice) -> Any:
-        """The inputs of some samples."""
+        """The inputs of some samples; of volumes, of one."""
+        if isinstance(self.inputs, list):
+            (one,) = self.inputs[places]
+            return one
         return _each_tensor(self.inputs, lambda one: one[places])
 
 
 def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
     """The samples that an input has. Raises `InputError`, `InputTypeError`."""
-    return {"table": _table, "series": _series, "wave": _waves}[form](given, reading, preprocess)
+    return {"table": _table, "series": _series, "wave": _waves, "volume": _volumes}[form](given, reading, preprocess)
 
 
 def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
@@ -191,6 +202,74 @@ def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
     titles = ("wave",) if not several else tuple(f"wave {place}" for place in range(len(batch)))
     heard = inputs.numpy().reshape(len(inputs), -1, inputs.shape[-1])  # what preprocessing has scaled is what is explained
     return Samples(inputs, several, titles, None, tuple(heard))
+
+
+def _volumes(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+    several = isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 5
+    if several and not len(given):
+        raise InputError("there are no volumes", topic="volumes")
+    read = [_volume(one, preprocess) for one in (given if several else [given])]
+    numbered = (f"volume {place}" if several else "volume" for place in range(len(read)))
+    titles = [Path(one).name if nifti.is_file_name(one) else None for one in (given if several else [given])]
+    return Samples(
+        [tensor[None] for tensor, _ in read],
+        several,
+        tuple(title or name for title, name in zip(titles, numbered, strict=True)),
+        None,
+        tuple(_as_numpy(tensor) for tensor, _ in read),
+        affines=tuple(affine for _, affine in read),
+    )
+
+
+def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
+    """The model's input (channels, depth, height, width) of one volume, and its affine, if that is known."""
+    made = given if preprocess is None else preprocess(given)
+    affine = getattr(made, "affine", None)  # as MONAI's tensors have it
+    if nifti.is_image(made) or nifti.is_file_name(made):
+        made, affine = nifti.opened(made)
+    if not isinstance(made, (torch.Tensor, np.ndarray)):
+        raise InputTypeError(
+            f"a volume is an array or tensor (channels, depth, height, width), an image of nibabel or its file, not "
+            f"{given if isinstance(given, str) else type(made).__name__}: pass preprocess=, a function from what you have to the "
+            "tensor that the model takes; for photographs and texts, the model needs layers for them",
+            topic="volumes",
+        )
+    tensor = torch.from_numpy(np.ascontiguousarray(made)) if isinstance(made, np.ndarray) else made.detach().cpu()
+    tensor = tensor.as_subclass(torch.Tensor)
+    tensor = tensor[0] if tensor.ndim == 5 and len(tensor) == 1 else tensor[None] if tensor.ndim == 3 else tensor
+    if tensor.ndim != 4 or not tensor.numel():
+        raise InputError(
+            f"volumes are arrays (channels, depth, height, width) or several of them, not of shape {tuple(made.shape)}",
+            topic="volumes",
+        )
+    if not tensor.is_floating_point():
+        raise InputError(
+            f"a volume of {tensor.dtype} is not in the range of floating-point numbers that networks take: convert it, which "
+            "for colours of 8 bits means a division by 255, or pass preprocess=",
+            topic="volumes",
+        )
+    if not torch.isfinite(tensor).all():
+        raise InputError("the volume has values that are not finite: fill what is missing", topic="values-not-finite")
+    return tensor, None if affine is None else _checked_affine(affine)
+
+
+def _checked_affine(affine: Any) -> np.ndarray[Any, Any]:
+    found = np.asarray(_detached(affine), dtype=np.float64)
+    if found.shape != (4, 4) or not np.isfinite(found).all() or abs(np.linalg.det(found[:3, :3])) == 0:
+        raise InputError("the affine of the volume is no map from voxels to places, (4, 4)", topic="volumes")
+    return found
+
+
+def _is_of_volumes(given: Any, model: Any) -> bool:
+    """Whether an input is a volume or several: by itself, or since the model has convolutions over three dimensions alone."""
+    each = given if isinstance(given, (list, tuple)) else [given]
+    if each and all(nifti.is_image(one) or nifti.is_file_name(one) or getattr(one, "ndim", 0) == 5 for one in each):
+        return True
+    if isinstance(model, nn.Module):
+        kinds = {type(one) for one in model.modules()}
+        return any(issubclass(one, nn.Conv3d) for one in kinds) and not any(issubclass(one, nn.Conv2d) for one in kinds)
+    manifest = getattr(model, "manifest", None)
+    return manifest is not None and len(next(iter(manifest["arguments"].values()))["shape"]) == 5
 
 
 def _is_channels_first(shape: Sequence[int], names: Sequence[str] | None, channels: str | None) -> bool:

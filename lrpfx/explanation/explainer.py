@@ -54,6 +54,7 @@ from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.series import SeriesExplanation, WaveExplanation
 from lrpfx.explanation.tables import TableExplanation
+from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.explanation.texts import texts_in
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
@@ -62,6 +63,7 @@ from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.boxes import as_box
 from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
+from lrpfx.request.regions import Region, RegionOfInput
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
@@ -85,6 +87,7 @@ Found = TypeVar(
     TableExplanation,
     SeriesExplanation,
     WaveExplanation,
+    VolumeExplanation,
     default=Explanation,
 )
 _Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
@@ -149,7 +152,7 @@ class Explainer(Generic[Found]):
     join
         Whether the tokens of a word are joined in the picture of a text, as for `lrpfx.text.heatmap`.
     form
-        What numbers stand for: "table", "series" or "wave"; by default what the call says about its `images`.
+        What numbers stand for: "table", "series", "wave" or "volume"; by default what the call says about its `images`.
     names
         The names of the features of a table or of series; by default the columns of a DataFrame.
     rate
@@ -209,6 +212,14 @@ class Explainer(Generic[Found]):
         *,
         form: Literal["wave"] | None = None,
         rate: float,
+        **settings: Unpack[_Settings],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "Explainer[VolumeExplanation]",
+        model: nn.Module | Runner | Captured,
+        *,
+        form: Literal["volume"],
         **settings: Unpack[_Settings],
     ) -> None: ...
     @overload
@@ -386,6 +397,10 @@ class Explainer(Generic[Found]):
             the shape (rows, features), series (batch, steps, features), and waves (batch, samples) or (batch, channels,
             samples); without the batch, there is one. Two axes and a single name are series of one feature, (batch, steps).
             `preprocess` is then a function from all of what was given to the tensors that the model takes.
+            A volume or a video is an array or a tensor (channels, depth, height, width), an image of nibabel or its file (.nii,
+            .nii.gz); several are a list, or have a batch in front. Inputs are volumes if they are files or images of this kind,
+            have five axes, or the model has convolutions over three dimensions and none over images; `preprocess` is then a
+            function from one of them to the tensor that the model takes, which may have an `affine`, as those of MONAI.
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
@@ -400,6 +415,7 @@ class Explainer(Generic[Found]):
         InputError
             An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
+        self._form = None
         if self._is_joint(images):
             return self._of_several_inputs(images, target, targets)
         if self.tokenizer is not None:
@@ -483,9 +499,10 @@ class Explainer(Generic[Found]):
 
     def _of_numbers(self, given: Any, form: Form, wanted: TargetsOfSamples) -> Any:
         samples = read(given, form, self.reading, None if self.preprocess is None else self.preprocess.function)
-        if isinstance(self.model, nn.Module):
+        if isinstance(self.model, nn.Module) and form != "volume":
             samples = replace(samples, inputs=on_device_of(self.model, samples.inputs, True))
         batch_size = _ROWS * self.batch_size if form == "table" and _is_open(self.model) else self.batch_size
+        batch_size = 1 if form == "volume" else batch_size  # they are large, and have sizes of their own
         return explain_samples(self.compiled_for, samples, KINDS[form], self.reading, wanted, batch_size, self.progress)
 
     @property
@@ -532,7 +549,9 @@ class Explainer(Generic[Found]):
     def _targets_of(self, one: "_Prepared", wanted: TargetsOfSamples) -> tuple[Target, ...]:
         """The targets of a photograph, as its input has them."""
         given = wanted.of_sample(one.place)
-        return tuple(in_input(as_box(target), one.geometry) for target in given) if is_detector(self.model) else given
+        if is_detector(self.model):
+            return tuple(in_input(as_box(target), one.geometry) for target in given)
+        return tuple(_on_input(target, one) if isinstance(target, Region) else target for target in given)
 
     def _batches(self, images: Any, unreadable: list[Unreadable]) -> Iterator[list["_Prepared"]]:
         """Photographs of one input shape, as many as run together."""
@@ -640,7 +659,10 @@ class Explainer(Generic[Found]):
             return as_composite(self.composite, "an explainer", **bounds)
         if is_graph(inputs):
             return AttnLRP(gamma=GAMMA_OF_GRAPHS)
-        if self._form is not None:
+        form = self._form
+        if form is None and isinstance(inputs, torch.Tensor):  # of a data set
+            form = self.reading.form_of(inputs, self.model, self.preprocess is not None)
+        if form is not None and form != "volume":
             return ByContent(photographs=False, signed=True)
         if self.tokenizer is not None:
             return ByContent(photographs=False)
@@ -796,6 +818,15 @@ class _Prepared:
     photograph: Photograph
     input: torch.Tensor
     geometry: Geometry | None
+
+
+def _on_input(region: Region, one: _Prepared) -> Region:
+    """A region with a mask in the size of the photograph as one of the input; others stay as they are."""
+    width, height = one.photograph.image.size
+    if not isinstance(region.mask, torch.Tensor) or tuple(region.mask.shape) != (height, width):
+        return region
+    geometry = one.geometry or Geometry.of_whole(height, width)
+    return RegionOfInput(region.class_, geometry.of_input(region.mask.numpy()), region.positive)
 
 
 def _as_inputs(images: Any) -> torch.Tensor:

@@ -29,7 +29,7 @@ from lrpfx.explanation.answers import (
 )
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
-from lrpfx.images.geometry import Axis, Geometry
+from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.sheets import Legend
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.reports.ledger import Ledger
@@ -316,8 +316,7 @@ class Explanation(Explained):
 
     def _canvas(self, size: tuple[int, int] | None = None) -> Canvas:
         height, width = self.input_relevance.shape[1:]
-        as_it_is = Geometry(Axis(0.0, 1.0, height, height), Axis(0.0, 1.0, width, width))
-        return Canvas.of(self.photograph, self.geometry or as_it_is, size)
+        return Canvas.of(self.photograph, self.geometry or Geometry.of_whole(height, width), size)
 
     def _size_in_row(self, columns: int, width_of_sheet: int) -> tuple[int, int]:
         """The size of the photograph in a row of a sheet, or its own if that is smaller."""

@@ -22,6 +22,7 @@ from lrpfx.explanation.explanation import Explained, Explanation, SeveralPicture
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText, check_fits, read, readable
+from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, as_photographs, as_seen, photographs
 from lrpfx.images.preprocessing import Preprocessing
@@ -59,8 +60,8 @@ class JointExplanation(Explained):
     It is plain data. `Explanation` describes `name`, `output`, `categories`, `rules` and `scores`.
 
     `answers`: for each explained class, the relevance of each input, (inputs,). `names`: of these inputs. Inputs without
-    relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts or rows of
-    numbers. `maps`: relevance of each entry of each input for the first class, without the batch; of words, that of their
+    relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts, rows
+    of numbers or volumes. `maps`: relevance of each entry of each input for the first class, without the batch; of words, that of their
     vectors.
 
     Examples
@@ -145,6 +146,8 @@ def _picture(part: Explained, style: Style) -> Image.Image:
         return part.picture.to_image(width=WITHIN.width)
     if isinstance(part, TableExplanation):
         return part.waterfall(style=replace(style, width=WITHIN.width))
+    if isinstance(part, VolumeExplanation):
+        return part.sheet(replace(style, width=WITHIN.width))
     assert isinstance(part, Explanation)
     (_, photograph), *_, (_, overlay) = part.row(style)
     size = round(photograph.width * _HEIGHT / photograph.height), _HEIGHT
@@ -450,6 +453,8 @@ class CompiledJoint(Compiled):
             fitting = self.names if self.names is not None and len(self.names) == count else None
             features = tuple(fitting or (f"feature {one}" for one in range(count)))
             return TableExplanation(name, *facts, features, as_array(value[0]))
+        if value.ndim == 5 and is_floating(value):
+            return VolumeExplanation(name, *facts, as_array(value[0]))
         return None
 
 

@@ -1,4 +1,4 @@
-"""Explanations of tables, series and waves: from what `read` made of them to what a user looks at."""
+"""Explanations of tables, series, waves and volumes: from what `read` made of them to what a user looks at."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +11,24 @@ from lrpfx.explanation.arrays import Form, Reading, Samples
 from lrpfx.explanation.compiled import Compiled, Origin, keep_origin
 from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
 from lrpfx.explanation.tables import TableExplanation, TableExplanations
+from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.support.optional_packages import progress_bar
 
-OfNumbers = TableExplanation | SeriesExplanation | WaveExplanation
+OfNumbers = TableExplanation | SeriesExplanation | WaveExplanation | VolumeExplanation
 #: What numbers stand for -> the class of an explanation.
-KINDS: dict[Form, type[OfNumbers]] = {"table": TableExplanation, "series": SeriesExplanation, "wave": WaveExplanation}
+KINDS: dict[Form, type[OfNumbers]] = {
+    "table": TableExplanation,
+    "series": SeriesExplanation,
+    "wave": WaveExplanation,
+    "volume": VolumeExplanation,
+}
 #: The collection of several, by the class of one.
 _SEVERAL: dict[type[OfNumbers], Any] = {
     TableExplanation: TableExplanations,
     SeriesExplanation: SeriesExplanations,
     WaveExplanation: WaveExplanations,
+    VolumeExplanation: VolumeExplanations,
 }
 
 
@@ -47,7 +54,8 @@ def explain_samples(
         for place, output, answers, targets in zip(
             range(places.start, places.stop), run.outputs, run.answers, run.targets, strict=True
         ):
-            scores = run.scores if compiled.categories is not None else Scores.OTHER
+            is_of_classes = kind is VolumeExplanation or compiled.categories is not None
+            scores = run.scores if is_of_classes else Scores.OTHER
             shown = tuple(_shaped(answer, samples, place, kind, scores) for answer in answers)
             facts = (samples.titles[place], output, compiled.categories, shown, run.rules, scores)
             one = kind(*facts, *_own(samples, place, kind, reading))
@@ -60,6 +68,8 @@ def _shaped(answer: Answer, samples: Samples, place: int, kind: type[OfNumbers],
     """An answer whose relevance has the shape of what the user gave."""
     category = replace(answer.category, probability=None) if scores is Scores.OTHER else answer.category
     relevance, shape = answer.input_relevance, samples.values[place].shape
+    if kind is VolumeExplanation:  # programs may return it without channels
+        shape = relevance.shape if relevance.ndim == 4 else (1, *relevance.shape)
     if kind is SeriesExplanation and samples.channels_first:
         relevance = relevance.reshape(shape[::-1]).T
     return replace(answer, category=category, input_relevance=np.ascontiguousarray(relevance.reshape(shape)))
@@ -68,6 +78,8 @@ def _shaped(answer: Answer, samples: Samples, place: int, kind: type[OfNumbers],
 def _own(samples: Samples, place: int, kind: type[OfNumbers], reading: Reading) -> tuple[Any, ...]:
     """What an explanation of this kind has besides the facts that all have."""
     values = samples.values[place]
+    if kind is VolumeExplanation:
+        return values, samples.affines[place]
     if kind is WaveExplanation:
         return values, reading.rate
     names = samples.names or tuple(f"feature {number}" for number in range(values.shape[-1]))

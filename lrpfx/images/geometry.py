@@ -28,6 +28,12 @@ class Axis:
         """The positions of the edges of the input's pixels in the photograph. Shape (pixels + 1,)."""
         return np.asarray(self.start + self.step * np.arange(self.pixels + 1), dtype=np.float64)
 
+    @property
+    def middles(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The pixel of the photograph, (pixels,), in which the middle of each pixel of the input lies, and whether there is one."""
+        places = np.floor(self.start + self.step * (np.arange(self.pixels) + 0.5)).astype(np.int64)
+        return places.clip(0, self.length - 1), (places >= 0) & (places < self.length)
+
     def cropped(self, first: int, last: int) -> "Axis":
         """The axis for a part of the photograph, from pixel `first` to before pixel `last`."""
         return replace(self, start=self.start - first, length=last - first)
@@ -64,12 +70,22 @@ class Geometry:
     rows: Axis
     columns: Axis
 
+    @classmethod
+    def of_whole(cls, height: int, width: int) -> "Geometry":
+        """That of a photograph which is the input itself."""
+        return cls(Axis(0.0, 1.0, height, height), Axis(0.0, 1.0, width, width))
+
     def undo(self, relevance: Array) -> Array:
         """Relevance of input pixels (height, width) as relevance of the photograph's pixels.
 
         The total is that of the input's pixels that show the photograph: those that are padding have no place in it.
         """
         return self.rows.spread(self.columns.spread(relevance).T).T
+
+    def of_input(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which pixels of the input, (height, width), have their middle within a mask of the photograph's pixels."""
+        (rows, are_rows), (columns, are_columns) = self.rows.middles, self.columns.middles
+        return mask[np.ix_(rows, columns)] & are_rows[:, None] & are_columns
 
     def resized(self, width: int, height: int) -> "Geometry":
         """The geometry for the photograph in another size."""

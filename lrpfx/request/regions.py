@@ -1,6 +1,6 @@
 """Regions of outputs with classes at places: what a segmentation network says about a class there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ class Region(Target):
         The index of the class; in an `lrpfx.Explainer` with `categories`, also its name.
     mask
         "predicted" for the places whose largest output is that of the class (for an output with one class, those where it is
-        positive), None for all places, or an array or tensor with the shape of the places, of bool or of zeros and ones.
+        positive), None for all places, or an array or tensor with the shape of the places, of bool or of zeros and ones. An
+        `lrpfx.Explainer` also takes one in the size of the photograph, (height, width).
     positive
         Whether negative outputs count as zero. If not, relevance is that of all outputs in the region.
 
@@ -60,7 +61,9 @@ class Region(Target):
             object.__setattr__(self, "mask", _as_mask(self.mask))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Region) or (self.class_, self.positive) != (other.class_, other.positive):
+        if type(self) is not type(other) or not isinstance(other, Region):
+            return False
+        if (self.class_, self.positive) != (other.class_, other.positive):
             return False
         if isinstance(self.mask, torch.Tensor) and isinstance(other.mask, torch.Tensor):
             return torch.equal(self.mask, other.mask)
@@ -82,7 +85,7 @@ class Region(Target):
             )
         by_class = _classes_first(output)
         Class(self.class_).check(by_class.flatten(2)[..., 0], chosen)
-        if isinstance(self.mask, torch.Tensor) and self.mask.shape != by_class.shape[2:]:
+        if isinstance(self.mask, torch.Tensor) and not self._fits(by_class.shape[2:]):
             raise InputError(
                 f"the mask has shape {tuple(self.mask.shape)}, but the places of the output {tuple(by_class.shape[2:])}",
                 topic="targets",
@@ -101,11 +104,20 @@ class Region(Target):
         by_class = _classes_first(output)
         if isinstance(self.mask, str):
             return predicted_region(by_class, int(self.class_))
-        places = torch.ones_like(by_class[0, 0], dtype=torch.bool) if self.mask is None else self.mask.to(output.device)
-        return places.expand(output.shape[0], *by_class.shape[2:])
+        shape = by_class.shape[2:]
+        places = torch.ones_like(by_class[0, 0], dtype=torch.bool) if self.mask is None else self._mask_of(shape)
+        return places.to(output.device).expand(output.shape[0], *shape)
+
+    def _fits(self, shape: torch.Size) -> bool:
+        return bool(self.mask.shape == shape)
+
+    def _mask_of(self, shape: torch.Size) -> torch.Tensor:
+        """The mask for places of this shape, bool."""
+        found: torch.Tensor = self.mask
+        return found
 
     def resolved(self, index_of: IndexOf) -> Target:
-        return Region(index_of(self.class_), self.mask, self.positive)
+        return replace(self, class_=index_of(self.class_))
 
     def of_sample(self, number: int) -> Target | None:
         return self
@@ -120,6 +132,20 @@ class Region(Target):
 
     def __str__(self) -> str:
         return self.title(lambda index: f"class {index}")
+
+
+class RegionOfInput(Region):
+    """A region whose mask is one of the input's pixels, (height, width): places of any number are in it by their larger part."""
+
+    def _fits(self, shape: torch.Size) -> bool:
+        return len(shape) == 2
+
+    def _mask_of(self, shape: torch.Size) -> torch.Tensor:
+        share = torch.nn.functional.adaptive_avg_pool2d(self.mask[None].float(), tuple(shape))[0]
+        return share >= 0.5
+
+    def least_sizes(self) -> tuple[int, ...]:
+        return (1, int(self.class_) + 1)
 
 
 def _classes_first(output: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,241 @@
+"""Volumes and videos through the front door: the relevance is that of `attribute`, and pictures show the slices they name."""
+
+import gzip
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
+from helpers import assert_close
+from torch import nn
+from torchvision.models import video
+
+import lrpfx
+from lrpfx.composites import AttnLRP, GammaByDepth
+from lrpfx.errors import InputError, InputTypeError
+
+
+def classifier(channels=1):
+    torch.manual_seed(0)
+    layers = nn.Conv3d(channels, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool3d(2), nn.Flatten(), nn.Linear(32, 3)
+    return nn.Sequential(*layers).eval()
+
+
+class UNet(nn.Module):
+    """One step down and one up, with a skip connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner = nn.Conv3d(1, 4, 3, padding=1), nn.Conv3d(4, 8, 3, stride=2, padding=1)
+        self.up, self.norm = nn.ConvTranspose3d(8, 4, 2, stride=2), nn.BatchNorm3d(4)
+        self.head = nn.Conv3d(8, 3, 1)
+
+    def forward(self, x):
+        skip = self.first(x).relu()
+        inner = nn.functional.max_pool3d(self.inner(skip).relu(), 1)
+        wide = nn.functional.interpolate(inner, scale_factor=1.0, mode="trilinear")
+        return self.head(torch.cat([skip, self.norm(self.up(wide))], 1))
+
+
+def test_the_relevance_is_that_of_attribute():
+    model, volumes = classifier(2), torch.rand(2, 2, 6, 8, 10)
+    explainer = lrpfx.Explainer(model, categories=["a", "b", "c"])
+    found = explainer(volumes, ["a", "c"])
+    direct = lrpfx.attribute(explainer.explain_model, volumes, [0, 2])
+    assert isinstance(found, lrpfx.VolumeExplanations) and found[1].name == "volume 1"
+    for place, one in enumerate(found):
+        assert_close(torch.from_numpy(one.input_relevance), direct.relevance[place], 1e-6)
+        np.testing.assert_allclose(one.relevance, direct.relevance[place].double().sum(0), rtol=1e-5, atol=1e-8)
+        assert one.target.score == pytest.approx(float(direct.output[place, [0, 2][place]]), rel=1e-5)
+        assert one.ledger.unexplained == pytest.approx(0, abs=1e-5)
+    alone = explainer(volumes[1], targets=["a", "c"])
+    assert alone.name == "volume" and [one.category.name for one in alone.answers] == ["a", "c"]
+    np.testing.assert_allclose(alone.answers[1].input_relevance, found[1].input_relevance, rtol=1e-4, atol=1e-7)
+    assert "GammaByDepth" in found[0].rules and list(found.to_pandas()["explained"]) == ["a", "c"]
+
+
+def test_sizes_of_a_list_may_differ():
+    model = classifier()
+    found = lrpfx.explain(model, [torch.rand(1, 6, 8, 10), torch.rand(7, 5, 9)])
+    assert [one.relevance.shape for one in found] == [(6, 8, 10), (7, 5, 9)]
+
+
+def test_a_region_of_a_volume():
+    torch.manual_seed(1)
+    model, volume = UNet().eval(), torch.rand(1, 8, 8, 12)
+    explainer = lrpfx.Explainer(model, categories=["ground", "organ", "lesion"])
+    mask = torch.zeros(8, 8, 12)
+    mask[2:5, 2:6, 3:9] = 1
+    found = explainer(volume, lrpfx.Region("lesion", mask=mask, positive=False))
+    seed = model(volume[None]).detach() * mask * torch.tensor([0.0, 0, 1])[:, None, None, None]
+    direct = lrpfx.attribute(explainer.explain_model, volume[None], seed)
+    assert_close(torch.from_numpy(found.input_relevance), direct.relevance[0], 1e-6)
+    assert found.target.score == pytest.approx(float(seed.sum()), rel=1e-5) and found.target.area == pytest.approx(72 / 768)
+    outlined, plain = found.overlay(3), found.overlay(6)
+    assert is_outlined(outlined) and not is_outlined(plain)
+    predicted = explainer(volume, "organ")
+    assert predicted.target.area == pytest.approx(float((model(volume[None])[0].argmax(0) == 1).double().mean()))
+
+
+def is_outlined(picture):
+    return (np.asarray(picture) == (255, 214, 10)).all(-1).any()
+
+
+def small_swin(num_classes):
+    sizes = {"embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": [2, 2, 2]}
+    return video.SwinTransformer3d(patch_size=[2, 4, 4], num_classes=num_classes, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "composite"),
+    [
+        pytest.param(video.r3d_18, (3, 4, 32, 32), GammaByDepth, id="r3d_18", marks=pytest.mark.thorough),
+        pytest.param(video.swin3d_t, (3, 4, 64, 64), AttnLRP, id="swin3d_t", marks=pytest.mark.thorough),
+        pytest.param(small_swin, (3, 4, 16, 16), AttnLRP, id="a small Video Swin"),
+    ],
+)
+def test_videos(make, shape, composite):
+    torch.manual_seed(0)
+    model, clip = make(num_classes=5).eval(), torch.rand(shape)
+    explainer = lrpfx.Explainer(model)
+    found = explainer(clip, 2)
+    assert isinstance(found, lrpfx.VolumeExplanation) and found.rules.startswith(composite.__name__)
+    assert found.relevance.shape == shape[1:]
+    output = model(clip[None])[0].detach()
+    np.testing.assert_allclose(found.output, output, rtol=1e-4, atol=1e-5)
+    assert found.target.probability == pytest.approx(float(output.softmax(0)[2]), rel=1e-3)
+    assert abs(found.ledger.unexplained) < 1e-3 * abs(found.ledger.seed)
+    assert found.sheet().width == 1200
+
+
+def test_slices_are_drawn_as_arrays_or_turned_by_the_affine():
+    explanation = lrpfx.explain(classifier(), torch.rand(1, 6, 8, 10))
+    marked = np.zeros((1, 6, 8, 10), dtype=np.float32)
+    marked[0, 1, 2, 3] = 1
+    assert place_of_mark(with_relevance(explanation, marked)) == pytest.approx((3.5 / 10, 2.5 / 8), abs=0.03)
+    # the axes of voxels run to the patient's feet, right and back: those of an axial slice are the second and third
+    affine = np.array([[0, 2.0, 0, 0], [0, 0, -1, 0], [-3, 0, 0, 0], [0, 0, 0, 1]])
+    turned = with_relevance(explanation, marked, affine)
+    assert turned.spacing == (3.0, 2.0, 1.0) and turned.most_relevant == (1, 2, 3)
+    assert place_of_mark(turned) == pytest.approx((2.5 / 8, 3.5 / 10), abs=0.03), "the front is above, the right on the right"
+    coronal = turned.overlay(axis=2)
+    assert coronal.width / coronal.height == pytest.approx(8 * 2 / (6 * 3), rel=0.02)
+    assert place_of_mark(turned, axis=2) == pytest.approx((2.5 / 8, 1.5 / 6), abs=0.03)
+    assert place_of_mark(turned, axis=1) == pytest.approx((1 - 3.5 / 10, 1.5 / 6), abs=0.03), "the front on the right"
+
+
+def with_relevance(explanation, relevance, affine=None):
+    answers = tuple(replace(one, input_relevance=relevance) for one in explanation.answers)
+    return replace(explanation, answers=answers, affine=affine)
+
+
+def place_of_mark(explanation, axis=None):
+    """The middle of what is red, as shares of width and height."""
+    picture = np.asarray(explanation.overlay(axis=axis)).astype(int)
+    rows, columns = np.nonzero(picture[..., 0] - picture[..., 2] > 100)
+    return columns.mean() / picture.shape[1], rows.mean() / picture.shape[0]
+
+
+def test_pictures_have_one_scale_and_the_most_relevant_slice():
+    found = lrpfx.explain(classifier(), torch.rand(1, 20, 8, 10))
+    assert found.most_relevant[0] in found._places(6, 0) and len(set(found._places(6, 0))) == 6
+    assert found._places(99, 0) == list(range(20))
+    assert found._scaled(lrpfx.pictures.Style()).scale == pytest.approx(
+        lrpfx.pictures.scale_of(list(found.relevance), sigma=None)
+    )
+    sheets = found.sheet(), found.montage(9, columns=3), found.planes(), found.planes((0, 1, 2)), found.montage(4, axis=2)
+    assert all(one.width == 1200 for one in sheets)
+
+
+def test_files(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    model = classifier()
+    values = np.random.default_rng(0).random((6, 8, 10), dtype=np.float32)
+    affine = np.diag([2.0, 2.0, 3.0, 1.0])
+    affine[:3, 3] = 5, -7, 9
+    path = tmp_path / "head.nii.gz"
+    nibabel.save(nibabel.Nifti1Image(values, affine), path)
+    found = lrpfx.explain(model, path)
+    assert found.name == "head.nii.gz" and found.spacing == (2.0, 2.0, 3.0)
+    expected = lrpfx.explain(model, values)
+    np.testing.assert_allclose(found.relevance, expected.relevance, rtol=1e-5, atol=1e-8)
+    np.testing.assert_array_equal(lrpfx.explain(model, nibabel.load(path)).affine, affine)
+
+    written = nibabel.load(found.save(tmp_path / "relevance.nii.gz"))
+    np.testing.assert_array_equal(written.affine, affine)
+    np.testing.assert_allclose(written.get_fdata(), found.relevance, rtol=1e-6, atol=1e-9)
+    both = lrpfx.explain(model, path, targets=[0, 1])
+    assert nibabel.load(both.save(tmp_path / "both.nii")).shape == (6, 8, 10, 2)
+    with pytest.raises(InputError, match="affine="):
+        expected.save(tmp_path / "nowhere.nii")
+    assert nibabel.load(expected.save(tmp_path / "there.nii", affine=affine)).shape == (6, 8, 10)
+    with np.load(found.save(tmp_path / "figures.npz")) as figures:
+        np.testing.assert_array_equal(figures["affine"], affine)
+    several = lrpfx.explain(model, [path, path])
+    assert [one.name for one in several.save(tmp_path / "folder")] == ["head.png", "head_2.png"]
+
+    damaged = tmp_path / "damaged.nii.gz"
+    damaged.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:500]))
+    with pytest.raises(InputError, match="damaged.nii.gz cannot be read"):
+        lrpfx.explain(model, damaged)
+    with pytest.raises(InputError, match="missing.nii cannot be read"):
+        lrpfx.explain(model, tmp_path / "missing.nii")
+
+
+class Located(torch.Tensor):
+    """A tensor with an affine, as MONAI has it."""
+
+    affine = torch.diag(torch.tensor([4.0, 4.0, 4.0, 1.0]))
+
+
+def test_preprocessing_is_of_one_volume():
+    model, files = classifier(), [torch.rand(1, 12, 8, 8), torch.rand(1, 10, 8, 8)]
+    found = lrpfx.explain(model, files, preprocess=lambda one: one[:, ::2].as_subclass(Located))
+    assert [one.relevance.shape for one in found] == [(6, 8, 8), (5, 8, 8)] and found[0].spacing == (4.0, 4.0, 4.0)
+    assert type(found[0].volume) is np.ndarray
+    assert lrpfx.explain(model, files, preprocess=lambda one: one[:, ::2])[0].affine is None
+
+
+def test_a_program_and_several_inputs(tmp_path):
+    model, volume = classifier(), torch.rand(1, 6, 8, 10)
+    explain_model = lrpfx.transform(model, GammaByDepth())
+    program = lrpfx.lower(explain_model, volume[None], target="index")
+    lrpfx.save(program, tmp_path / "volume.pt2")
+    found = lrpfx.explain(lrpfx.load(tmp_path / "volume.pt2"), volume, 1)
+    assert_close(torch.from_numpy(found.input_relevance), lrpfx.attribute(explain_model, volume[None], 1).relevance[0], 1e-6)
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.head = classifier(), nn.Linear(2, 3)
+
+        def forward(self, scan, facts):
+            return self.model(scan) + self.head(facts)
+
+    joint = lrpfx.explain(Pair().eval(), {"scan": volume[None], "facts": torch.rand(1, 2)}, 1)
+    assert isinstance(joint["scan"], lrpfx.VolumeExplanation) and joint.sheet().height > 100
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "kind", "message"),
+    [
+        (torch.zeros(1, 4, 4, 4, dtype=torch.uint8), {}, InputError, "255"),
+        (torch.full((1, 4, 4, 4), torch.nan), {}, InputError, "finite"),
+        (torch.zeros(4, 4), {}, InputError, "shape"),
+        (torch.zeros(1, 0, 4, 4), {}, InputError, "shape"),
+        ([], {}, InputError, "no volumes"),
+        ("cat.jpg", {}, InputTypeError, "cat.jpg"),
+        (torch.zeros(1, 4, 4, 4), {"form": "volumes"}, InputError, '"volume"'),
+    ],
+)
+def test_errors(given, settings, kind, message):
+    with pytest.raises(kind, match=message):
+        lrpfx.explain(classifier(), given, **settings)
+
+
+@pytest.mark.parametrize("ask", [lambda one: one.overlay(99), lambda one: one.overlay(axis=3), lambda one: one.planes((1, 2))])
+def test_slices_that_there_are_not(ask):
+    with pytest.raises(InputError) as caught:
+        ask(lrpfx.explain(classifier(), torch.rand(1, 6, 8, 10)))
+    assert caught.value.topic == "volumes"
