@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lrpfx.errors import InputError, LrpfxError, first_lines
@@ -174,7 +175,7 @@ class Masks:
         found = [path for path in image_files(self.place) if path.parent == above and path.stem == Path(image.name).stem]
         if len(found) != 1:
             raise InputError(
-                f"{image.shown} has {len(found) or 'no'} masks in {self.place}: one with its name, but for the ending, is needed",
+                f"{image.shown} has {len(found) or 'no'} masks in {self.place}: give it one with its name and any ending",
                 topic="image-files",
             )
         return found[0]
@@ -183,7 +184,7 @@ class Masks:
         """A text that changes if the mask is replaced."""
         return ImageFile(self.file_for(image), "").version
 
-    def for_photograph(self, image: ImageFile, size: tuple[int, int]) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+    def for_photograph(self, image: ImageFile, size: tuple[int, int]) -> NDArray[np.bool_]:
         """Which pixels of a photograph of this (width, height) are in the region, (height, width)."""
         file = self.file_for(image)
         mask = opened_in_rgb(file).convert("L")

@@ -72,8 +72,8 @@ REFERENCE = Annotated[
 MASK = Annotated[
     Path | None,
     typer.Option(
-        help="Where the class of a segmentation network is explained, by default where it is predicted: an image in the size of "
-        "the photographs, white in the region, or a folder of such with the names of the photographs."
+        help="Where the class of a segmentation network is explained, by default where it is predicted: an image in the size "
+        "of the photographs, white in the region, or a folder of such with the names of the photographs."
     ),
 ]
 ARTEFACT = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]

@@ -230,8 +230,8 @@ def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Te
     if not isinstance(made, (torch.Tensor, np.ndarray)):
         raise InputTypeError(
             f"a volume is an array or tensor (channels, depth, height, width), an image of nibabel or its file, not "
-            f"{given if isinstance(given, str) else type(made).__name__}: pass preprocess=, a function from what you have to the "
-            "tensor that the model takes; for photographs and texts, the model needs layers for them",
+            f"{given if isinstance(given, str) else type(made).__name__}: pass preprocess=, a function from what you have to "
+            "the tensor that the model takes; for photographs and texts, the model needs layers for them",
             topic="volumes",
         )
     tensor = torch.from_numpy(np.ascontiguousarray(made)) if isinstance(made, np.ndarray) else made.detach().cpu()

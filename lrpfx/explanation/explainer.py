@@ -54,8 +54,8 @@ from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.series import SeriesExplanation, WaveExplanation
 from lrpfx.explanation.tables import TableExplanation
-from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.explanation.texts import texts_in
+from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of

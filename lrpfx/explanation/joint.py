@@ -60,9 +60,9 @@ class JointExplanation(Explained):
     It is plain data. `Explanation` describes `name`, `output`, `categories`, `rules` and `scores`.
 
     `answers`: for each explained class, the relevance of each input, (inputs,). `names`: of these inputs. Inputs without
-    relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts, rows
-    of numbers or volumes. `maps`: relevance of each entry of each input for the first class, without the batch; of words, that of their
-    vectors.
+    relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts, rows of
+    numbers or volumes. `maps`: relevance of each entry of each input for the first class, without the batch; of words, that of
+    their vectors.
 
     Examples
     --------

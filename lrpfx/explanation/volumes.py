@@ -45,13 +45,13 @@ class VolumeExplanation(Explained):
     the indices of voxels to millimetres, (4, 4), towards the patient's right, front and top, as NIfTI has it; None if it is not
     known.
 
-    Slices of a volume with an affine are drawn with the front or the top above, and the patient's right, or front, on the right.
-    Others are drawn as arrays: rows downwards. All pictures of an explanation have one scale.
+    Slices of a volume with an affine are drawn with the front or the top above, and the patient's right, or front, on the
+    right. Others are drawn as arrays: rows downwards. All pictures of an explanation have one scale.
 
     Examples
     --------
-    >>> model = torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(864, 2)).eval()
-    >>> explanation = lrpfx.explain(model, torch.rand(1, 8, 8, 8))
+    >>> layers = torch.nn.Conv3d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(864, 2)
+    >>> explanation = lrpfx.explain(torch.nn.Sequential(*layers).eval(), torch.rand(1, 8, 8, 8))
     >>> explanation.relevance.shape
     (8, 8, 8)
     >>> picture = explanation.planes()
@@ -94,9 +94,9 @@ class VolumeExplanation(Explained):
         """The relevance over one slice, with the outline of the region that is explained, if the output has places.
 
         `place`: the index of the slice, by default that of the voxel with the most relevance. `axis`: the axis that the slice
-        lies across, 0, 1 or 2; by default the first, which a video's frames are on, or that from below to above of a volume with
-        an affine. `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`. Raises
-        `InputError` for a slice that there is not.
+        lies across, 0, 1 or 2; by default the first, which a video's frames are on, or that from below to above of a volume
+        with an affine. `style`: how it is drawn. `settings`: fields of `lrpfx.pictures.Style`, which replace those of `style`.
+        Raises `InputError` for a slice that there is not.
         """
         axis = self._axis(axis)
         shown = self._slice(axis, self._place(place, axis))
@@ -112,12 +112,15 @@ class VolumeExplanation(Explained):
     ) -> Image.Image:
         """Overlays of slices at equal distances, among them that of the voxel with the most relevance.
 
-        `count`: how many slices. `columns`: how many stand in a row. Other arguments: as for `overlay`.
+        `count`: how many slices. `columns`: how many stand in a row. `axis`, `style`, `settings`: as for `overlay`. Raises
+        `InputError` for an axis that there is not, or numbers that are not positive.
         """
         style, axis = self._scaled(styled(style, settings)), self._axis(axis)
         columns = whole_number(columns, "columns is a number", 1, "heatmaps")
         places = self._places(count, axis)
-        rows = [self._row(places[first : first + columns], axis, columns, style, True) for first in range(0, len(places), columns)]
+        rows = [
+            self._row(places[first : first + columns], axis, columns, style, True) for first in range(0, len(places), columns)
+        ]
         return self._sheet_of(rows, style)
 
     def planes(
@@ -126,6 +129,7 @@ class VolumeExplanation(Explained):
         """The three slices through one voxel, without relevance and with it.
 
         `place`: the index of the voxel, by default the one with the most relevance. `style`, `settings`: as for `overlay`.
+        Raises `InputError` for a voxel that there is not.
         """
         style = self._scaled(styled(style, settings))
         voxel = self.most_relevant if place is None else tuple(place)
@@ -150,9 +154,7 @@ class VolumeExplanation(Explained):
         places = self._places(_IN_ROW, axis)
         return self._sheet_of([self._row(places, axis, len(places), style, drawn) for drawn in (False, True)], style)
 
-    def _row(
-        self, places: Sequence[int], axis: int, columns: int, style: Style, drawn: bool
-    ) -> list[tuple[str, Image.Image]]:
+    def _row(self, places: Sequence[int], axis: int, columns: int, style: Style, drawn: bool) -> list[tuple[str, Image.Image]]:
         """Slices side by side, with relevance over them if `drawn`."""
         slices = [self._slice(axis, place) for place in places]
         shown = [one.of_height(pictures.height_of_row([one.aspect] * columns, style.width)) for one in slices]
@@ -214,7 +216,8 @@ class VolumeExplanation(Explained):
         kind = "frame" if len(self.volume) == 3 else "slice" if self.affine is None else _PLANES[self._world_axes[axis]]
         map = _cut(self.relevance, axis, place, across, down)
         sides = self.spacing[abs(across) - 1], self.spacing[abs(down) - 1]
-        return _Slice(f"{kind} {place}", Canvas.of(image, Geometry.of_whole(*map.shape)), map, region, sides)
+        title = f"{kind} {place}" if axis == self._axis(None) or kind in _PLANES else f"slice {place} of axis {axis}"
+        return _Slice(title, Canvas.of(image, Geometry.of_whole(*map.shape)), map, region, sides)
 
     def _turned(self, axis: int) -> tuple[int, int]:
         """The axes that run to the right and downwards, counted from 1, and negative if they run the other way."""
@@ -249,9 +252,10 @@ class VolumeExplanation(Explained):
             return written(target, content)
         if target.suffix == ".npz":
             arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output}
-            known = {} if self.affine is None else {"affine": self.affine}
+            if self.affine is not None:
+                arrays["affine"] = self.affine
             buffer = io.BytesIO()
-            np.savez_compressed(buffer, allow_pickle=False, **arrays, **known)
+            np.savez_compressed(buffer, allow_pickle=False, **arrays)
             return written(target, buffer.getvalue())
         return save_picture(self.sheet(), target)
 
@@ -286,7 +290,7 @@ class _Slice:
     @property
     def aspect(self) -> float:
         height, width = self.map.shape
-        return width * self.sides[0] / (height * self.sides[1])
+        return float(width * self.sides[0] / (height * self.sides[1]))
 
     def of_height(self, height: int) -> "_Slice":
         """The slice in another size, with voxels in their form."""

@@ -30,7 +30,7 @@ class Axis:
 
     @property
     def middles(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The pixel of the photograph, (pixels,), in which the middle of each pixel of the input lies, and whether there is one."""
+        """The pixel of the photograph, (pixels,), in which the middle of each pixel of the input lies, and if there is one."""
         places = np.floor(self.start + self.step * (np.arange(self.pixels) + 0.5)).astype(np.int64)
         return places.clip(0, self.length - 1), (places >= 0) & (places < self.length)
 

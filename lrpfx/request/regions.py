@@ -135,13 +135,13 @@ class Region(Target):
 
 
 class RegionOfInput(Region):
-    """A region whose mask is one of the input's pixels, (height, width): places of any number are in it by their larger part."""
+    """A region whose mask is one of the input's pixels, (height, width): places are in it by their larger part."""
 
     def _fits(self, shape: torch.Size) -> bool:
         return len(shape) == 2
 
     def _mask_of(self, shape: torch.Size) -> torch.Tensor:
-        share = torch.nn.functional.adaptive_avg_pool2d(self.mask[None].float(), tuple(shape))[0]
+        share = torch.nn.functional.adaptive_avg_pool2d(self.mask[None].float(), (shape[0], shape[1]))[0]
         return share >= 0.5
 
     def least_sizes(self) -> tuple[int, ...]:

@@ -177,9 +177,9 @@ def test_files(tmp_path):
 
     damaged = tmp_path / "damaged.nii.gz"
     damaged.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:500]))
-    with pytest.raises(InputError, match="damaged.nii.gz cannot be read"):
+    with pytest.raises(InputError, match=r"damaged\.nii\.gz cannot be read"):
         lrpfx.explain(model, damaged)
-    with pytest.raises(InputError, match="missing.nii cannot be read"):
+    with pytest.raises(InputError, match=r"missing\.nii cannot be read"):
         lrpfx.explain(model, tmp_path / "missing.nii")
 
 
