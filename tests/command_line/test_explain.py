@@ -5,6 +5,7 @@ import importlib
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -394,3 +395,47 @@ def test_photographs_are_compared_with_a_reference(folder):
     )
     assert float(rows_of()["0.png"]["relevance"]) == pytest.approx(explanation.balance.inputs, rel=1e-4)
     refused("pass reference=", run, "explain", "small_model:make", *command, "--output", "other")
+
+
+SEGMENTER = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, 4, 3, stride=2, padding=1).float().eval()
+"""
+
+
+def test_a_mask_says_where_a_class_is_explained(folder, monkeypatch):
+    (folder / "small_segmenter.py").write_text(SEGMENTER)
+    monkeypatch.delitem(sys.modules, "small_segmenter", raising=False)
+    sizes = {name: Image.open(f"images/{name}.png").size for name in ("0", "1")}
+    masks = {name: np.zeros(size[::-1], dtype=np.uint8) for name, size in sizes.items()}
+    (folder / "masks").mkdir()
+    for name, mask in masks.items():
+        mask[: len(mask) // 2] = 255
+        Image.fromarray(mask).save(f"masks/{name}.png")
+    explained = partial(run, "explain", "small_segmenter:make", "--raw", "--output", "out", "--target", "2")
+    assert explained("images/0.png", "images/1.png", "--mask", "masks")[0] == 0
+    model = importlib.import_module("small_segmenter").make()
+    for name in masks:
+        explanation = lrpfx.explain(
+            model,
+            f"images/{name}.png",
+            lrpfx.Region(2, masks[name] > 0),
+            preprocess=StoredPreprocessing((0,) * 3, (1,) * 3),
+        )
+        assert explanation.answers[0].region.any() and not explanation.answers[0].region.all()
+        assert float(rows_of()[f"{name}.png"]["relevance"]) == pytest.approx(explanation.balance.inputs, rel=1e-4)
+    before = rows_of()["0.png"]["relevance"]
+    Image.fromarray(255 - masks["0"]).save("masks/0.png")
+    assert explained("images/0.png", "images/1.png", "--mask", "masks")[0] == 0
+    assert rows_of()["0.png"]["relevance"] != before, "another mask is another region"
+
+    refused("no masks", explained, "images", "--mask", "masks")  # of the third photograph
+    refused("--target once", explained, "images/0.png", "--mask", "masks", "--target", "1")
+    refused("no file or folder", explained, "images/0.png", "--mask", "nowhere")
+    Image.fromarray(masks["1"]).save("masks/0.png")
+    refused("pixels", explained, "images/0.png", "--mask", "masks/0.png")
+    Image.fromarray(np.full(masks["0"].shape, 100, dtype=np.uint8)).save("masks/0.png")
+    refused("no mask", explained, "images/0.png", "--mask", "masks/0.png")

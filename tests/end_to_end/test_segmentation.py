@@ -1,16 +1,21 @@
 """Segmentation networks as they come: a classifier as encoder, and decoders that bring maps to the sizes of its features."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 from helpers import assert_close
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
+from torchvision.models import segmentation
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus
 
-timm = pytest.importorskip("timm")
+timm, transformers = pytest.importorskip("timm"), pytest.importorskip("transformers")
 
 
 def convolution(inputs, outputs):
@@ -108,3 +113,81 @@ def test_one_export_serves_two_sizes(resize, name):
     exported = maps_of_two_sizes(resize, name, "export", dynamic_shapes={"x": {2: True, 3: True}})
     for actual, expected in zip(exported, traced, strict=True):
         assert_close(actual, expected, 1e-12)
+
+
+def segmenters():
+    """Networks as they come, with random weights: what makes each, and how much smaller the output is."""
+
+    def of_torchvision(name):
+        return getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=3)
+
+    def segformer():
+        sizes = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 3, 4]}
+        config = transformers.SegformerConfig(**sizes, decoder_hidden_size=16, num_labels=3, sr_ratios=[4, 2, 1, 1])
+        return transformers.SegformerForSemanticSegmentation(config)
+
+    for name in ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large"):
+        yield pytest.param(partial(of_torchvision, name), 1, id=name, marks=pytest.mark.thorough)
+    yield pytest.param(segformer, 4, id="segformer")
+
+
+@pytest.mark.parametrize(("make", "share"), list(segmenters()))
+def test_a_class_in_a_mask_of_the_photograph(make, share):
+    """The whole photograph is squeezed to the model's input, and the mask with it."""
+    model = make().float().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+
+    def preprocess(image):
+        return torch.from_numpy(np.asarray(image.resize((64, 64))).copy()).permute(2, 0, 1).float() / 255
+
+    pixels = np.random.default_rng(0).integers(0, 256, (96, 128, 3), dtype=np.uint8)
+    mask = np.zeros((96, 128), dtype=bool)
+    mask[:48, 32:] = True
+    explainer = lrpfx.Explainer(model, preprocess=preprocess, categories=["ground", "cat", "dog"])
+    found = explainer(Image.fromarray(pixels), lrpfx.Region("dog", mask, positive=False))
+    size = 64 // share
+    region = torch.zeros(size, size, dtype=torch.bool)
+    region[: size // 2, size // 4 :] = True
+    assert torch.equal(torch.from_numpy(found.answers[0].region), region)
+    direct = lrpfx.attribute(explainer.explain_model, found.input[None], lrpfx.Region(2, region, positive=False))
+    assert_close(torch.from_numpy(found.input_relevance), direct.relevance[0], 1e-6)
+    assert found.relevance.shape == (96, 128) and found.target.area == pytest.approx(3 / 8)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*functions of their own")  # its attention is written as products
+def test_queries_of_mask2former():
+    """Its output has a map for each query, and no classes at places."""
+    backbone = transformers.SwinConfig(
+        image_size=64,
+        embed_dim=8,
+        depths=[1, 1, 1, 1],
+        num_heads=[1, 2, 2, 2],
+        window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )
+    sizes = {
+        "feature_size": 32,
+        "mask_feature_size": 32,
+        "hidden_dim": 32,
+        "encoder_feedforward_dim": 32,
+        "dim_feedforward": 32,
+    }
+    config = transformers.Mask2FormerConfig(
+        backbone_config=backbone,
+        **sizes,
+        encoder_layers=1,
+        decoder_layers=2,
+        num_attention_heads=2,
+        num_queries=4,
+        num_labels=3,
+    )
+    model = transformers.Mask2FormerForUniversalSegmentation(config).float().eval()
+    explainer = lrpfx.Explainer(model, output="masks_queries_logits")
+    x = torch.rand(3, 64, 64, dtype=torch.float32)
+    found = explainer(x, lrpfx.Region(1, mask=None))
+    logits = model(x[None]).masks_queries_logits.detach()
+    assert found.target.score == pytest.approx(float(logits[0, 1].clamp(min=0).sum()), rel=1e-4)
+    assert found.relevance.shape == (64, 64) and abs(found.ledger.unexplained) < 1e-3 * found.ledger.seed
