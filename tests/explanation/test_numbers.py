@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torchvision_cpu  # noqa: F401  # before torchvision, which transformers imports
+from helpers import assert_close
 from torch import nn
 
 import lrpfx
@@ -204,6 +206,55 @@ def test_a_wave_shows_the_tone_that_decides():
     near = np.abs(parts.frequencies - 1000) <= 20
     assert parts.relevance[near].sum() > 0.9 * parts.relevance.sum()
     assert list(found.to_pandas()) == ["relevance"] and found.to_pandas().index[-1] == pytest.approx(3999 / 4000)
+
+
+class Band(nn.Module):
+    """The energy of 900 to 1100 hertz at a rate of 4000, by a short-time Fourier transform."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(200))
+        self.head = nn.Linear(101, 1)
+        self.head.weight.data = ((torch.arange(101) * 20 - 1000).abs() <= 100).to(self.head.weight)[None]
+
+    def forward(self, x):
+        transformed = torch.stft(x, 200, 50, window=self.window, return_complex=True)
+        return self.head(torch.view_as_real(transformed).square().sum(-1).mean(2))
+
+
+def test_a_short_time_fourier_transform_in_front_of_a_network():
+    times = torch.arange(2000) / 4000
+    wave = torch.sin(2 * torch.pi * 300 * times) + torch.sin(2 * torch.pi * 1000 * times + 0.3)
+    explainer = lrpfx.Explainer(Band().eval(), rate=4000)
+    found = explainer(wave)
+    assert_close(torch.from_numpy(found.relevance), lrpfx.attribute(explainer.explain_model, wave[None]).relevance[0], 1e-10)
+    assert abs(found.ledger.unexplained) < 1e-9 * found.output[0]
+    spectrum = found.spectrum()
+    near = np.abs(spectrum.frequencies - 1000) <= 100
+    assert spectrum.relevance[near].sum() > 0.9 * np.abs(spectrum.relevance).sum()
+
+
+def test_a_transformer_for_speech():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        conv_dim=(8, 8, 8),
+        conv_stride=(5, 4, 2),
+        conv_kernel=(10, 8, 4),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=2,
+        classifier_proj_size=8,
+        num_labels=3,
+    )
+    model, wave = transformers.Wav2Vec2ForSequenceClassification(config).double().eval(), torch.randn(800)
+    found = lrpfx.explain(model, wave, 1, rate=16000)
+    assert found.rules.startswith("AttnLRP") and found.relevance.any() and found.relevance.shape == (800,)
+    assert found.target.score == pytest.approx(float(model(wave[None]).logits[0, 1]))
+    assert abs(found.ledger.unexplained) < 1e-10
+    assert found.spectrogram().relevance.sum() == pytest.approx(found.relevance.sum())
 
 
 def test_sheets_and_files(frame, tmp_path):
