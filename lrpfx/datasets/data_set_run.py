@@ -34,6 +34,7 @@ from lrpfx.datasets.store import (
 from lrpfx.datasets.view import Attributions
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
+from lrpfx.explanation.arrays import is_frame
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.images.preprocessing import Preprocessing
@@ -102,13 +103,13 @@ def attribute(
         An explainable module, from `lrpfx.transform` and perhaps compiled by torch.compile, or an `lrpfx.Explainer` of a
         module, which also preprocesses images.
     data
-        A dataset or a DataLoader of torch, a sequence or another iterable of samples, or, for an `Explainer` with a
-        preprocessing, a folder of images. A sample is a tensor without a dimension for batches, a pair of it and a label,
-        or a dict of the model's arguments, with or without a label ("label", "labels" or "cls") and a name ("__key__", "key",
-        "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path. An iterable gives the same
-        samples in the same order each time. A DataLoader lends its dataset, workers, batch size and `collate_fn`, which is
-        applied to each sample alone, so that results do not depend on batches; it does not shuffle. All samples have relevance
-        of one shape: pad texts to one length, or reduce what differs.
+        A dataset or a DataLoader of torch, a sequence or another iterable of samples, or, for an `Explainer`, a DataFrame of a
+        table or, with a preprocessing, a folder of images. A sample is a tensor without a dimension for batches, a pair of it
+        and a label, or a dict of the model's arguments, with or without a label ("label", "labels" or "cls") and a name
+        ("__key__", "key", "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path. An
+        iterable gives the same samples in the same order each time. A DataLoader lends its dataset, workers, batch size and
+        `collate_fn`, which is applied to each sample alone, so that results do not depend on batches; it does not shuffle. All
+        samples have relevance of one shape: pad texts to one length, or reduce what differs. Graphs have none.
     output
         The path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
         "s3://bucket/store", is for fsspec. One that is complete may lie where nothing can be written.
@@ -221,7 +222,16 @@ class _Run:
         self.block_size = block_size
         self.stored = stored
         preprocess, is_own = _preprocessing(explainer), isinstance(explainer, Explainer)
-        names = () if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
+        if is_frame(data):
+            if not is_own:
+                raise InputTypeError("a DataFrame is for an lrpfx.Explainer: an explainable module takes tensors of its rows")
+            data, preprocess = explainer.rows_of(data), None
+        elif preprocess is not None and (explainer.reading.form is not None or explainer.reading.rate is not None):
+            raise InputTypeError(
+                "preprocess= of series, waves and volumes is not applied to data sets: let the data set return what the model "
+                "takes, and leave preprocess= out"
+            )
+        names = explainer.argument_names if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
         self.preprocess = preprocess
         self.categories = explainer.categories if is_own else None
         self.source = source_of(data, Preparation(names, preprocess), workers, self.categories)

@@ -55,7 +55,7 @@ class Reading:
             return "wave"
         if _is_of_volumes(given, model):
             return "volume"
-        if _is_frame(given) or (_is_pandas_series(given) and given.dtype.kind in "fiub"):
+        if is_frame(given) or (_is_pandas_series(given) and given.dtype.kind in "fiub"):
             return "table"
         axes = given.ndim if isinstance(given, (np.ndarray, torch.Tensor)) and _is_floating(given) else None
         if self.names is not None:
@@ -97,7 +97,7 @@ class Samples:
         if isinstance(self.inputs, list):
             (one,) = self.inputs[places]
             return one
-        return _each_tensor(self.inputs, lambda one: one[places])
+        return each_tensor(self.inputs, lambda one: one[places])
 
 
 def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
@@ -109,7 +109,7 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
     several, titles, names = True, None, reading.names
     if _is_pandas_series(given):
         given, several = given.to_frame().T, False
-    if _is_frame(given):
+    if is_frame(given):
         columns = tuple(map(str, given.columns))
         titles = tuple(map(str, getattr(given, "index", range(len(given)))))
         shown = np.asarray(given.to_numpy(), dtype=object)
@@ -143,7 +143,7 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
 
 def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
     names, steps = reading.names, None
-    if _is_frame(given):
+    if is_frame(given):
         names, steps = names or tuple(map(str, given.columns)), tuple(getattr(given, "index", range(len(given))))
         given = _numbers_of_frame(given)
     elif _is_pandas_series(given):
@@ -286,7 +286,7 @@ def _is_channels_first(shape: Sequence[int], names: Sequence[str] | None, channe
 def _prepared(given: Any, preprocess: Callable[..., Any] | None, count: int) -> Any:
     """The model's inputs, of floating point or integers, finite, with a first dimension of `count`."""
     made = given if preprocess is None else preprocess(given)
-    inputs = _each_tensor(made, _as_tensor)
+    inputs = each_tensor(made, _as_tensor)
     for leaf in leaves_of(inputs):
         if not leaf.ndim or len(leaf) != count:
             raise InputError(
@@ -306,7 +306,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     try:
-        array = np.asarray(_numbers_of_frame(value) if _is_frame(value) else value)
+        array = np.asarray(_numbers_of_frame(value) if is_frame(value) else value)
         return torch.from_numpy(np.ascontiguousarray(array))
     except TypeError:
         raise InputTypeError(
@@ -316,7 +316,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
         ) from None
 
 
-def _each_tensor(inputs: Any, change: Callable[[Any], Any]) -> Any:
+def each_tensor(inputs: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(inputs, Mapping):
         return {str(name): change(one) for name, one in inputs.items()}
     if isinstance(inputs, tuple):
@@ -373,12 +373,12 @@ def _is_floating(value: Any) -> bool:
     return value.is_floating_point() if isinstance(value, torch.Tensor) else value.dtype.kind == "f"
 
 
-def _is_frame(value: Any) -> bool:
+def is_frame(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
 def _is_pandas_series(value: Any) -> bool:
-    return hasattr(value, "index") and hasattr(value, "to_numpy") and hasattr(value, "to_frame") and not _is_frame(value)
+    return hasattr(value, "index") and hasattr(value, "to_numpy") and hasattr(value, "to_frame") and not is_frame(value)
 
 
 # --- features of several inputs ----------------------------------------------------------------------------------------------
@@ -444,11 +444,11 @@ def _columns_of_embeddings(
             Kept(module).run(*leaves_of(values))
         return kept
 
-    one = _each_tensor(inputs, lambda leaf: leaf[:1])
+    one = each_tensor(inputs, lambda leaf: leaf[:1])
     before = read_by(one)
     found: dict[str, list[int]] = {name: [] for name in names}
     for column in range(width):
-        changed = _each_tensor(one, torch.clone)
+        changed = each_tensor(one, torch.clone)
         ids = leaves_of(changed)[place]
         ids = ids if ids.ndim == 2 else ids[:, None]
         ids[:, column] += torch.where(ids[:, column] > 0, -1, 1)

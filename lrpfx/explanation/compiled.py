@@ -133,6 +133,10 @@ class CompiledModel(Compiled):
         self.reference = reference
         self.scores = _scores_of(self.explain_model, output) if scores is None else scores
 
+    def with_output(self, output: OutputSelector) -> "CompiledModel":
+        """The same that explains another output."""
+        return CompiledModel(self.module, self.categories, self.record, output, self.scores, self.reference)
+
     def with_names_of(self, inputs: Any) -> "CompiledModel":
         """The same with a logit for each of two names, if the model has one logit for these inputs."""
         if self.categories is None or len(self.categories) != 2:

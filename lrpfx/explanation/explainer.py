@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import IO, Any, Generic, Literal, TypedDict, overload
 
 import numpy as np
@@ -22,7 +23,7 @@ from lrpfx.detection.choice import heads, is_detector
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
-from lrpfx.explanation.arrays import Form, Reading, read
+from lrpfx.explanation.arrays import Form, Reading, each_tensor, read
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -49,6 +50,7 @@ from lrpfx.explanation.joint import (
     SampleReader,
     are_of_several_inputs,
     explain_joint,
+    names_of_arguments,
 )
 from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
@@ -504,6 +506,20 @@ class Explainer(Generic[Found]):
         batch_size = _ROWS * self.batch_size if form == "table" and _is_open(self.model) else self.batch_size
         batch_size = 1 if form == "volume" else batch_size  # they are large, and have sizes of their own
         return explain_samples(self.compiled_for, samples, KINDS[form], self.reading, wanted, batch_size, self.progress)
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """The names of the arguments of the model; none if it takes any."""
+        return (names_of_arguments(self.model)[0] or ()) if isinstance(self.model, nn.Module) else ()
+
+    def rows_of(self, frame: Any) -> list[Any]:
+        """The rows of a table as the model takes them, without a batch.
+
+        `frame`: a DataFrame. Raises `InputError` as a call does.
+        """
+        self._form = "table"
+        samples = read(frame, "table", self.reading, None if self.preprocess is None else self.preprocess.function)
+        return [each_tensor(samples.inputs, itemgetter(place)) for place in range(len(samples.titles))]
 
     @property
     def explain_model(self) -> nn.Module:

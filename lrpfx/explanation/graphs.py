@@ -155,8 +155,7 @@ class GraphExplanation(Explained):
         compiled = origin.compiled
         assert isinstance(compiled, CompiledModel)
         layers = message_layers(compiled.explain_model, origin.inputs)
-        output = compiled.output if self.node is None else OfNodes(compiled.output)
-        found = walks(compiled.explain_model, origin.inputs, origin.targets[0], output, layers, limit)
+        found = walks(compiled.explain_model, origin.inputs, origin.targets[0], compiled.output, layers, limit)
         return found if count is None else found[: whole_number(count, "walks takes a number of walks", 1, "graph-networks")]
 
     def to_networkx(self) -> "nx.DiGraph[int]":
@@ -321,7 +320,7 @@ def _explained(
     edge_index = as_array(inputs["edge_index"])
     name = str(getattr(graph, "name", None) or f"graph {place + 1}")
     explanation = GraphExplanation(name, *facts, edge_index, _positions(values, edge_index, count), node)
-    keep_origin(explanation, Origin(compiled, inputs, tuple(targets), outputs))
+    keep_origin(explanation, Origin(compiled.with_output(output), inputs, tuple(targets), outputs))
     return explanation
 
 

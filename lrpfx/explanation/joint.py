@@ -192,12 +192,12 @@ def are_of_several_inputs(given: Any, model: Any, has_tokenizer: bool) -> bool:
 
 def _is_of_several_inputs(given: Any, model: Any, has_tokenizer: bool) -> bool:
     if isinstance(given, tuple):
-        return len(given) > 1 and len(_arguments(model)[1]) > 1
+        return len(given) > 1 and len(names_of_arguments(model)[1]) > 1
     if not isinstance(given, Mapping) or {"x", "edge_index"} <= set(given) or {"role", "messages"} & set(given):
         return False
     if not has_tokenizer or any(_is_no_text(one) for name, one in given.items() if name != "labels"):
         return True
-    names = _arguments(model)[0]
+    names = names_of_arguments(model)[0]
     return sum(isinstance(one, str) for one in given.values()) > 1 and names is not None and set(given) <= set(names)
 
 
@@ -212,7 +212,7 @@ def _is_photograph(value: Any) -> bool:
     return isinstance(value, (Image.Image, os.PathLike)) or hasattr(value, "read") or is_bytes
 
 
-def _arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+def names_of_arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     """The names of all arguments, None for any, and of those that a tuple has, in order: of texts, their ids alone."""
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, ExplainModule):
@@ -235,7 +235,7 @@ class SampleReader:
 
     def samples(self, given: Any) -> list[Sample]:
         """The samples of a tuple or mapping. Raises `InputError`, `InputTypeError`."""
-        names, ordered = _arguments(self.model)
+        names, ordered = names_of_arguments(self.model)
         if isinstance(given, tuple):
             if len(given) != len(ordered):
                 raise InputError(

@@ -154,6 +154,17 @@ class VolumeExplanation(Explained):
         places = self._places(_IN_ROW, axis)
         return self._sheet_of([self._row(places, axis, len(places), style, drawn) for drawn in (False, True)], style)
 
+    def slices(self, count: int = 12, axis: int | None = None, target: int = 0) -> list[tuple[int, Image.Image, Array]]:
+        """Slices as `montage` chooses and turns them: their indices, pictures without relevance, and relevance of their pixels.
+
+        `count`, `axis`: as for `montage`. `target`: the number of the explained class, from 0.
+        """
+        axis, summed = self._axis(axis), self.answers[target].summed
+        places = self._places(count, axis)
+        drawn = [self._slice(axis, place).canvas.photograph for place in places]
+        maps = [_cut(summed, axis, place, *self._turned(axis)) for place in places]
+        return list(zip(places, drawn, maps, strict=True))
+
     def _row(self, places: Sequence[int], axis: int, columns: int, style: Style, drawn: bool) -> list[tuple[str, Image.Image]]:
         """Slices side by side, with relevance over them if `drawn`."""
         slices = [self._slice(axis, place) for place in places]

@@ -1,7 +1,8 @@
 """What a report was asked for: samples, and for each composite and target the model, its inputs, and the relevance found."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,8 +18,11 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.explanation.answers import Answer, Category
 from lrpfx.explanation.compiled import CompiledModel, origin_of
 from lrpfx.explanation.explanation import Explained, Explanation, Several
-from lrpfx.explanation.joint import CompiledJoint, JointExplanation
+from lrpfx.explanation.joint import CompiledJoint
 from lrpfx.explanation.sentences import TextExplanation
+from lrpfx.explanation.series import SeriesExplanation
+from lrpfx.explanation.tables import TableExplanation
+from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images.opening import as_photographs
 from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.pictures import scale_of, smoothed
@@ -36,7 +40,12 @@ NO_MODEL = (
     "ledger and compilation are not known here."
 )
 _FINEST = 448  # pixels of each side of a map
+_SLICES = 64  # of a volume
 _SHOWN = 40  # entries of an input that is not a photograph or a text
+
+
+#: From the place of an entry of an input to its names.
+NamesOfEntries = Callable[[Sequence[int]], list[str]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Questions:
 
     def add(self, composite: str, what: Any) -> None:
         """Add what a user gave under the name of a composite."""
-        if self.output is not None and isinstance(what, (Explanation, TextExplanation, JointExplanation)):
+        if self.output is not None and isinstance(what, Explained):
             raise invalid("output= belongs to a tuple (explain_model, inputs, target): an explanation has chosen its output")
         if isinstance(what, (Several, list)):
             if not len(what):
@@ -92,8 +101,10 @@ class Questions:
             self._add_photograph(composite, what)
         elif isinstance(what, TextExplanation):
             self._add_text(composite, what)
-        elif isinstance(what, JointExplanation):
-            self._add_joint(composite, what)
+        elif isinstance(what, VolumeExplanation):
+            self._add_volume(composite, what)
+        elif isinstance(what, Explained):
+            self._add_values(composite, what)
         elif isinstance(what, tuple):
             self._add_call(composite, what)
         else:
@@ -143,12 +154,29 @@ class Questions:
             data = {**_target(one, answer), "words": list(map(figure, picture.scores[place])), "others": others}
             self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score, *words))
 
-    def _add_joint(self, composite: str, one: JointExplanation) -> None:
+    def _add_volume(self, composite: str, one: VolumeExplanation) -> None:
+        """Add a volume as a picture of its slices, side by side."""
+        slices = one.slices(_SLICES)
+        columns = math.ceil(math.sqrt(len(slices)))
+        photograph = Image.fromarray(_tiled([np.asarray(picture) for _, picture, _ in slices], columns))
+        sample = self._sample(
+            ("volume", one.name, one.volume.shape, _digest(one.volume.tobytes())),
+            _photograph(one.name, photograph, *photograph.size),
+        )
+        for place, answer in enumerate(one.answers):
+            tiled = _tiled([map for _, _, map in one.slices(_SLICES, target=place)], columns)
+            data = {**_target(one, answer), **_map(tiled, None)}
+            self.views.append(View(composite, sample, one.rules, data, _query_of(one, place), answer.category.score))
+
+    def _add_values(self, composite: str, one: Explained) -> None:
+        """Add inputs by their entries with the most relevance: several of them, or numbers."""
         for place, answer in enumerate(one.answers):
             query = _query_of(one, place)
             if query is None:
-                raise invalid("a report on several inputs needs the explanation itself, not a copy without the model")
-            self._add_answer(composite, one.name, query, query.answered(), _target(one, answer))
+                raise invalid(
+                    f"a report on {one.name} needs the explanation itself, not a copy without the model or that of a program"
+                )
+            self._add_answer(composite, one.name, query, query.answered(), _target(one, answer), _names_of_entries(one, query))
 
     # --- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -171,9 +199,15 @@ class Questions:
                     self._add_answer(composite, f"sample {number + 1}", question, answer)
 
     def _add_answer(
-        self, composite: str, name: str, query: Query, found: Attribution[Any], known: dict[str, Any] | None = None
+        self,
+        composite: str,
+        name: str,
+        query: Query,
+        found: Attribution[Any],
+        known: dict[str, Any] | None = None,
+        names: NamesOfEntries | None = None,
     ) -> None:
-        """Add relevance of a call. `known`: what is said of the target."""
+        """Add relevance of a call. `known`: what is said of the target. `names`: of entries of an input, by their places."""
         values = list(_leaves("", query.inputs, found.relevance))
         key = ("call", name, *((path, tuple(value.shape), _digest(value.numpy().tobytes())) for path, value, _ in values))
         data: dict[str, Any] = {"target": _name_of_target(query.target, found.output), "top": [], **(known or {})}
@@ -186,7 +220,7 @@ class Questions:
             data |= _map(relevance[0].double().sum(0).numpy(), None)
         else:
             sample = self._sample(key, {"kind": "values", "name": name})
-            data["inputs"] = [_entries(*value) for value in values]
+            data["inputs"] = [_entries(*value, names if only is not None else None) for value in values]
         self.views.append(View(composite, sample, str(query.module.composite), data, query))
 
 
@@ -316,7 +350,32 @@ def _is_picture(value: torch.Tensor) -> bool:
     return shaped and value.is_floating_point()
 
 
-def _entries(path: str, value: torch.Tensor, relevance: torch.Tensor | None) -> dict[str, Any]:
+def _names_of_entries(one: Explained, query: Query) -> NamesOfEntries | None:
+    """The names that features and steps have, where it is known which axis is theirs."""
+    if not isinstance(query.inputs, torch.Tensor):
+        return None
+    shape = tuple(query.inputs.shape[1:])
+    if isinstance(one, TableExplanation) and shape == (len(one.features),):
+        return lambda place: [one.features[place[1]]]
+    if isinstance(one, SeriesExplanation):
+        count, width = one.values.shape
+        if shape in ((count, width), (count,)) and count != width:
+            return lambda place: [str(one.steps[place[1]]), one.features[place[2] if len(place) > 2 else 0]]
+        if shape == (width, count) and count != width:
+            return lambda place: [str(one.steps[place[2]]), one.features[place[1]]]
+    return None
+
+
+def _tiled(slices: Sequence[Array], columns: int) -> Array:
+    """Slices of one shape (height, width, ...) side by side in rows, with nothing where the last row ends."""
+    empty = [np.zeros_like(slices[0])] * (-len(slices) % columns)
+    rows = [*slices, *empty]
+    return np.concatenate([np.concatenate(rows[first : first + columns], 1) for first in range(0, len(rows), columns)], 0)
+
+
+def _entries(
+    path: str, value: torch.Tensor, relevance: torch.Tensor | None, names: NamesOfEntries | None = None
+) -> dict[str, Any]:
     """An input by its entries of the largest relevance. Relevance of an embedding is summed over its features."""
     data: dict[str, Any] = {"name": path, "shape": list(value.shape), "total": None, "entries": []}
     if relevance is None:
@@ -329,7 +388,8 @@ def _entries(path: str, value: torch.Tensor, relevance: torch.Tensor | None) -> 
     order = torch.argsort(flat.nan_to_num().abs(), descending=True, stable=True)[:_SHOWN]
     for index in order.tolist():
         place = [int(one) for one in np.unravel_index(index, tuple(value.shape))] if value.ndim else []
-        data["entries"].append([place, figure(float(value.flatten()[index])), figure(float(flat[index]))])
+        shown = place if names is None else names(place)
+        data["entries"].append([shown, figure(float(value.flatten()[index])), figure(float(flat[index]))])
     return data
 
 

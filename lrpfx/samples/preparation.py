@@ -132,6 +132,13 @@ def _image(inputs: Any) -> Image.Image:
 
 def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
     """The arguments of the model among the entries of a sample; what is neither an argument nor data is left out."""
+    entries = inputs if isinstance(inputs, Mapping) else dir(inputs)
+    if not isinstance(inputs, (torch.Tensor, tuple)) and "edge_index" in entries and "x" in entries:
+        raise InputTypeError(
+            "the sample is a graph, and samples of a data set have one form and run together: lrpfx.Explainer(model)(graphs) "
+            "explains graphs, each by itself",
+            topic="graph-networks",
+        )
     if isinstance(inputs, (tuple, list)) and len(inputs) == 2 and len(arguments) == 1:
         second = f"of shape {tuple(inputs[1].shape)}" if hasattr(inputs[1], "shape") else f"a {type(inputs[1]).__name__}"
         raise InputError(

@@ -80,7 +80,8 @@ export interface InputEntries {
   name: string;
   shape: number[];
   total: Figure | null;
-  entries: [number[], Figure, Figure][];
+  /** The place of each, by numbers or by names, its value and its relevance. */
+  entries: [(number | string)[], Figure, Figure][];
 }
 
 export interface LedgerData {

@@ -268,7 +268,7 @@ function strip(values: Float64Array, chosen: number, words: Word[], colors: Colo
 // --- other inputs --------------------------------------------------------------------------------------------------------------
 
 function values(input: InputEntries): HTMLElement {
-  const place = (index: number[]) => (index.length ? `[${index.join(", ")}]` : "value");
+  const place = (index: (number | string)[]) => (index.length ? `[${index.join(", ")}]` : "value");
   const rows = input.entries.map(([index, value, relevance]): [string, number, string] => [
     place(index),
     Number(relevance),

@@ -560,3 +560,67 @@ def test_a_node_shows_the_formula_of_its_rule(rule, formula, tmp_path):
     explain_model = lrpfx.transform(model, LayerMapComposite([(nn.Linear, rule)]))
     path = lrpfx.report((explain_model, torch.rand(1, 4), [0]), tmp_path / "page.html")
     assert formula in path.read_text(encoding="utf-8")
+
+
+class OfGraphs(nn.Module):
+    """Two classes of a graph, or of each node."""
+
+    def __init__(self, is_of_nodes):
+        super().__init__()
+        self.layer, self.head, self.is_of_nodes = nn.Linear(3, 4), nn.Linear(4, 2), is_of_nodes
+
+    def forward(self, x, edge_index):
+        sent = self.layer(x).relu()
+        received = self.head(torch.zeros_like(sent).index_add(0, edge_index[1], sent[edge_index[0]]))
+        return received if self.is_of_nodes else received.mean(0, keepdim=True)
+
+
+def other_explanations():
+    dense = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    graph = {"x": torch.rand(4, 3), "edge_index": torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])}
+    return {
+        "table": lrpfx.explain(dense, torch.rand(6), 1, names=list("abcdef")),
+        "series": lrpfx.explain(nn.Sequential(nn.Flatten(), dense).eval(), torch.rand(3, 2), form="series", names=["u", "v"]),
+        "features first": lrpfx.explain(
+            nn.Sequential(nn.Flatten(), dense).eval(), torch.rand(2, 3), form="series", names=["u", "v"]
+        ),
+        "wave": lrpfx.explain(dense, torch.rand(6), rate=10),
+        "graph": lrpfx.explain(OfGraphs(False).eval(), graph, 1),
+        "node": lrpfx.explain(OfGraphs(True).eval(), graph, (2, 1)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["table", "series", "features first", "wave", "graph", "node"])
+def test_numbers_and_graphs_are_shown_by_their_entries(kind):
+    explained = other_explanations()[kind]
+    found = document(explained)
+    (view,) = found["views"]
+    assert found["samples"][0]["name"] == explained.name and view["target"]["name"] == explained.target.name
+    assert float(view["target"]["score"]) == pytest.approx(explained.target.score)
+    total = sum(float(one["total"]) for one in view["inputs"] if one["total"] is not None)
+    assert total == pytest.approx(explained.balance.inputs)
+    entries = {tuple(place): float(relevance) for place, _, relevance in view["inputs"][0]["entries"]}
+    if kind == "table":
+        assert entries == pytest.approx({(name,): value for name, value in zip("abcdef", explained.relevance, strict=True)})
+    if kind in ("series", "features first"):
+        frame = explained.to_pandas()
+        assert entries == pytest.approx({(str(step), name): frame.loc[step, name] for step in frame.index for name in frame})
+    assert view["graph"] == 0 and page(found)
+
+
+def test_a_volume_is_shown_by_its_slices():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 3 * 2 * 4, 2)).eval()
+    explained = lrpfx.explain(model, torch.rand(1, 5, 4, 6), targets=[0, 1])
+    found = document(explained)
+    assert (found["samples"][0]["width"], found["samples"][0]["height"]) == (3 * 6, 2 * 4)
+    for view, answer in zip(found["views"], explained.answers, strict=True):
+        tiles = unpacked(view["map"]["exact"]).reshape(2, 4, 3, 6).transpose(0, 2, 1, 3).reshape(6, 4, 6)
+        np.testing.assert_allclose(tiles[:5], answer.summed, rtol=0, atol=1e-4 * np.abs(answer.summed).max())  # of 16 bits
+        assert not tiles[5].any() and view["graph"] == 0
+
+
+def test_a_report_on_a_copy_of_numbers_says_what_is_missing(tmp_path):
+    explained = pickle.loads(pickle.dumps(other_explanations()["table"]))
+    with pytest.raises(InputError, match="copy"):
+        lrpfx.report(explained, tmp_path / "report.html")

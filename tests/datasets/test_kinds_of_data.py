@@ -1,0 +1,109 @@
+"""Data sets of tables, series, waves, volumes and several inputs: what is stored is what the explainer says of each sample."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+import lrpfx.datasets
+from lrpfx.errors import InputError, InputTypeError
+
+
+class Both(nn.Module):
+    """A class for an image and a row of numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.filters, self.dense = nn.Conv2d(3, 2, 3), nn.Linear(2, 2)
+
+    def forward(self, image, facts):
+        return self.filters(image).relu().mean((2, 3)) + self.dense(facts)
+
+
+def dense(features):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Linear(8, 2)).float().eval()
+
+
+def convolving(layer, features):
+    return nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(features, 2)).float().eval()
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+CASES = {
+    "table": (lambda: lrpfx.Explainer(dense(3)), (5, 3)),
+    "series": (lambda: lrpfx.Explainer(convolving(nn.Conv1d(2, 4, 3), 32), names=["left", "right"]), (5, 2, 10)),
+    "wave": (
+        lambda: lrpfx.Explainer(convolving(nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 4, 3)), 192), rate=100),
+        (5, 50),
+    ),
+    "volume": (lambda: lrpfx.Explainer(convolving(nn.Conv3d(1, 2, 3), 48)), (3, 1, 4, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_store_has_what_the_explainer_says(kind, tmp_path):
+    make, shape = CASES[kind]
+    data = torch.randn(shape)
+    torch.manual_seed(0)
+    stored = lrpfx.datasets.attribute(make(), data, tmp_path / "store")
+    torch.manual_seed(0)
+    found = make()(data)
+    np.testing.assert_allclose(
+        stored["relevance"][:].reshape(len(data), -1).sum(1), [one.balance.inputs for one in found], rtol=1e-3, atol=1e-5
+    )
+    assert stored.manifest["composite"] == found[0].rules, "rules are chosen by the kind of data, here as there"
+
+
+@pytest.mark.parametrize(
+    "preprocess", [None, lambda frame: torch.tensor(frame[["b", "a"]].to_numpy().copy(), dtype=torch.float32)]
+)
+def test_a_data_frame(preprocess, tmp_path):
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(6, 2)), columns=["a", "b"])
+    explainer = lrpfx.Explainer(dense(2), preprocess=preprocess, form="table")
+    stored = lrpfx.datasets.attribute(explainer, frame, tmp_path / "store")
+    np.testing.assert_allclose(stored["relevance"][:], explainer(frame).relevance, rtol=1e-3, atol=1e-5)
+    with pytest.raises(InputTypeError, match="Explainer"):
+        lrpfx.datasets.attribute(explainer.explain_model, frame, tmp_path / "other")
+
+
+def test_several_inputs_by_name(tmp_path):
+    model = Both().eval()
+    samples = [{"image": torch.rand(3, 5, 5), "facts": torch.rand(2)} for _ in range(3)]
+    stored = lrpfx.datasets.attribute(lrpfx.Explainer(model), samples, tmp_path / "store")
+    found = lrpfx.explain(model, [{name: one[None] for name, one in sample.items()} for sample in samples])
+    for name in ("image", "facts"):
+        totals = stored[f"relevance.{name}"][:].reshape(3, -1).sum(1)
+        np.testing.assert_allclose(totals, [one.shares[name] for one in found], rtol=1e-3, atol=1e-5)
+
+
+class OfNodes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x, edge_index):
+        values = self.layer(x)
+        return torch.zeros_like(values).index_add(0, edge_index[1], values[edge_index[0]]).mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("make", [dict, SimpleNamespace])
+def test_graphs_have_another_door(make, tmp_path):
+    graphs = [make(x=torch.rand(4, 3), edge_index=torch.tensor([[0, 1], [1, 2]]))] * 2
+    with pytest.raises(InputError, match=r"lrpfx\.Explainer\(model\)\(graphs\)"):
+        lrpfx.datasets.attribute(lrpfx.Explainer(OfNodes().eval()), graphs, tmp_path / "store")
+    assert len(lrpfx.Explainer(OfNodes().eval())(graphs)) == 2
+
+
+def test_preprocessing_of_waves_is_that_of_the_data_set(tmp_path):
+    explainer = lrpfx.Explainer(dense(50), rate=100, preprocess=lambda wave: wave / 2)
+    with pytest.raises(InputTypeError, match="preprocess="):
+        lrpfx.datasets.attribute(explainer, torch.rand(3, 50), tmp_path / "store")
