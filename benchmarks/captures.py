@@ -50,10 +50,10 @@ EXPORTED: dict[str, Callable[[], tuple[nn.Module, dict[str, torch.Tensor], Compo
 }
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _seconds(run: Callable[[], Any]) -> tuple[float, Any]:
     started = time.process_time()
-    run()
-    return time.process_time() - started
+    result = run()
+    return time.process_time() - started, result
 
 
 def _gradient(model: nn.Module, x: torch.Tensor) -> None:
@@ -61,11 +61,12 @@ def _gradient(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def _medians(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median process times in seconds, in turns; the first round warms up."""
+    """Median process times in seconds, in turns; the first round warms up. A result lives until the next one, as in a loop."""
     times: dict[str, list[float]] = {title: [] for title in contenders}
+    latest: dict[str, Any] = {}
     for round_number in range(rounds + 1):
         for title, run in contenders.items():
-            seconds = _seconds(run)
+            seconds, latest[title] = _seconds(run)
             if round_number:
                 times[title].append(seconds)
     return {title: statistics.median(found) for title, found in times.items()}
