@@ -18,30 +18,36 @@ __all__ = ["explain_func"]
 Array = npt.NDArray[Any]
 
 
-def explain_func(composite: Composite | None = None) -> Callable[..., Array]:
-    """A function for the argument `explain_func` of the metrics of Quantus.
+def explain_func(composite: Composite | None = None, *, sum_channels: bool = False) -> Callable[..., Array]:
+    """A function for the argument `explain_func` of the metrics of Quantus, and for `xai_methods` of `quantus.evaluate`.
 
-    The function has the signature `(model, inputs, targets, *, device=None)`. `model` is a module in evaluation mode, or the
-    result of `lrpfx.transform`, which has its rules already. `inputs` are an array (samples, ...), which is cast to the model's
-    dtype, as Quantus does it for predictions. `targets` are an int for each sample, or one for all: the class that is
-    explained. `device` is where the model is; by default, the model is asked. It returns relevance, an array of the shape of
-    the inputs, of dtype float64 for models of this dtype and float32 for others.
+    The function has the signature `(model, inputs, targets, *, device=None, method="")`. `model` is a module in evaluation
+    mode, or the result of `lrpfx.transform`, which has its rules already. `inputs` are an array (samples, ...), which is cast
+    to the model's dtype, as Quantus does it for predictions. `targets` are an int for each sample, or one for all: the class
+    that is explained. `device` is where the model is; by default, the model is asked. `method` is the name that `quantus.evaluate`
+    has for it, and changes nothing. It returns relevance, an array of the shape of the inputs, of dtype float64 for models of
+    this dtype and float32 for others.
 
     A model is compiled at the first call. Later calls explain the model as it is then: a model that differs only in its
     parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one. The errors are those of
     `lrpfx.transform` and `lrpfx.attribute`, and `InputError` and `InputTypeError` for other arguments.
 
-    `composite`: the rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`.
+    `composite`: the rules; by default they are chosen by what the model consists of, as by `lrpfx.Explainer`. `sum_channels`:
+    return the sum over dimension 1, (samples, 1, ...), which metrics of localization need for images with several channels.
     """
     compilations = Compilations("explain_func", composite)
 
-    def explain(model: nn.Module, inputs: Any, targets: Any, *, device: Any = None, **others: Any) -> Array:
+    def explain(model: nn.Module, inputs: Any, targets: Any, *, device: Any = None, method: str = "", **others: Any) -> Array:
         compilations.check(model)
         if others:
             raise wrong_type(f"there is no argument {next(iter(others))!r}: explain_func_kwargs may have device alone")
         images = _as_tensor(inputs, model, device)
         classes = _as_classes(targets, len(images))
         relevance = attribute(compilations.graph_for(model, (images,)), images, classes).relevance
+        if sum_channels:
+            if relevance.ndim < 3:
+                raise invalid(f"sum_channels=True is for inputs with channels, and these have shape {tuple(images.shape)}")
+            relevance = relevance.sum(1, keepdim=True)
         found: Array = relevance.to("cpu", torch.float64 if relevance.dtype == torch.float64 else torch.float32).numpy()
         return found
 
