@@ -25,8 +25,8 @@ def explain_func(composite: Composite | None = None, *, sum_channels: bool = Fal
     mode, or the result of `lrpfx.transform`, which has its rules already. `inputs` are an array (samples, ...), which is cast
     to the model's dtype, as Quantus does it for predictions. `targets` are an int for each sample, or one for all: the class
     that is explained. `device` is where the model is; by default, the model is asked. `method` is the name that
-    `quantus.evaluate` has for it, and changes nothing. It returns relevance, an array of the shape of the inputs, of dtype float64 for models of
-    this dtype and float32 for others.
+    `quantus.evaluate` has for it, and changes nothing. It returns relevance, an array of the shape of the inputs, of dtype
+    float64 for models of this dtype and float32 for others.
 
     A model is compiled at the first call. Later calls explain the model as it is then: a model that differs only in its
     parameters from an earlier one, such as a copy that a metric perturbs, takes the graph of that one. The errors are those of
