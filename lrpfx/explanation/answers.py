@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lrpfx.errors import printable
 from lrpfx.request.places import scores_of_classes
 from lrpfx.request.targets import Class, Target
+from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.identity.plain_data import PlainData
 
 Array = NDArray[Any]
@@ -40,9 +41,10 @@ class Category:
 class Balance:
     """Where the relevance of an explained output went."""
 
-    output: float
+    output: float  # what is explained: of a difference from a reference, the difference
     inputs: float
     others: float | None = None  # of the inputs beside the one that is shown, if there are others
+    of_difference: bool = False
 
     @property
     def constants(self) -> float:
@@ -58,7 +60,8 @@ class Balance:
         inputs = f"inputs {self.inputs:.4g}"
         if self.others is not None:
             inputs = f"this input {self.inputs:.4g} + other inputs {self.others:.4g}"
-        return f"output {self.output:.4g} = {inputs} + constants {self.constants:.4g}"
+        what = "difference" if self.of_difference else "output"
+        return f"{what} {self.output:.4g} = {inputs} + constants {self.constants:.4g}"
 
 
 def shares_in_words(balances: Sequence[Balance]) -> str:
@@ -67,6 +70,8 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     if not shares:
         return ""
     of_all = " to ".join(dict.fromkeys(map(percent, (shares[0], shares[-1]))))
+    if any(one.of_difference for one in balances):
+        return f"the {'map holds' if len(balances) == 1 else 'maps hold'} {of_all} of the difference from the reference"
     held = f"the map holds {of_all} of the output" if len(balances) == 1 else f"the maps hold {of_all} of the outputs"
     negative = len(balances) == 1 and balances[0].output < 0
     against = f", which is {balances[0].output:.3g}: the model speaks against it" if negative else ""
@@ -86,6 +91,7 @@ class Answer(PlainData):
     input_relevance: Array  # of the model's input, (channels, height, width), or (tokens, embedding)
     layers: dict[str, Array]  # of recorded layers, without the batch
     region: Array | None = None  # the places that are explained, as the output has them, bool; None if it has no places
+    difference: float | None = None  # of the score from that for the reference; None without a reference
 
     @property
     def summed(self) -> Array:
@@ -95,7 +101,9 @@ class Answer(PlainData):
     @property
     def balance(self) -> Balance:
         """How much of the output's relevance reached the input."""
-        return Balance(self.category.score, float(self.input_relevance.sum(dtype=np.float64)))
+        explained = self.category.score if self.difference is None else self.difference
+        of_input = float(self.input_relevance.sum(dtype=np.float64))
+        return Balance(explained, of_input, of_difference=self.difference is not None)
 
 
 class Scores(Enum):
@@ -137,6 +145,13 @@ def category_of(output: Array, index: int, categories: Names, scores: Scores) ->
     name = str(index) if categories is None else categories[index]
     probabilities = scores.probabilities(output)
     return Category(index, name, float(output[index]), None if probabilities is None else float(probabilities[index]))
+
+
+def difference_of_target(target: Target, output: Array, reference: Array) -> float:
+    """The difference of what a target explains from that for a reference, of the same shape (classes, ...)."""
+    values = torch.as_tensor(output).double()
+    weights = multiplier_from(values[None], target.relevance(values[None]))[0]
+    return float((weights * (values - torch.as_tensor(reference))).sum())
 
 
 def category_of_target(target: Target, output: Array, categories: Names, scores: Scores) -> Category:

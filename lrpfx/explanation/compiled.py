@@ -14,7 +14,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target
+from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target, difference_of_target
 from lrpfx.explanation.arrays import of_features
 from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
@@ -79,7 +79,7 @@ class Origin:
         return run.answers[0]
 
     def ledger(self, score: float) -> Ledger:
-        """The account of every layer, for the class that is explained. `score`: what the explanation says of it."""
+        """The account of every layer, for the class that is explained. `score`: what the explanation accounts for."""
         found = self.compiled.ledger(self.inputs, self.targets[0])
         check_same(np.array(found.seed), np.array(score))
         return found
@@ -137,6 +137,10 @@ class CompiledModel(Compiled):
         """The same that explains another output."""
         return CompiledModel(self.module, self.categories, self.record, output, self.scores, self.reference)
 
+    def compared_with(self, reference: Any) -> "CompiledModel":
+        """The same with another reference."""
+        return CompiledModel(self.module, self.categories, self.record, self.output, self.scores, reference)
+
     def with_names_of(self, inputs: Any) -> "CompiledModel":
         """The same with a logit for each of two names, if the model has one logit for these inputs."""
         if self.categories is None or len(self.categories) != 2:
@@ -172,7 +176,9 @@ class CompiledModel(Compiled):
         output = arrays.pop("output")
         outputs = checked_output(output[:, None] if output.ndim == 1 else output)
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
-        answers, again = answers_of(outputs, columns, rows, self.categories, self.scores)
+        other = found.reference_output
+        references = None if other is None else as_array(other).reshape(outputs.shape)
+        answers, again = answers_of(outputs, columns, rows, self.categories, self.scores, references)
         if output.ndim == 1:  # there are no classes to ask for
             again = [tuple(column) for column in zip(*columns, strict=True)]
         return Run(list(outputs), answers, again, self.explain_model.composite, self.scores)
@@ -339,8 +345,12 @@ def answers_of(
     rows: list[dict[str, Array]],
     categories: Sequence[str] | None,
     scores: Scores,
+    references: Array | None = None,
 ) -> tuple[list[tuple[Answer, ...]], list[tuple[Target, ...]]]:
-    """The answers for each image, one for each column of classes, and what to ask for each of them again."""
+    """The answers for each image, one for each column of classes, and what to ask for each of them again.
+
+    `references`: the outputs for a reference, if what is explained are differences from them.
+    """
     if categories is not None and len(categories) != outputs.shape[1]:
         raise InputError(
             f"categories= has {len(categories)} names of classes, but the output has {outputs.shape[1]} classes",
@@ -353,7 +363,8 @@ def answers_of(
         category = category_of_target(one, outputs[place], categories, scores)
         region = one.region(torch.as_tensor(outputs[place : place + 1]))
         of_input = relevance if relevance.ndim > 2 else relevance[None]
-        found = Answer(category, of_input, layers, None if region is None else np.asarray(region[0]))
+        difference = None if references is None else difference_of_target(one, outputs[place], references[place])
+        found = Answer(category, of_input, layers, None if region is None else np.asarray(region[0]), difference)
         return found, one if category.index is None else Class(category.index)
 
     pairs = [

@@ -163,7 +163,8 @@ class Explainer(Generic[Found]):
         Whether the features of series are "first", as (features, steps), or "last"; by default what `names` says, or else last.
     reference
         What inputs are compared with, for `composites.DeepLIFT`: a number, or a tensor that can be broadcast to the model's
-        input, which comes after the preprocessing. Texts and graphs have none here.
+        input, which comes after the preprocessing. Of texts: a token that takes the place of all others, such as
+        `tokenizer.mask_token`; the marks of the model stay. Or a list of these, over which relevance is averaged.
 
     Raises
     ------
@@ -286,10 +287,10 @@ class Explainer(Generic[Found]):
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
         self.reference = reference
-        if reference is not None and (tokenizer is not None or isinstance(model, (Runner, DetectorHeads))):
+        if reference is not None and isinstance(model, (Runner, DetectorHeads)):
             raise InputError(
-                "reference= is for photographs, tables and series, and for models that are no programs: lrpfx.attribute takes "
-                "the references of other inputs",
+                "reference= is for models that are neither detectors nor programs: lrpfx.attribute takes the references of "
+                "other inputs",
                 topic="references",
             )
         fixed = next(iter(model.manifest["arguments"].values()))["shape"][0] if isinstance(model, Runner) else None

@@ -106,7 +106,7 @@ class Explained(PlainData, ABC):
     @property
     def ledger(self) -> Ledger:
         """The account of every layer (see `lrpfx.ledger`); the model runs again for it."""
-        return self._origin("the ledger", "read it before").ledger(self.target.score)
+        return self._origin("the ledger", "read it before").ledger(self.balance.output)
 
     def _origin(self, what: str, remedy: str) -> Origin:
         origin = origin_of(self)

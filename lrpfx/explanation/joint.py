@@ -405,7 +405,10 @@ class CompiledJoint(Compiled):
             {"relevance": sums[place][None], **{name: one[place] for name, one in layers.items()}}
             for place in range(len(resolved_targets))
         ]
-        answers, again = answers_of(outputs, [[one] for one in resolved_targets], rows, self.categories, self.compiled.scores)
+        other = found.reference_output
+        references = None if other is None else as_array(other).reshape(outputs.shape)
+        columns = [[one] for one in resolved_targets]
+        answers, again = answers_of(outputs, columns, rows, self.categories, self.compiled.scores, references)
         answers = [tuple(replace(one, input_relevance=one.input_relevance[0]) for one in some) for some in answers]
         if result.ndim == 1:  # there are no classes to ask for
             again = [tuple(resolved_targets)]
@@ -416,7 +419,12 @@ class CompiledJoint(Compiled):
         place = list(of_inputs).index(name)
         return tuple(
             AnswerOfInput(
-                one.category, relevance, one.layers, one.region, float(one.input_relevance.sum() - one.input_relevance[place])
+                one.category,
+                relevance,
+                one.layers,
+                one.region,
+                one.difference,
+                others=float(one.input_relevance.sum() - one.input_relevance[place]),
             )
             for one, relevance in zip(run.answers[0], of_inputs[name], strict=True)
         )

@@ -13,7 +13,7 @@ from lrpfx import pictures
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError
-from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target
+from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target, difference_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, checked_output, keep_origin
 from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
@@ -120,15 +120,21 @@ def _explained(
 ) -> TextExplanation:
     inputs: dict[str, Any] = readable(model, text.encoding)
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
+    if compiled.reference is not None:
+        compiled = compiled.compared_with(_references_of(compiled.reference, tokenizer, ids))
     targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in given)
     answers: list[Answer] = []
     found: list[_Shown] = []
     for target in targets:
-        attribution = attribute(compiled.module, inputs, target, record=compiled.record, output=compiled.output)
+        options: dict[str, Any] = {"output": compiled.output, "reference": compiled.reference}
+        attribution = attribute(compiled.module, inputs, target, record=compiled.record, **options)
         found.append(target.of_output(attribution.output))
         tokens, _ = of_attribution(attribution, None, None)
         layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
-        answers.append(Answer(found[-1].category(compiled.scores), as_array(tokens[0]), layers))
+        shown, other, difference = found[-1], attribution.reference_output, None
+        if other is not None:
+            difference = difference_of_target(shown.target, as_array(attribution.output[0]), as_array(other[0]))
+        answers.append(Answer(shown.category(compiled.scores), as_array(tokens[0]), layers, None, difference))
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
@@ -139,6 +145,39 @@ def _explained(
     explanation = TextExplanation(text.title(tokenizer), *facts)
     keep_origin(explanation, Origin(compiled, inputs, targets, output))
     return explanation
+
+
+def _references_of(given: Any, tokenizer: Any, ids: torch.Tensor) -> Any:
+    """What a text is compared with: token ids, with a token in the place of each that is not a mark of the model.
+
+    `given`: the token, as text; a tensor of ids that fits the text; or a list of these.
+    """
+    if isinstance(given, list) and given:
+        return [_references_of(one, tokenizer, ids) for one in given]
+    if isinstance(given, torch.Tensor):
+        return {"input_ids": given}
+    token = _index_of_token(tokenizer, given, topic="references") if isinstance(given, str) else None
+    if token is None:
+        special = [getattr(tokenizer, f"{name}_token", None) for name in ("mask", "pad", "unk", "eos")]
+        known = next((one for one in special if one is not None), "the")
+        raise InputError(
+            f"the reference of a text is a token that takes the place of its own, such as reference={known!r}, a tensor of "
+            f"token ids of the shape {tuple(ids.shape)}, or a list of these, not {type(given).__name__}",
+            topic="references",
+        )
+    marks = torch.tensor(list(getattr(tokenizer, "all_special_ids", ())), dtype=ids.dtype, device=ids.device)
+    return {"input_ids": torch.where(torch.isin(ids, marks), ids, torch.full_like(ids, token))}
+
+
+def _index_of_token(tokenizer: Any, token: str, topic: str = "sentences") -> int:
+    """The id of a text that is one token. `InputError` for others."""
+    ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise InputError(f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic=topic)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if ids[0] == unknown and token != getattr(tokenizer, "unk_token", None):
+        raise InputError(f"the tokenizer does not know {token!r}", topic=topic)
+    return int(ids[0])
 
 
 @dataclass(frozen=True)
@@ -232,14 +271,7 @@ class _OfText(Target):
     def _index(self, token: Any, tokens: int) -> int:
         if not isinstance(token, str):
             return index_of(token, None, tokens)
-        ids = self.tokenizer(token, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            raise InputError(
-                f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic="sentences"
-            )
-        if ids[0] == getattr(self.tokenizer, "unk_token_id", None):
-            raise InputError(f"the tokenizer does not know {token!r}", topic="sentences")
-        return int(ids[0])
+        return _index_of_token(self.tokenizer, token)
 
 
 class _Vocabulary(Sequence[str]):

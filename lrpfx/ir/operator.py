@@ -270,6 +270,7 @@ class Values:
     sign: SignOf | None = None
     between: Between | None = None  # how differences from a reference are shared, where the kind does not tell
     positive_part: bool = False  # it is max(input, 0)
+    clips: bool = False  # an entry of it is that of the input, or a bound
     keeps_nonpositive: bool = False  # an entry of the result is positive only where the input is positive
     negates: bool = False  # it is an operator of the same kind, applied to -input
     logarithm: bool = False  # it is the natural logarithm

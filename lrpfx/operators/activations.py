@@ -112,15 +112,29 @@ def _of_torch(name: str, sign: SignOf | None = None, sample: ExampleCall = _MATR
 
 ROWS: tuple[Operator, ...] = (
     _activation(
-        "relu", function=functional.relu, sign=signs.never_negative, positive_part=True, keeps_nonpositive=True, ratio=_step
+        "relu",
+        function=functional.relu,
+        sign=signs.never_negative,
+        positive_part=True,
+        clips=True,
+        keeps_nonpositive=True,
+        ratio=_step,
     ),
-    _activation("relu6", sign=signs.never_negative, scales=1, keeps_nonpositive=True, ratio=_quotient(functional.relu6, 0.0)),
+    _activation(
+        "relu6",
+        sign=signs.never_negative,
+        scales=1,
+        clips=True,
+        keeps_nonpositive=True,
+        ratio=_quotient(functional.relu6, 0.0),
+    ),
     _activation(
         "hardtanh",
         "input min_val=-1.0 max_val=1.0",
         modules=[nn.Hardtanh, nn.ReLU6],
         sign=signs.of_hardtanh,
         scales=1,
+        clips=True,
         sample=call(input=MATRIX, min_val=-0.3, max_val=0.4),
     ),
     _activation(
@@ -129,14 +143,25 @@ ROWS: tuple[Operator, ...] = (
         spelled="clamp clip",
         sign=signs.of_clamp,
         scales=_bounded,
+        clips=True,
         decomposition=_bounded_by_data,
         sample=call(input=MATRIX, min=-0.3, max=0.4),
     ),
     _activation(
-        "clamp_min", "input min", sign=signs.of_clamp, decomposition=_bounded_by_data, sample=call(input=MATRIX, min=-0.3)
+        "clamp_min",
+        "input min",
+        sign=signs.of_clamp,
+        clips=True,
+        decomposition=_bounded_by_data,
+        sample=call(input=MATRIX, min=-0.3),
     ),
     _activation(
-        "clamp_max", "input max", sign=signs.of_clamp, decomposition=_bounded_by_data, sample=call(input=MATRIX, max=0.3)
+        "clamp_max",
+        "input max",
+        sign=signs.of_clamp,
+        clips=True,
+        decomposition=_bounded_by_data,
+        sample=call(input=MATRIX, max=0.3),
     ),
     _activation(
         "elu",

@@ -237,6 +237,8 @@ def ledger(
     module = explainable(explain_model, "ledger")
     if isinstance(target, list):
         raise InputError("a ledger accounts for one target, not for a list of them", topic="reports")
+    if isinstance(reference, list):
+        raise InputError("a ledger accounts for the difference of one reference, not for a list of them", topic="references")
     resolved = as_target(target)
     with torch.inference_mode(False), torch.enable_grad():
         arguments = Arguments(inputs, module)

@@ -21,15 +21,18 @@ from lrpfx.operators.normalization import per_channel
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
-from lrpfx.support.derivatives import vjp
+from lrpfx.support.derivatives import derivative_of, vjp
 from lrpfx.support.tensors import detached, only_finite, relevance_from, save_values, saved_values
-from lrpfx.support.torch_internals import apply, is_traced
+from lrpfx.support.torch_internals import apply, is_traced, is_transformed
 
 Tensors = Sequence[torch.Tensor]
+Pair = tuple[torch.Tensor, torch.Tensor]  # a value, and that for the reference
 
 #: Differences smaller than this share of the value have rounding errors: the derivative takes the place of the slope.
 _SMALL = {torch.float64: 1e-9, torch.float32: 3e-4}
 _SMALL_IN_HALF_PRECISION = 3e-2
+#: The largest share of entries whose derivatives are computed apart from the others.
+MOST_APART = 0.2
 
 
 def reference_of(value: Any, reference: Any) -> Any:
@@ -92,11 +95,18 @@ class _OfDifferences(torch.autograd.Function):
         return None, None, *found, *(None for _ in values[count:])
 
 
-class DifferenceForm(MultiplierForm):
-    """An operation whose derivative is replaced by multipliers of differences."""
+class _ReferenceForm(MultiplierForm):
+    """What forms with a reference have in common: nothing takes any of the difference."""
 
     divides = True
     needs_reference = True
+
+    def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
+        return {}
+
+
+class DifferenceForm(_ReferenceForm):
+    """An operation whose derivative is replaced by multipliers of differences."""
 
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
         return apply(_OfDifferences, self, operation, *values)
@@ -106,9 +116,6 @@ class DifferenceForm(MultiplierForm):
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
         """Those of the data inputs, which are the first of `values`, for that of the output."""
-
-    def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -141,14 +148,74 @@ class AtMidpoint(DifferenceForm):
         return found
 
 
+class _OfOneInput(torch.autograd.Function):
+    """Forward: an operation, and what its form prepares. Backward: the multiplier of its input."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(form: "FormOfOneInput", operation: Operation, *values: Any) -> tuple[torch.Tensor, ...]:
+        *own, reference, other = values
+        output: torch.Tensor = operation(own)
+        return output, *form.prepared(operation, own, reference, output, other)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.form, ctx.operation, *values = inputs
+        ctx.count = len(values)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, multiplier: torch.Tensor, *_: Any) -> Any:
+        return None, None, ctx.form.multiplier(ctx.saved_tensors, multiplier), *(None for _ in range(ctx.count - 1))
+
+
+class FormOfOneInput(_ReferenceForm):
+    """An operation on one input, whose forward pass prepares what the multipliers need: less than both values of the input.
+
+    The values of a call end with the references of the input and of the output.
+    """
+
+    needs_reference_output = True
+
+    def run(self, operation: Operation, values: Sequence[Any]) -> Any:
+        if torch.is_grad_enabled() and values[0].requires_grad:
+            return apply(_OfOneInput, self, operation, *values)[0]
+        return operation(values[:-2])
+
+    @abstractmethod
+    def prepared(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
+    ) -> Tensors:
+        """Tensors that are not the inputs. `other`: the output for the reference."""
+
+    @abstractmethod
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+        """That of the input, from what is prepared."""
+
+
 @dataclass(frozen=True)
-class BySlope(DifferenceForm):
+class BySlope(FormOfOneInput):
     """The slope Δy/Δx of an element-wise function of one input (the Rescale rule)."""
 
-    def multipliers(
-        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    def prepared(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
     ) -> Tensors:
-        return [multiplier * slope(_first_result(operation, values), values[0], references[0])]
+        row, alone = operation.operator, not any(isinstance(value, torch.Tensor) for value in values[1:])
+        return [
+            slope(
+                _first_result(operation, values),
+                values[0],
+                reference,
+                (output, other),
+                of_entries=alone,
+                clips=row is not None and row.values.clips,
+            )
+        ]
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+        return multiplier * prepared[0]
 
 
 @dataclass(frozen=True)
@@ -194,14 +261,39 @@ def _first_result(operation: Operation, values: Sequence[Any]) -> Callable[..., 
     return function
 
 
-def slope(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x."""
-    change, small = function(value) - function(reference), _is_small(value, reference)
-    if value.device.type == "cpu" and not is_traced(value) and not small.any():
-        return change / (value - reference)  # where reading a value costs nothing, it saves a derivative
-    output, pull = vjp(function, (value + reference) / 2)
-    derivative = pull(torch.ones_like(output))[0]
-    return _quotient(change, value - reference, small, only_finite(derivative))
+def slope(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    value: torch.Tensor,
+    reference: torch.Tensor,
+    results: tuple[torch.Tensor, torch.Tensor] | None = None,
+    of_entries: bool = False,
+    clips: bool = False,
+) -> torch.Tensor:
+    """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x.
+
+    `results`: those for value and reference, if they are known. `of_entries`: whether the function takes single entries, too.
+    `clips`: whether each result is the input or a bound, so that differences of results are exact.
+    """
+    output, other = results or (function(value), function(reference))
+    small = value == reference if clips else _is_small(value, reference)
+    if reads_values(value):  # a few derivatives cost less than all of them
+        found, count = (output - other) / (value - reference), int(small.count_nonzero())
+        if count == 0:
+            return found
+        if of_entries and count < MOST_APART * small.numel():
+            places = small.nonzero(as_tuple=True)
+            found[places] = _derivative(function, value[places], reference[places])
+            return found
+    return _quotient(output - other, value - reference, small, _derivative(function, value, reference))
+
+
+def reads_values(value: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read at no cost, to choose among formulas."""
+    return value.device.type == "cpu" and not is_traced(value) and not is_transformed(value)
+
+
+def _derivative(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    return only_finite(derivative_of(function, (value + reference) / 2))
 
 
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
@@ -231,79 +323,102 @@ class OfQuotient(DifferenceForm):
         return [of_first.sum_to_size(first.shape), of_last.sum_to_size(last.shape)]
 
 
-@dataclass(frozen=True)
-class OfSoftmax(DifferenceForm):
-    """exp(z - c) times the reciprocal of its sum S, with one shift c for value and reference."""
+class _OfProbabilities(FormOfOneInput):
+    """A function of z by a softmax p = exp(z - L), L being the logarithm of the sum of all exp(z).
 
-    def multipliers(
-        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    Its form has the logarithmic mean s = Δp / Δ log p of both softmaxes. Since the changes of p add up to 0, ΔL is the mean of
+    Δz with the weights s. Multipliers hence do not depend on a shift of z, as derivatives do not.
+    """
+
+    def prepared(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
     ) -> Tensors:
-        exponentials = _Exponentials(values[0], references[0], _dimension(operation, values))
-        terms, other_terms = exponentials.terms
-        multiplier = multiplier.to(terms.dtype)
-        share, other_share = map(_reciprocal, exponentials.sums)
-        of_total = -(multiplier * (terms + other_terms) / 2).sum(exponentials.dim, True) * share * other_share
-        of_terms = multiplier * (share + other_share) / 2 + of_total
-        return [(of_terms * exponentials.slope).to(values[0].dtype)]
+        dtype = torch.float32 if output.dtype in (torch.float16, torch.bfloat16) else output.dtype
+        dim = self.dimension(operation, values)
+        means = self.means((values[0].to(dtype), reference.to(dtype)), (output.to(dtype), other.to(dtype)), dim)
+        total = means.sum(dim, True)
+        if not reads_values(total) or not total.isfinite().all():  # all entries of a softmax are masked
+            means = only_finite(means)
+            total = means.sum(dim, True)
+        return means, _reciprocal(total)
+
+    def dimension(self, operation: Operation, values: Sequence[Any]) -> Any:
+        """The dimensions over which p adds up to 1."""
+        dimension: int | None = operation.arguments(values)["dim"]
+        return softmax_dimension(values[0].ndim) if dimension is None else dimension
+
+    @abstractmethod
+    def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
+        """The logarithmic means. Both pairs are the value and that for the reference."""
+
+
+def logarithmic_means(changes: torch.Tensor, shares: Pair) -> torch.Tensor:
+    """(p - p⁰) / (log p - log p⁰), which changes by `changes`, without cancellation."""
+    distance = -changes.abs()
+    factor = torch.expm1(distance) / distance  # 1 in the limit, and where entries are masked for both
+    return torch.maximum(*shares) * torch.where(distance < 0, factor, torch.ones_like(factor))
 
 
 @dataclass(frozen=True)
-class OfLogSoftmax(DifferenceForm):
-    """z less the logarithm of the sum of its exponentials, with one shift for value and reference."""
+class OfSoftmax(_OfProbabilities):
+    """Δp = s (Δz - ΔL)."""
 
-    def multipliers(
-        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
-    ) -> Tensors:
-        exponentials = _Exponentials(values[0], references[0], _dimension(operation, values))
-        of_sum = -multiplier.to(exponentials.slope.dtype).sum(exponentials.dim, True)
-        return [multiplier + exponentials.of_logarithm(of_sum).to(multiplier.dtype)]
+    def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
+        # the largest entries give L: rounding takes none of them
+        ours, theirs = (z.amax(dim, True) - p.amax(dim, True).log() for z, p in zip(values, outputs, strict=True))
+        return logarithmic_means(values[0] - values[1] - (ours - theirs), outputs)
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+        means, scale = prepared
+        mean = (multiplier * means).sum_to_size(scale.shape) * scale
+        return ((multiplier - mean) * means).to(multiplier.dtype)
 
 
 @dataclass(frozen=True)
-class OfLogSum(DifferenceForm):
-    """The logarithm of a sum of exponentials, or of the sum of all so far, with one shift for value and reference."""
+class OfLogSoftmax(_OfProbabilities):
+    """Δz - ΔL."""
 
-    running: bool = False
+    def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
+        return logarithmic_means(outputs[0] - outputs[1], (outputs[0].exp(), outputs[1].exp()))
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+        means, scale = prepared
+        return (multiplier - multiplier.sum_to_size(scale.shape) * scale * means).to(multiplier.dtype)
+
+
+@dataclass(frozen=True)
+class OfLogSum(_OfProbabilities):
+    """ΔL."""
+
+    def dimension(self, operation: Operation, values: Sequence[Any]) -> Any:
+        args, options = operation.filled(values)
+        return options["dim"] if "dim" in options else args[1]
+
+    def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
+        ours, theirs = (one - one.logsumexp(dim, True) for one in values)
+        return logarithmic_means(ours - theirs, (ours.exp(), theirs.exp()))
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+        means, scale = prepared
+        return (multiplier.reshape(scale.shape) * scale * means).to(multiplier.dtype)
+
+
+@dataclass(frozen=True)
+class OfRunningLogSum(DifferenceForm):
+    """The logarithm of the sum of exponentials of all entries so far, with one shift for value and reference."""
 
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
         args, options = operation.filled(values)
         dim = options["dim"] if "dim" in options else args[1]
-        if self.running:
-            exponentials = _Exponentials(values[0].double(), references[0].double(), dim)
-            sums, other_sums = (one.cumsum(dim) for one in exponentials.terms)
-            of_sums = multiplier * slope(torch.log, sums, other_sums)
-            found = of_sums.flip(dim).cumsum(dim).flip(dim) * exponentials.slope
-        else:
-            exponentials = _Exponentials(values[0], references[0], dim)
-            keeps = options.get("keepdim", len(args) > 2 and args[2])
-            spread = vjp(lambda one: one.sum(dim, keeps), values[0])[1](multiplier)[0]
-            found = exponentials.of_logarithm(spread.to(exponentials.slope.dtype))
-        return [found.to(values[0].dtype)]
-
-
-class _Exponentials:
-    """exp(z - c) of a value and of its reference, with one shift c for both, and their sums over dimensions."""
-
-    def __init__(self, value: torch.Tensor, reference: torch.Tensor, dim: Any) -> None:
-        if value.dtype in (torch.float16, torch.bfloat16):
-            value, reference = value.float(), reference.float()
-        self.dim = dim
+        value, reference = values[0].double(), references[0].double()
         shift = torch.maximum(value.amax(dim, True), reference.amax(dim, True))
         shift = torch.where(shift.isfinite(), shift, torch.zeros_like(shift))
-        self.terms = (value - shift).exp(), (reference - shift).exp()
-        self.sums = tuple(one.sum(dim, True) for one in self.terms)
-        self.slope = slope_of_exponential(value, reference, shift)
-
-    def of_logarithm(self, multiplier: torch.Tensor) -> torch.Tensor:
-        """The multipliers of z, for that of the logarithm of the sum."""
-        return multiplier * slope(torch.log, *self.sums) * self.slope
-
-
-def _dimension(operation: Operation, values: Sequence[Any]) -> int:
-    dimension: int | None = operation.arguments(values)["dim"]
-    return softmax_dimension(values[0].ndim) if dimension is None else dimension
+        sums, other_sums = ((one - shift).exp().cumsum(dim) for one in (value, reference))
+        of_sums = multiplier * slope(torch.log, sums, other_sums)
+        found = of_sums.flip(dim).cumsum(dim).flip(dim) * slope_of_exponential(value, reference, shift)
+        return [found.to(values[0].dtype)]
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class OfSelectiveScan(_OfScan):
         of_product = multiplier.unsqueeze(2)
         of_states = (of_product * _mean(leaving, others[4])).to(states.dtype).expand_as(states)
         of_signal, of_factors = _through_recurrence((states, factors), (other_states, other_factors), of_states, 3)
-        of_entering, of_exponent = of_signal * _mean(x, others[0]), of_factors * slope(torch.exp, *exponents)
+        of_entering, of_exponent = of_signal * _mean(x, others[0]), of_factors * slope(torch.exp, exponents[0], exponents[1])
         return {
             "input": (of_signal * _mean(entering, other_entering)).sum(2),
             "step": (of_entering * _mean(into, others[3]) + of_exponent * _mean(decay, others[2])).sum(2),

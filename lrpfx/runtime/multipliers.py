@@ -32,6 +32,8 @@ class MultiplierForm(ABC):
     divides: bool
     #: Whether the values of a call end with those of the data inputs for a reference.
     needs_reference = False
+    #: Whether that of the output follows.
+    needs_reference_output = False
 
     @abstractmethod
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:

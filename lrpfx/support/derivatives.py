@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.torch_internals import is_traced, is_transformed
 
 
 def vjp(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[..., tuple[Any, ...]]]:
@@ -24,6 +25,29 @@ def vjp(function: Callable[..., Any], *inputs: Any) -> tuple[Any, Callable[..., 
                 raise
             return _by_autograd(function, inputs)
     return output, pull
+
+
+def derivative_of(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+    """The derivative of an element-wise function.
+
+    torch.func refuses hooks for saved tensors, which recomputed parts of a network run under: without a transform, torch's own
+    derivatives do it, and the hooks see nothing of it.
+    """
+    if is_traced(value) or is_transformed(value):
+        output, pull = vjp(function, value)
+        found: torch.Tensor = pull(torch.ones_like(output))[0]
+        return found
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+        given = value.detach().requires_grad_()
+        output = function(given)
+        if not output.requires_grad:
+            return torch.zeros_like(value)
+        (found,) = torch.autograd.grad(output, given, torch.ones_like(output))
+    return found
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _by_autograd(function: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Any, Callable[..., tuple[Any, ...]]]:

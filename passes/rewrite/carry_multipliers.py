@@ -156,7 +156,7 @@ class _Regions:
         arguments: tuple[fx.Node, ...] = (node,)
         if function is carry_relevance and of.reference:
             function, arguments = carry_difference, (node, self.by_name[of.reference])
-            after = arguments[1].next
+            after = after if node.op != "placeholder" else arguments[1].next
         made = insert_call(self.graph, after, function, arguments, info)
         for reader in readers:
             reader.replace_input_with(node, made)

@@ -76,9 +76,9 @@ def _input(graph: fx.Graph, node: fx.Node, last: fx.Node) -> tuple[fx.Node, fx.N
 
 
 def _twin(graph: fx.Graph, node: fx.Node, twins: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A second call, of the values for the reference."""
+    """A second call, of the values for the reference. It is the first of both to run: rules read its result, too."""
     info = node_info(node)
-    with graph.inserting_after(node):
+    with graph.inserting_before(node):
         twin = graph.node_copy(node, lambda source: twins.get(source, source))
     set_info(twin, _info(info, f"{info.name}.reference"))
     update_info(node, reference=node_info(twin).name)

@@ -103,10 +103,12 @@ class _RewrittenCall:
         update_info(self.node, rule=rule)
 
     def _references(self) -> list[Any]:
-        """The values of the inputs for the reference, if the rule takes differences from one."""
-        if self.info.form is None or not self.info.form.needs_reference:
+        """The values of the inputs for the reference, if the rule takes differences from one, and that of the output."""
+        form = self.info.form
+        if form is None or not form.needs_reference:
             return []
-        return [self._reference(value) for value in self.layer.inputs]
+        found = [self._reference(value) for value in self.layer.inputs]
+        return [*found, self._reference(self.node)] if form.needs_reference_output else found
 
     def _reference(self, value: Any) -> Any:
         name = node_info(value).reference if isinstance(value, fx.Node) else ""

@@ -488,8 +488,8 @@ def test_an_explainer_takes_a_reference():
     expected = (model(rows) - model(torch.full_like(rows, 0.5)))[:, 2].detach()
     for explanation, difference in zip(explainer(rows.numpy(), 2), expected, strict=True):
         assert float(explanation.answers[0].input_relevance.sum()) == pytest.approx(float(difference))
-    with pytest.raises(lrpfx.InputError, match="reference= is for photographs"):
-        lrpfx.Explainer(model, tokenizer=str, reference=0.5)
+    with pytest.raises(lrpfx.InputError, match="reference= is for models that are neither detectors nor programs"):
+        lrpfx.Explainer(lrpfx.detection.DetectorHeads(model, lambda output: output), reference=0.5)
 
 
 def test_integrated_gradients_add_up_to_the_same_difference():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import EpsilonPlus
+from lrpfx.composites import DeepLIFT, EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.sentences import TextExplanations
 
@@ -84,6 +84,44 @@ def test_the_next_token(tmp_path):
     assert found.save(tmp_path / "a.html").read_text().startswith("<!") and found.sheet().width > 100
     again = pickle.loads(pickle.dumps(found))
     assert again == found and again.top(9) == found.top(9) and again != explainer("the film")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_text_is_compared_with_a_token(several):
+    model, text = classifier().double(), "the film was good"
+    reference = ["[PAD]", torch.tensor([[1, 7, 7, 7, 7, 2]])] if several else "[PAD]"
+    explainer = lrpfx.Explainer(model, composite=DeepLIFT(), tokenizer=Tokenizer(), reference=reference)
+    found, inputs = explainer(text, "great"), Tokenizer()(text, return_tensors="pt")
+    ids = [[1, 0, 0, 0, 0, 2], [1, 7, 7, 7, 7, 2]][: 1 + several]
+    with torch.no_grad():
+        outputs = [model(**{**inputs, "input_ids": torch.tensor([one])}).logits[0, 1] for one in ids]
+        difference = float(model(**inputs).logits[0, 1] - sum(outputs) / len(outputs))
+    assert found.relevance.sum() == pytest.approx(difference, rel=1e-5)
+    assert found.relevance[0] == found.relevance[-1] == 0  # the marks of the model stay
+    assert found.balance.output == pytest.approx(difference, rel=1e-5) and found.balance.share == pytest.approx(1.0)
+    assert "difference" in str(found.balance)
+    if several:
+        with pytest.raises(InputError, match="of one reference"):
+            found.ledger  # noqa: B018
+    else:
+        assert found.ledger.seed == pytest.approx(difference)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (0, r"a token that takes the place of its own, such as reference='\[PAD\]', a tensor .* \(1, 3\).*, not int"),
+        ("the film", "'the film' is 2 tokens, not one"),
+        (torch.tensor([[1, 0]]), "cannot be broadcast"),
+    ],
+)
+def test_references_that_a_text_does_not_have(reference, message):
+    tokenizer = Tokenizer()
+    tokenizer.pad_token = "[PAD]"
+    explainer = lrpfx.Explainer(classifier(), composite=DeepLIFT(), tokenizer=tokenizer, reference=reference)
+    with pytest.raises(InputError, match=message) as error:
+        explainer("film", "great")
+    assert error.value.topic == "references"
 
 
 def test_wrong_texts():

@@ -1,0 +1,166 @@
+"""Forms of differences from a reference: cheap formulas against direct ones."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lrpfx
+from lrpfx.composites import DeepLIFT
+from lrpfx.operators import table
+from lrpfx.operators.layer import Operation, Slot
+from lrpfx.operators.table import operator_named
+from lrpfx.runtime import differences
+from lrpfx.support.tensors import only_finite
+
+CLIPPING = [row.name for row in table.all_operators() if row.values.clips]
+
+
+def near(count=4000):
+    """Values and references, of which some are equal, and some differ by less than rounding."""
+    torch.manual_seed(0)
+    value, reference = torch.randn(count, dtype=torch.float64), torch.randn(count, dtype=torch.float64)
+    reference[:100], reference[100:200] = value[:100], value[100:200] * (1 + 1e-11)
+    return value, reference
+
+
+@pytest.mark.parametrize("function", [F.gelu, torch.tanh, F.hardswish, torch.exp, F.elu])
+def test_a_few_derivatives_apart_are_those_of_all(function, monkeypatch):
+    value, reference = near()
+    found = differences.slope(function, value, reference, of_entries=True)
+    monkeypatch.setattr(differences, "reads_values", lambda value: False)
+    torch.testing.assert_close(found, differences.slope(function, value, reference), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", CLIPPING)
+def test_slopes_of_clipping_functions_are_exact(name, dtype):
+    row = operator_named(name)
+    options = {key: leaf for key, leaf in row.sample.arguments.items() if key != "input"} if row.sample else {}
+    value, reference = near()
+    expected = differences.slope(lambda one: row.function(one, **options), value, reference)
+    found = differences.slope(
+        lambda one: row.function(one, **options), value.to(dtype), reference.to(dtype), of_entries=True, clips=True
+    )
+    bound = 1e-12 if dtype == torch.float64 else 2e-6
+    differs = ((found - expected).abs() > bound) & (value - reference).abs().gt(1e-6)  # and not only by the inputs' rounding
+    if dtype == torch.float64:
+        differs = (found - expected).abs() > 1e-5
+    assert not differs.any()
+    assert ((found >= 0) & (found <= 1)).all()
+
+
+def test_a_function_that_clips_returns_its_input_or_a_bound():
+    assert {"relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max"} == set(CLIPPING)
+    for name in CLIPPING:
+        row, x = operator_named(name), torch.linspace(-9, 9, 1001, dtype=torch.float64)
+        options = {key: leaf for key, leaf in row.sample.arguments.items() if key != "input"}
+        output = row.function(x, **options)
+        assert output[output != x].unique().numel() <= 2
+
+
+SCORES = {
+    "small": lambda: (torch.randn(3, 5, 7), torch.randn(3, 5, 7)),
+    "large": lambda: (torch.randn(3, 5, 7) * 6, torch.randn(3, 5, 7) * 6),
+    "shifted": lambda: (torch.randn(3, 5, 7) + 9, torch.randn(3, 5, 7)),
+    "equal": lambda: (torch.ones(3, 5, 7), torch.ones(3, 5, 7)),
+    "almost equal": lambda: (torch.ones(3, 5, 7), torch.ones(3, 5, 7) + 1e-12 * torch.randn(3, 5, 7)),
+    "masked": lambda: (
+        torch.randn(3, 5, 7).masked_fill(torch.arange(7) > 4, -torch.inf),
+        torch.randn(3, 5, 7).masked_fill(torch.arange(7) > 4, -torch.inf),
+    ),
+    "masked for one": lambda: (torch.randn(3, 5, 7), torch.randn(3, 5, 7).masked_fill(torch.arange(7) > 4, -40.0)),
+    "masked by a large number": lambda: (
+        torch.randn(3, 5, 7).masked_fill(torch.arange(7) > 4, -1e9),
+        torch.randn(3, 5, 7).masked_fill(torch.arange(7) > 4, -1e9),
+    ),
+}
+
+
+FUNCTIONS = {"softmax": (F.softmax, differences.OfSoftmax()), "log_softmax": (F.log_softmax, differences.OfLogSoftmax())}
+
+
+def multipliers(function, value, reference, multiplier, dim=-1):
+    """The multipliers of a function of a softmax, by its form."""
+    call, form = FUNCTIONS[function]
+    operation = Operation(call, (Slot(0), dim), {}, 1, (), operator_named(function))
+    return form.multiplier(form.prepared(operation, [value], reference, call(value, dim), call(reference, dim)), multiplier)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_multipliers_of_a_softmax_add_up(function, name, dim):
+    torch.manual_seed(0)
+    value, reference = (one.double() for one in SCORES[name]())
+    if "masked" in name and dim == 1:
+        value, reference = value.mT, reference.mT
+    change = only_finite(FUNCTIONS[function][0](value, dim) - FUNCTIONS[function][0](reference, dim))
+    multiplier = torch.randn(value.shape, dtype=torch.float64) * (change != 0) * (value > -1e8)  # what rounding leaves
+    found = multipliers(function, value, reference, multiplier, dim)
+    changes = only_finite(value - reference)
+    torch.testing.assert_close((found * changes).sum(dim), (multiplier * change).sum(dim), rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_multipliers_of_a_softmax_do_not_depend_on_a_shift(function):
+    torch.manual_seed(0)
+    value, reference, multiplier = torch.randn(3, 4, 7, dtype=torch.float64)
+    found = multipliers(function, value, reference, multiplier)
+    assert found.sum(-1).abs().max() < 1e-15 * 7
+    torch.testing.assert_close(multipliers(function, value + 300, reference - 100, multiplier), found, rtol=1e-12, atol=1e-13)
+    expected = torch.func.vjp(lambda one: FUNCTIONS[function][0](one, -1), value)[1](multiplier)[0]
+    torch.testing.assert_close(multipliers(function, value, value.clone(), multiplier), expected)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_multipliers_of_a_softmax_are_integrals_along_a_line_of_logarithms(function):
+    """An independent formula: the integral of a derivative where both shifted scores are mixed in equal steps.
+
+    The logarithmic mean of p and p⁰ is the integral of p^t p⁰^(1 - t) over t, which this sums.
+    """
+    torch.manual_seed(0)
+    value, reference, multiplier = torch.randn(3, 4, 7, dtype=torch.float64)
+    ours, theirs = value.log_softmax(-1), reference.log_softmax(-1)
+    nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(20))
+    means = sum(w / 2 * torch.exp(ours * (1 + t) / 2 + theirs * (1 - t) / 2) for t, w in zip(nodes, weights, strict=True))
+    shares = means / means.sum(-1, keepdim=True)
+    expected = {
+        "softmax": means * (multiplier - (multiplier * shares).sum(-1, keepdim=True)),
+        "log_softmax": multiplier - multiplier.sum(-1, keepdim=True) * shares,
+    }
+    torch.testing.assert_close(multipliers(function, value, reference, multiplier), expected[function])
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of ReLU and of GELU."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += function in (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU()])
+def test_a_function_runs_once_for_the_input_and_once_for_the_reference(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), activation, nn.Linear(8, 3)).double().eval()
+    x, reference = torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    with Calls() as counted:
+        lrpfx.attribute(explain_model, x, 1, reference=reference)
+    assert counted.calls == 2
+
+
+def test_of_each_function_only_the_slope_is_saved():
+    model = nn.Sequential(*[nn.Tanh() for _ in range(6)]).double().eval()
+    x, reference = torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
+    explain_model, saved = lrpfx.transform(model, DeepLIFT(), x), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        lrpfx.attribute(explain_model, x, 1, reference=reference)
+    assert sum(one.shape == x.shape for one in saved) == 6 + 2  # and input and reference, where multipliers end
