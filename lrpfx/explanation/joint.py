@@ -116,7 +116,7 @@ class JointExplanation(Explained):
 
     def _titled(self, name: str) -> str:
         share = self.shares[name]
-        return f"{name}: {share:.3g}" + (f", {percent(share / self.target.score)} of the output" if self.target.score else "")
+        return f"{name}: {share:.3g}" + (f", {percent(share / self.balance.output)} of the output" if self.balance.output else "")
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture. `path`: the file. Its ending names the form. Returns the path."""
