@@ -9,6 +9,7 @@ import typer
 
 from lrpfx.command_line.image_files import images_in
 from lrpfx.command_line.models import model_named
+from lrpfx.command_line.number_files import check_is_of_photographs
 from lrpfx.command_line.options import MODEL, REFERENCE, CompositeOptions, ModelOptions, class_of, classes_of, invalid
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import say, say_data, stages
@@ -108,6 +109,7 @@ def dataset(
     named = [one for one in target or () if one not in (PREDICTED, TRUE)]
     options.check(named)
     rules.check()
+    check_is_of_photographs(folder)
     images_in([folder])
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)

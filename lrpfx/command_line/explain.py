@@ -13,6 +13,7 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import ImageFile, Masks, images_in, opened
 from lrpfx.command_line.models import NamedModel, model_named
+from lrpfx.command_line.number_files import NumberOptions, are_of_numbers, explain_numbers
 from lrpfx.command_line.options import (
     ALLOW_NATIVE,
     IMAGES,
@@ -47,6 +48,7 @@ def explain(
     *,
     rules: CompositeOptions,
     options: ModelOptions,
+    numbers: NumberOptions,
     output_folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for pictures and explanations.csv.")] = Path(
         "explanations"
     ),
@@ -64,10 +66,19 @@ def explain(
 ) -> None:
     """Explain photographs: an overlay and a sheet for each, and a table of predictions and explained classes.
 
+    Tables (.csv), arrays (.npy), sounds (.wav) and volumes (.nii, .nii.gz) have a sheet, and a file with their relevance.
+
     What was explained already with the same model, settings and file is kept, so a stopped run resumes. A photograph that
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     options.check(target or ())
+    if are_of_numbers(photographs):
+        if mask is not None:
+            raise invalid("--mask is for photographs")
+        explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), reference, allow_native)
+        return
+    if numbers.given:
+        raise invalid("--form and --names are for tables, series, sounds and volumes: .csv, .npy, .wav, .nii, .nii.gz")
     if mask is not None and len(target or ()) != 1:
         raise invalid("--mask is the region of one class: pass --target once")
     images = images_in(photographs)

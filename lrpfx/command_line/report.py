@@ -7,6 +7,7 @@ import typer
 
 from lrpfx.command_line.image_files import images_in, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
+from lrpfx.command_line.number_files import are_of_numbers
 from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, check_composite, classes_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError
@@ -49,6 +50,11 @@ def report(
     for name in names:
         check_composite(name, setting)
     options.check(target or ())
+    if are_of_numbers(photographs):
+        raise invalid(
+            f"{photographs[0]} is no photograph: lrpfx explain takes it, and a report is written in Python, by "
+            "lrpfx.report(lrpfx.explain(model, data), path)"
+        )
     images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)

@@ -18,6 +18,7 @@ import lrpfx
 from lrpfx.command_line import explain as explain_command
 from lrpfx.command_line import options
 from lrpfx.command_line.image_files import images_in
+from lrpfx.command_line.number_files import NumberOptions
 from lrpfx.errors import InputError
 from lrpfx.images.opening import image_files
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
@@ -130,7 +131,11 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
 
     monkeypatch.setattr(explain_command, "opened", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        groups = {"rules": options.CompositeOptions(), "options": options.ModelOptions(raw=True, size="8")}
+        groups = {
+            "rules": options.CompositeOptions(),
+            "options": options.ModelOptions(raw=True, size="8"),
+            "numbers": NumberOptions(),
+        }
         explain_command.explain("small_model:make", [Path("images")], output_folder=Path("out"), batch_size=2, **groups)
     assert list(rows_of()) == ["0.png", "1.png"]
     status, printed = explained("images", "--raw", *SIZE)
