@@ -715,7 +715,7 @@ NO_OPERATIONS = {
     "repeat(1, 1, 1, 1)": lambda y: y.repeat(1, 1, 1, 1),
 }
 
-#: Selections, permutations and repetitions of places, which keep the channels.
+#: Selections, permutations, repetitions and averages of places, which keep the channels.
 SELECTIONS = {
     "cut": lambda y: y[:, :, 1:-1],
     "cut from the end": lambda y: y[..., :-2],
@@ -727,7 +727,34 @@ SELECTIONS = {
     "repeated": lambda y: y.repeat(1, 1, 2, 1),
     "split": lambda y: y.split(4, -1)[0],
     "mirrored at its border": lambda y: F.pad(y, (1, 1, 1, 1), mode="reflect"),
+    "averaged": lambda y: F.avg_pool2d(y, 2),
+    "averaged to a size": lambda y: F.adaptive_avg_pool2d(y, 3),
+    "resized": lambda y: F.interpolate(y, scale_factor=1.5, mode="bilinear"),
 }
+
+#: Other orders of channels.
+ORDERS = {
+    "flipped channels": lambda y: y.flip(1),
+    "shuffled channels": lambda y: F.channel_shuffle(y, 2),
+    "channels shuffled by views": lambda y: y.unflatten(1, (2, 2)).transpose(1, 2).flatten(1, 2),
+    "channels at indices": lambda y: y[:, [2, 0, 3, 1]],
+}
+
+
+def _normalized_before(function):
+    """A function of a convolution with a batch norm, which is the batch norm of the function."""
+
+    def layer(m, x):
+        order = function(torch.arange(4.0)[None, :, None, None]).flatten().argsort()
+        norm = (m.mean[order], m.variance[order], m.scale[order], m.shift[order])
+        return function(F.batch_norm(F.conv2d(x, m.weight, padding=1), *norm, eps=0.1))
+
+    return layer
+
+
+def _of_pixels(m, x):
+    """Of four channels for each channel of the result, which a pixel shuffle makes of them."""
+    return F.conv2d(x, torch.cat([m.weight, -m.weight, m.weight.flip(0), m.weight.flip(1)]), padding=1)
 
 
 def _with_bias_behind(between):
@@ -744,6 +771,15 @@ IMAGES = {
         f"batch norm of an image {name}": (lambda m, x, select=select: select(_batch_norm(m, x)), _normalized(select))
         for name, select in SELECTIONS.items()
     },
+    **{
+        f"batch norm of {name}": (_normalized_before(function), _normalized(function)) for name, function in ORDERS.items()
+    },
+    "conv2d, pixel_shuffle, + b": (
+        lambda m, x: F.pixel_shuffle(_of_pixels(m, x) + m.bias.repeat_interleave(4).view(-1, 1, 1), 2)[..., ::2, 1::2],
+        lambda m, x: (F.pixel_shuffle(_of_pixels(m, x), 2) + m.bias.view(-1, 1, 1))[..., ::2, 1::2],
+    ),
+    "conv2d, max_pool2d, + b": _with_bias_behind(lambda y: F.max_pool2d(y, 2)),
+    "conv2d, mean of places, + b": _with_bias_behind(lambda y: y.mean((2, 3), keepdim=True)),
     "halves normalized apart": (_batch_norm, _normalized_in_halves(lambda y: (y[:, :2], y[:, 2:]))),
     "parts of a split, normalized apart": (
         _batch_norm,

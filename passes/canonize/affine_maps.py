@@ -19,7 +19,7 @@ from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.canonize.channel_places import keeps_entries
+from lrpfx.passes.canonize.channel_places import Order, in_order, keeps_entries
 from lrpfx.passes.canonize.merge_batch_norm import move_up
 from lrpfx.passes.program import Program, insert_call
 
@@ -65,9 +65,11 @@ def bias_map(
     return convolution(constant, weight, bias, **options)
 
 
-def as_channels(value: torch.Tensor, channels: int) -> torch.Tensor:
+def as_channels(value: torch.Tensor, channels: int, order: Order = None) -> torch.Tensor:
     """A constant per channel, of a shape such as (channels, 1, 1), or a single constant, in the shape (channels,)."""
-    return value.reshape(-1).expand(channels) if value.numel() == 1 else value.reshape(channels)
+    if value.numel() == 1:
+        return value.reshape(-1).expand(channels)
+    return value.reshape(channels) if order is None else in_order(value, order)
 
 
 def constant_channels(weight: torch.Tensor, channels: int, value: float) -> torch.Tensor:
@@ -242,16 +244,19 @@ class Merger:
                 move_up(argument, before)
         return insert_call(self.graph, before, function, args, NodeInfo(name, source=self.source, role=role))
 
-    def composed(self, node: fx.Node, scale: Any, shift: Any, channels: Any, before: fx.Node | None = None) -> tuple[Any, Any]:
+    def composed(
+        self, node: fx.Node, scale: Any, shift: Any, channels: Any, before: fx.Node | None = None, order: Order = None
+    ) -> tuple[Any, Any]:
         """The scale and shift of a map that is followed by the affine operation `node`, with its constant for each channel.
 
-        They are computed before the node, or before another.
+        They are computed before the node, or before another. `order`: which entry of the constant is that of each channel.
         """
         value, constant = value_and_constant(node)
         before = node if before is None else before
         operator, name = row_of(node), node_info(node).name
         if isinstance(constant, fx.Node):
-            constant = self.derive(before, f"{name}.constant", as_channels, constant, channels)
+            given = (constant, channels) if order is None else (constant, channels, order)
+            constant = self.derive(before, f"{name}.constant", as_channels, *given)
         if operator.merging.coefficients is None:  # a product or quotient
             of_scale = self.derive(before, f"{name}.scale", operator.canonical, scale, constant)
             return of_scale, self.derive(before, f"{name}.shift", operator.canonical, shift, constant)

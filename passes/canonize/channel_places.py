@@ -1,23 +1,52 @@
-"""The dimensions that hold the channels of a value, followed through views and selections of places."""
+"""The dimensions that hold the channels of a value, followed through views, selections of places and averages."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from lrpfx.ir.node import Role, function_name, node_info, parameter_value, row_of, sources_of_dimensions
-from lrpfx.ir.operator import Fill, Operator, WeightLayout
+from lrpfx.ir.operator import Channels, Fill, NotAffineError, Operator, WeightLayout
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import evaluated
 from lrpfx.passes.program import Program
 
-Place = tuple[int, ...]  # the dimensions of the channels of a value, from the end
+Order = tuple[int, ...] | None  # for each channel of a layer, the number of the entry that holds it; None: its own number
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value holds the output channels of a layer. One entry of these dimensions may hold several of them."""
+
+    dims: tuple[int, ...]  # from the end
+    order: Order = None
+
+    def size(self, channels: int) -> int:
+        """The number of entries that hold the channels."""
+        return channels if self.order is None else max(self.order) + 1
+
+
+def dimension_of_channels(operator: Operator) -> int:
+    """The dimension of the output channels of a linear layer, from the end."""
+    return -1 if operator.linear.weight_layout is WeightLayout.DENSE else -1 - operator.dimensions.spatial
 
 
 def place_of_channels(operator: Operator) -> Place:
-    """The dimension of the output channels of a linear layer."""
-    return (-1,) if operator.linear.weight_layout is WeightLayout.DENSE else (-1 - operator.dimensions.spatial,)
+    """Where the result of a linear layer holds its output channels."""
+    return Place((dimension_of_channels(operator),))
+
+
+def in_order(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """One value for each channel of a layer, from one for each entry that holds some of them. Shape (channels,)."""
+    return value.reshape(-1)[list(order)]
+
+
+def keeps_channels(operator: Operator) -> bool:
+    """Whether each channel may remain a channel behind an operation: a view, a selection of places, or an average of places."""
+    return operator.entries.moves or operator.merging.channels is not None
 
 
 def keeps_entries(node: fx.Node) -> bool:
@@ -57,7 +86,7 @@ def uncopied(value: Any) -> Any:
 
 
 def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place) -> Place | None:
-    """The dimensions of the channels after a view, or a selection of places, from the end.
+    """Where the channels are after a view, a selection of places, or an average of places.
 
     A view may also be one of several parts of the value, as `split` returns them. None if the channels are mixed with others,
     or that is unknown.
@@ -72,22 +101,36 @@ def moved_channels(program: Program, value: fx.Node, view: fx.Node, place: Place
     before, after = node_info(value).shape, node_info(view).shape
     if before is None or after is None or node_info(value).dtype != node_info(view).dtype:
         return None
-    row, rank, own = row_of(view), len(after), [len(before) + number for number in place]
+    row, rank, own = row_of(view), len(after), [len(before) + number for number in place.dims]
     moved: list[int] | None = None
+    order = place.order
     if not own:  # a single channel, whose dimension is gone
         moved = []
+    elif not row.entries.moves:
+        if own != [1] or row.merging.channels is None:
+            return None
+        try:
+            channels = row.merging.channels(Channels(len(before)), bound_arguments(view, row))
+        except NotAffineError:
+            return None
+        moved = None if channels.flat or channels.dimensions != rank else [1]
     elif row.entries.keeps_order:
         moved = _side_by_side(before, after, own) if own == list(range(own[0], own[-1] + 1)) else None
     elif row.dimensions.dimension_before is not None and rank == len(before):
         sources = sources_of_dimensions(view, rank) or []
         places = [number for number, source in enumerate(sources) if source in own]
         moved = places if [sources[number] for number in places] == own and own else None
-    else:
-        moved = _followed(program, value, view, own)
+    if moved is None and row.entries.moves:
+        followed = _followed(program, value, view, own)
+        if followed is None:
+            return None
+        moved, entries = followed
+        order = entries if order is None or entries is None else tuple(entries[entry] for entry in order)
+        order = place.order if entries is None else order
     if moved is None:
         return None
     program.fixed_dimensions = True
-    return tuple(number - rank for number in moved)
+    return Place(tuple(number - rank for number in moved), order)
 
 
 def returns_parts(node: fx.Node) -> bool:
@@ -96,10 +139,11 @@ def returns_parts(node: fx.Node) -> bool:
     return row is not None and row.outputs.parts
 
 
-def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int]) -> list[int] | None:
+def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int]) -> tuple[list[int], Order] | None:
     """The dimensions of the channels after any call that moves entries, such as a slice, by moving the number of each channel.
 
-    Zeros among the entries are no channel, so a call that fills with them does not keep the channels.
+    With them, where each channel is if their order changes, or if one entry holds several, as after a pixel shuffle. Zeros
+    among the entries are no channel, so a call that fills with them does not keep the channels.
     """
     shape = node_info(value).shape or ()
     sizes = [size if dim in own else 1 for dim, size in enumerate(shape)]
@@ -118,11 +162,23 @@ def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int
     for dim in range(found.ndim):
         first = found.narrow(dim, 0, 1)
         found = first if torch.equal(found, first.expand_as(found)) else found
-    if not torch.equal(found.flatten(), numbers):
-        return None
     if channels == 1:  # any dimension of size 1 is that of the channel
-        return [1] if (node_info(view).shape or ())[1:2] == (1,) else []
-    return [dim for dim, size in enumerate(found.shape) if size > 1]
+        is_one = torch.equal(found.flatten(), numbers)
+        return ([1] if (node_info(view).shape or ())[1:2] == (1,) else [], None) if is_one else None
+    dims = [dim for dim, size in enumerate(found.shape) if size > 1]
+    if found.numel() != channels:  # another dimension holds parts of the channels
+        dims = [1] if row_of(view).dimensions.channels_second else []
+    held = [set[int]() for _ in range(channels + 1)]
+    for entry, some in enumerate(found.movedim(dims, list(range(len(dims)))).flatten(0, len(dims) - 1) if dims else ()):
+        for number in some.unique().tolist():
+            held[int(number)].add(entry)
+    if held[0] or any(len(entries) != 1 for entries in held[1:]):
+        return None
+    order = tuple(entry for entries in held[1:] for entry in entries)
+    if order == tuple(range(channels)):
+        return dims, None
+    changeable = program.root.state_dict()  # another index may be loaded
+    return None if any(str(one.target) in changeable for one in indices if one.op == "get_attr") else (dims, order)
 
 
 def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int]) -> list[int] | None:

@@ -27,7 +27,16 @@ from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.operators.functions import require_dimensions, require_matrix
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
-from lrpfx.passes.canonize.channel_places import keeps_entries, moved_channels, place_of_channels, returns_parts, uncopied
+from lrpfx.passes.canonize.channel_places import (
+    Order,
+    in_order,
+    keeps_channels,
+    keeps_entries,
+    moved_channels,
+    place_of_channels,
+    returns_parts,
+    uncopied,
+)
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
@@ -67,7 +76,7 @@ def has_batch_norm(program: Program) -> bool:
 class MergeBatchNormLeft(GraphPass):
     """Merge each batch norm into the convolution, transposed convolution or dense layer before it, if it is the only reader.
 
-    Views, selections of places and conversions that keep the channels may lie between the two.
+    Views, selections of places, averages of them and conversions that keep the channels may lie between the two.
     """
 
     name = "merge_batch_norm"
@@ -83,10 +92,10 @@ class MergeBatchNormLeft(GraphPass):
             operator = node_info(node).operator
             if operator is None or not issubclass(operator.kind, BatchNorm):
                 continue
-            layer = _layer_before(program, node)
+            layer, order = _layer_before(program, node)
             reason = _why_not(program, node, layer)
             if reason is None and layer is not None:
-                result.details.append((node_info(node).name, f"merged into {_merge(program, node, layer)}"))
+                result.details.append((node_info(node).name, f"merged into {_merge(program, node, layer, order)}"))
                 result.matches += 1
             elif reason is not None:
                 result.reasons.append((node_info(node).name, reason))
@@ -102,30 +111,33 @@ def is_layer_of_parameters(node: fx.Node) -> bool:
     return all(not isinstance(weight, fx.Node) or node_info(weight).role is Role.PARAMETER for weight in weights)
 
 
-def _layer_before(program: Program, batch_norm: fx.Node) -> fx.Node | None:
-    """The linear layer whose channels a batch norm reads, perhaps through views that it alone reads; else what it reads."""
+def _layer_before(program: Program, batch_norm: fx.Node) -> tuple[fx.Node | None, Order]:
+    """The linear layer whose channels a batch norm reads, perhaps through views that it alone reads; else what it reads.
+
+    With it, the number of the batch norm's channel that holds each channel of the layer, if they differ.
+    """
     source: Any = batch_norm.args[0]
     reader = batch_norm
     views: list[fx.Node] = []
     while isinstance(source, fx.Node) and source.op == "call_function" and only_reader(source) is reader:
         operator = node_info(source).operator
-        if operator is None or not operator.entries.moves:
+        if operator is None or not keeps_channels(operator):
             break
         if not returns_parts(source):
             views.append(source)
         source, reader = source.args[0], source
     first = batch_norm.args[0] if isinstance(batch_norm.args[0], fx.Node) else None
     if not views or not isinstance(source, fx.Node) or only_reader(source) is not reader or not is_layer_of_parameters(source):
-        return first
+        return first, None
     if all(map(keeps_entries, views)):
-        return source
+        return source, None
     value, place = source, place_of_channels(row_of(source))
     for view in reversed(views):
         moved = moved_channels(program, value, view, place)
         if moved is None:
-            return first
+            return first, None
         value, place = view, moved
-    return source if place == (1 - len(node_info(value).shape or ()),) else first
+    return (source, place.order) if place.dims == (1 - len(node_info(value).shape or ()),) else (first, None)
 
 
 def _why_not(program: Program, batch_norm: fx.Node, producer: fx.Node | None) -> str | None:
@@ -222,7 +234,7 @@ def _removes_an_added_dimension(squeeze: fx.Node) -> bool:
     return False
 
 
-def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node) -> str:
+def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node, order: Order) -> str:
     """Merge `batch_norm` into a linear layer. Return the name of the layer."""
     graph, source = program.graph, batch_norm.args[0]
     assert isinstance(source, fx.Node)
@@ -242,12 +254,16 @@ def _merge(program: Program, batch_norm: fx.Node, linear: fx.Node) -> str:
             move_up(value, linear)
     eps = statistics.get("eps", norm.arguments["eps"])
     scale = derive(batch_norm_scale, "batch_norm_scale", statistics["running_var"], statistics.get("weight"), eps)
+    mean, shift = statistics["running_mean"], statistics.get("bias")
+    if order is not None:
+        scale, mean = (derive(in_order, "in_order", one, order) for one in (scale, mean))
+        shift = None if shift is None else derive(in_order, "in_order", shift, order)
     if operator.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
         groups = own.get("groups", 1)
         weight = derive(scale_output_channels_transposed, "merged_weight", own["weight"], scale, groups)
     else:
         weight = derive(scale_output_channels, "merged_weight", own["weight"], scale)
-    bias = derive(merged_bias, "merged_bias", own.get("bias"), statistics["running_mean"], scale, statistics.get("bias"))
+    bias = derive(merged_bias, "merged_bias", own.get("bias"), mean, scale, shift)
     linear.args = (linear.args[0], weight, bias)
     linear.kwargs = {name: value for name, value in linear.kwargs.items() if name not in operator.tensors}
     merged = (*info.merged, node_info(batch_norm).name)

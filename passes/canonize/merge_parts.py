@@ -11,7 +11,7 @@ from lrpfx.ir.kinds import BatchNorm
 from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, only_reader, parameter_value, readers, row_of
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
-from lrpfx.passes.canonize.channel_places import place_of_channels, returns_parts
+from lrpfx.passes.canonize.channel_places import dimension_of_channels, returns_parts
 from lrpfx.passes.canonize.merge_batch_norm import batch_norm_scale, is_layer_of_parameters, merged_bias, move_up
 from lrpfx.passes.canonize.merge_scales import merge_into_layer, only_scales, output_channels
 from lrpfx.passes.constants import evaluated
@@ -78,7 +78,7 @@ def _parts(program: Program, layer: fx.Node) -> list[_Part]:
     views = [view for user in users for view in (readers(user) if returns_parts(user) else [user])]
     if not all(view.op == "call_function" for view in views):
         return []
-    dim = len(shape) + place_of_channels(row_of(layer))[0]
+    dim = len(shape) + dimension_of_channels(row_of(layer))
     parts: list[_Part] = []
     for view in views:
         channels = _channels(view, layer, shape, dim)
@@ -146,7 +146,7 @@ def _acts_on_channels(program: Program, node: fx.Node, value: fx.Node, dim: int)
 
 def _put_together(layer: fx.Node, views: Sequence[fx.Node]) -> None:
     """Read the output of a layer where `cat` makes it of its parts again."""
-    shape, dim = node_info(layer).shape or (), place_of_channels(row_of(layer))[0]
+    shape, dim = node_info(layer).shape or (), dimension_of_channels(row_of(layer))
     whole = only_reader(views[0])
     if whole is None or not is_call_of(whole, "cat") or node_info(whole).shape != shape:
         return

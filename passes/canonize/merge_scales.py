@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lrpfx.ir.kinds import MaxPool
 from lrpfx.ir.node import (
     Role,
     ancestors_of,
@@ -28,7 +29,15 @@ from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
-from lrpfx.passes.canonize.channel_places import Place, moved_channels, place_of_channels, returns_parts, uncopied
+from lrpfx.passes.canonize.channel_places import (
+    Order,
+    Place,
+    keeps_channels,
+    moved_channels,
+    place_of_channels,
+    returns_parts,
+    uncopied,
+)
 from lrpfx.passes.canonize.merge_batch_norm import (
     dimensions_of,
     is_layer_of_parameters,
@@ -52,8 +61,8 @@ class MergeScales(GraphPass):
     """Merge constants that scale the output channels of a linear layer, or are added to them, into its weight and bias.
 
     A bias that is added by hand is the layer's bias, and a batch norm that is written out is part of the layer. The constants
-    may follow views, selections of places and conversions that keep the channels. Positive numbers that only scale the result
-    change no relevance, so they stay.
+    may follow views, selections and averages of places, and conversions that keep the channels. Positive numbers that only scale
+    the result change no relevance, so they stay.
     """
 
     name = "merge_scales"
@@ -81,10 +90,10 @@ class MergeScales(GraphPass):
             chain, reason = _chain(program, node)
             if chain:
                 _merge(program, node, chain)
-                names = [node_info(one).name for one in chain]
+                names = [node_info(one).name for one, _ in chain]
                 result.details += [(name, f"merged into {node_info(node).name}") for name in names]
                 result.matches += len(chain)
-                for one in chain:
+                for one, _ in chain:
                     one.replace_all_uses_with(value_and_constant(one)[0])
                     program.graph.erase_node(one)
             if reason is not None:
@@ -352,7 +361,7 @@ def _through_views(value: fx.Node) -> list[fx.Node]:
     while user is not None:
         found.append(user)
         operator = node_info(user).operator
-        user = only_reader(user) if operator is not None and operator.entries.moves else None
+        user = only_reader(user) if operator is not None and _may_keep_channels(operator) else None
     return found
 
 
@@ -362,11 +371,19 @@ def _reader(value: fx.Node) -> fx.Node | None:
     return only_reader(user) if user is not None and returns_parts(user) else user
 
 
+def _may_keep_channels(operator: Operator) -> bool:
+    return keeps_channels(operator) or issubclass(operator.kind, MaxPool)
+
+
 def _may_merge(node: fx.Node) -> bool:
     return value_and_constant(node) != (None, None)
 
 
-def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, str] | None]:
+#: Affine operations on the channels of a layer, and which entry of the constant of each is that of a channel.
+_Chain = list[tuple[fx.Node, Order]]
+
+
+def _chain(program: Program, layer: fx.Node) -> tuple[_Chain, tuple[str, str] | None]:
     """The affine operations on the channels of a layer's output, and why the next one, if any, is left alone."""
     if not any(map(_may_merge, _through_views(layer))):
         return [], None
@@ -375,12 +392,15 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
     weight = parameter_value(bound["weight"], program.root)
     place = place_of_channels(operator)
     channels = output_channels(weight, operator, bound.get("groups", 1))
-    found: list[fx.Node] = []
-    value, reason = layer, None
+    found: _Chain = []
+    value, reason, behind_maximum = layer, None, False
     while (user := _reader(value)) is not None:
         row = node_info(user).operator
-        if row is not None and row.entries.moves:
-            moved = moved_channels(program, value, user, place)
+        if row is not None and _may_keep_channels(row):
+            if issubclass(row.kind, MaxPool):
+                moved, behind_maximum = _behind_maximum(program, value, user, place), True
+            else:
+                moved = moved_channels(program, value, user, place)
             if moved is None:
                 if any(map(_may_merge, _through_views(user))):
                     reason = (node_info(user).name, f"the channels of {node_info(layer).name} are not known behind it")
@@ -390,14 +410,27 @@ def _chain(program: Program, layer: fx.Node) -> tuple[list[fx.Node], tuple[str, 
         if value_and_constant(user)[0] is not value:
             break
         problem = _problem(program, layer, user, place, channels, weight)
+        if behind_maximum and _factor(user) != 1:
+            problem = "it scales the result of a max pooling, which negative factors do not commute with"
         if problem is not None:
             reason = (node_info(user).name, problem)
             break
-        found.append(user)
+        found.append((user, place.order))
         value = user
-    while found and only_scales(found[-1]):
+    while found and only_scales(found[-1][0]):
         found.pop()
     return found, reason
+
+
+def _behind_maximum(program: Program, value: fx.Node, pooling: fx.Node, place: Place) -> Place | None:
+    """Where the channels are behind a max pooling over places, which commutes with sums; None if it is over channels."""
+    shape, after = node_info(value).shape, node_info(pooling).shape
+    if pooling.args[0] is not value or shape is None or after is None or place.dims != (1 - len(shape),):
+        return None
+    if row_of(pooling).dimensions.spatial != len(shape) - 2 or len(after) != len(shape):
+        return None
+    program.fixed_dimensions = True
+    return place
 
 
 def output_channels(weight: torch.Tensor, operator: Operator, groups: int) -> int:
@@ -427,11 +460,11 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, chan
         return "its constant has another dtype than the weight"
     if tensor.device != weight.device and tensor.ndim:
         return "its constant is on another device than the weight"
-    sizes = {number - tensor.ndim: size for number, size in enumerate(tensor.shape)}
-    own = math.prod(size for number, size in sizes.items() if number in place)
-    if own not in (1, channels) or any(size != 1 for number, size in sizes.items() if number not in place):
+    sizes, size = {number - tensor.ndim: size for number, size in enumerate(tensor.shape)}, place.size(channels)
+    own = math.prod(size for number, size in sizes.items() if number in place.dims)
+    if own not in (1, size) or any(size != 1 for number, size in sizes.items() if number not in place.dims):
         return f"its constant has shape {tuple(tensor.shape)}, which is not one value for each channel"
-    if tensor.ndim > max((-number for number in place), default=0):
+    if tensor.ndim > max((-number for number in place.dims), default=0):
         operator, dimensions = row_of(layer), dimensions_of(program, value)
         if (
             dimensions is None
@@ -445,7 +478,7 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, chan
     return None
 
 
-def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:
+def _merge(program: Program, layer: fx.Node, chain: _Chain) -> None:
     operator, info = row_of(layer), node_info(layer)
     bound = bound_arguments(layer, operator)
     weight, bias, groups = bound["weight"], bound.get("bias"), bound.get("groups", 1)
@@ -453,14 +486,15 @@ def _merge(program: Program, layer: fx.Node, chain: list[fx.Node]) -> None:
     added = _plain_bias(program, chain, channels) if bias is None else None
     if added is not None:
         next(calls(program.graph)).prepend(added)
-        _set_parameters(layer, weight, added, chain)
+        _set_parameters(layer, weight, added, [chain[0][0]])
         return
-    merger = Merger(program, [], (), node_info(chain[0]).source)
+    operations = [node for node, _ in chain]
+    merger = Merger(program, [], (), node_info(operations[0]).source)
     scale: Any = merger.derive(layer, f"{info.name}.scale", constant_channels, weight, channels, 1.0)
     shift: Any = merger.derive(layer, f"{info.name}.shift", constant_channels, weight, channels, 0.0)
-    for node in chain:
-        scale, shift = merger.composed(node, scale, shift, channels, before=layer)
-    merge_into_layer(merger, layer, scale, shift, chain, scales=any(_factor(node) != 1 for node in chain))
+    for node, order in chain:
+        scale, shift = merger.composed(node, scale, shift, channels, before=layer, order=order)
+    merge_into_layer(merger, layer, scale, shift, operations, scales=any(_factor(node) != 1 for node in operations))
 
 
 def merge_into_layer(
@@ -486,11 +520,12 @@ def _set_parameters(layer: fx.Node, weight: fx.Node, bias: fx.Node, chain: Seque
     update_info(layer, merged=(*info.merged, *(node_info(node).name for node in chain)))
 
 
-def _plain_bias(program: Program, chain: list[fx.Node], channels: int) -> fx.Node | None:
+def _plain_bias(program: Program, chain: _Chain, channels: int) -> fx.Node | None:
     """The parameter that a chain adds, if it does nothing else."""
-    coefficients = row_of(chain[0]).merging.coefficients
-    constant = value_and_constant(chain[0])[1]
-    if len(chain) > 1 or coefficients is None or coefficients(chain[0].kwargs.get("alpha", 1)) != (1, 1):
+    first, order = chain[0]
+    coefficients = row_of(first).merging.coefficients
+    constant = value_and_constant(first)[1]
+    if len(chain) > 1 or order is not None or coefficients is None or coefficients(first.kwargs.get("alpha", 1)) != (1, 1):
         return None
     if not isinstance(constant, fx.Node) or constant.op != "get_attr":
         return None

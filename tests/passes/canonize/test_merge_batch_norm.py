@@ -113,8 +113,8 @@ def test_reasons():
         "its input is an input of the model or comes from an opaque module": nn.Sequential(
             nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 3, 1)
         ),
-        "its input comes from 1 (avg_pool2d), which is not a linear layer": nn.Sequential(
-            nn.Conv2d(3, 3, 1), nn.AvgPool2d(1), nn.BatchNorm2d(3)
+        "its input comes from 1 (max_pool2d), which is not a linear layer": nn.Sequential(
+            nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.BatchNorm2d(3)
         ),
     }
     x = torch.randn(2, 3, 4, 4)
@@ -175,7 +175,7 @@ def test_convolution_called_twice_merges_each_call():
 
 
 def test_nothing_to_do_changes_nothing():
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(1), nn.BatchNorm2d(3), nn.Tanh()).eval()
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.MaxPool2d(1), nn.BatchNorm2d(3), nn.Tanh()).eval()
     stages = lrpfx.history(lrpfx.transform(model, EpsilonPlus()))
     index = [stage.name for stage in stages].index("merge_batch_norm")
     assert stages[index].code == stages[index - 1].code and stages[index].matches == 0
@@ -371,13 +371,13 @@ def test_a_merged_layer_behind_a_conversion_takes_another_dtype(function):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda y: y.flip(1),  # of the channels
         lambda y: y.roll(1),  # of all entries in their order
         lambda y: torch.nn.functional.pad(y, (1, 0)),
         lambda y: torch.nn.functional.pad(y, (1, 0), value=1.0),
         lambda y: y.tril(),
         lambda y: torch.cat([y, y], 2),
-        lambda y: y[:, torch.tensor([0, 1, 3, 2])],
+        lambda y: torch.nn.functional.avg_pool2d(y, 3, padding=1),  # over zeros, too
+        lambda y: y[:, torch.tensor([0, 1, 2, 2])],  # the last channel is in none
         lambda y: y.transpose(1, 2)[:, :, :3].reshape(2, 4, 3, 3)[:, :, 1:],
         lambda y: torch.nn.functional.max_pool2d(y, 2),  # a negative scale makes the largest the smallest
         lambda y: torch.nn.functional.adaptive_max_pool2d(y, 2, return_indices=True)[0],
@@ -385,8 +385,42 @@ def test_a_merged_layer_behind_a_conversion_takes_another_dtype(function):
         lambda y: y.topk(2, 3)[0],
     ],
 )
-def test_what_moves_channels_adds_entries_or_depends_on_values_stays(function):
+def test_what_repeats_channels_adds_entries_or_depends_on_values_stays(function):
     model, x = Between(function).eval(), torch.randn(2, 3, 6, 5)
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert merge_stage(explain_model).matches == 0 and merge_stage(explain_model).reasons
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y.flip(1),
+        lambda y: y[:, torch.tensor([2, 0, 3, 1])].flip(1),
+        lambda y: torch.nn.functional.channel_shuffle(y, 2),
+        lambda y: y.view(y.shape[0], 2, 2, *y.shape[2:]).transpose(1, 2).reshape(y.shape).roll(1, 1),
+        lambda y: torch.nn.functional.avg_pool2d(y.flip(1), 2),
+        lambda y: torch.nn.functional.adaptive_avg_pool2d(y, 2),
+        lambda y: torch.nn.functional.interpolate(y, scale_factor=2, mode="bicubic"),
+        lambda y: y.mean((2, 3), keepdim=True),
+    ],
+)
+def test_channels_in_another_order_and_averages_of_places(function):
+    """Batch norm is merged into the layer before them, also with weights that are loaded later."""
+    model, x = Between(function).eval(), torch.randn(2, 3, 6, 5)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert merge_stage(explain_model).details == (("norm", "merged into layer"),)
+    assert_close(explain_model(x), model(x), 1e-12)
+    other = randomize_batch_norm(Between(function)).eval()
+    explain_model.load_state_dict(other.state_dict())
+    assert_close(explain_model(x), other(x), 1e-12)
+
+
+def test_an_order_of_channels_that_may_be_loaded_stays():
+    model, x = Between(lambda y: y[:, model.order]).eval(), torch.randn(2, 3, 6, 5)
+    model.register_buffer("order", torch.tensor([2, 0, 3, 1]))
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert merge_stage(explain_model).matches == 0
+    explain_model.load_state_dict({**model.state_dict(), "order": torch.tensor([1, 2, 3, 0])})
+    model.order.copy_(torch.tensor([1, 2, 3, 0]))
     assert_close(explain_model(x), model(x), 1e-12)
