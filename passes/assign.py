@@ -85,6 +85,7 @@ def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[Lrp
         factors = _factors(node)
         is_product = sum(map(is_data, factors)) == 1
         is_product = is_product and any(is_learned(one, program.root) for one in factors if not is_data(one))
+        is_product = is_product or _is_behind_layer(program, node)
         if row.values.of_softmax or node in sums or (is_product and rules - {Epsilon, Norm}):
             found.append(f"{info.name} ({row}, {info.source or 'source unknown'})")
     if not found:
@@ -110,6 +111,18 @@ def _factors(node: fx.Node) -> list[fx.Node]:
         return node.all_input_nodes
     summed = node.all_input_nodes[0]
     return summed.all_input_nodes if node_info(summed).kind is Product and node_info(summed).shape is None else []
+
+
+def _is_behind_layer(program: Program, node: fx.Node) -> bool:
+    """Whether a sum or product with parameters comes behind a layer, and may be a part of it: no shapes tell."""
+    info, data = node_info(node), [one for one in node.all_input_nodes if is_data(one)]
+    learned = any(is_learned(one, program.root) for one in node.all_input_nodes if one not in data)
+    if info.shape is not None or info.kind not in (Sum, Product) or len(data) != 1 or not learned:
+        return False
+    (source,) = data
+    while source.op == "call_function" and (row := node_info(source).operator) is not None and row.entries.moves:
+        source = source.all_input_nodes[0]
+    return node_info(source).kind in _LINEAR
 
 
 def _sums_of_shifts(program: Program) -> set[fx.Node]:

@@ -18,6 +18,8 @@ _NUMBERS = {
     **dict.fromkeys(("ones", "ones_like", "new_ones"), 1.0),
 }
 _PLACES_OF_NUMBERS = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0, "tensor": 0, "new_tensor": 1}
+#: Those whose first argument is a size.
+MAKERS_OF_NUMBERS = ("zeros", "ones", "full", "empty")
 
 
 def number_filling(value: Any) -> float | None:

@@ -308,6 +308,24 @@ def _written_over(m, x):
     return y
 
 
+def _in_parts(m, x):
+    y = x @ m.weight.T
+    y[:, :2] += m.bias[:2]
+    y[:, 2:] += m.bias[2:]
+    return y
+
+
+def _in_part(m, x):
+    y = x @ m.weight.T + m.bias
+    y[:, 1:3] *= m.scale[1:3]
+    return y
+
+
+def _scaled_in_part(m, x):
+    factor = torch.cat([torch.ones_like(m.scale[:1]), m.scale[1:3], torch.ones_like(m.scale[3:])])
+    return F.linear(x, m.weight * factor[:, None], m.bias * factor)
+
+
 def _with_column(m, x):
     both = torch.cat([x, torch.ones_like(x[..., :1])], -1)
     return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
@@ -469,6 +487,17 @@ DENSE = {
     ),
     "+ (zeros + b)": (_linear, lambda m, x: x @ m.weight.T + (x.new_zeros(x.shape[0], 6) + m.bias)),
     "stack([x @ W.T, b]).sum": (_linear, lambda m, x: torch.stack([x @ m.weight.T, m.bias.expand(x.shape[0], 6)]).sum(0)),
+    "cat([x @ W.T, b]).sum": (
+        _linear,
+        lambda m, x: torch.cat([(y := x @ m.weight.T).unsqueeze(-1), m.bias.expand_as(y)[..., None]], -1).sum(-1),
+    ),
+    "+ (0 * y + b)": (_linear, lambda m, x: (y := x @ m.weight.T) + (0 * y + m.bias)),
+    "+ (y * zeros + b)": (_linear, lambda m, x: (y := x @ m.weight.T) + (y * torch.zeros_like(y) + m.bias)),
+    "+ zeros_like(y).copy_(b)": (_linear, lambda m, x: (y := x @ m.weight.T) + torch.zeros_like(y).copy_(m.bias)),
+    "broadcast_tensors, then add": (
+        _linear,
+        lambda m, x: (both := torch.broadcast_tensors(x @ m.weight.T, m.bias))[0] + both[1],
+    ),
     "2 * lerp(x @ W.T, b, 0.5)": (_linear, lambda m, x: 2 * torch.lerp(x @ m.weight.T, m.bias.expand(x.shape[0], 6), 0.5)),
     "+ b at expanded places": (_linear, lambda m, x: x @ m.weight.T + m.bias[torch.arange(6).expand(3, 6)]),
     "+ torch.take(b)": (_linear, lambda m, x: x @ m.weight.T + torch.take(m.bias, torch.arange(18).view(3, 6) % 6)),
@@ -494,6 +523,8 @@ DENSE = {
     ),
     "mean of products * n": (_linear, lambda m, x: (x[:, None, :] * m.weight).mean(-1) * 6 + m.bias),
     "y[:] = y + b": (_linear, _written_over),
+    "y[:, :n] += b[:n], y[:, n:] += b[n:]": (_linear, _in_parts),
+    "y[:, n:m] *= scale[n:m]": (_scaled_in_part, _in_part),
     "y[:, i] = x @ W[i] + b[i]": (_linear, _column_by_column),
     "y[:, :n] = x @ W[:n].T": (_linear, _half_by_half),
     "two halves under hstack": (_linear, lambda m, x: torch.hstack([x @ m.weight[:3].T, x @ m.weight[3:].T]) + m.bias),
@@ -771,15 +802,19 @@ IMAGES = {
         f"batch norm of an image {name}": (lambda m, x, select=select: select(_batch_norm(m, x)), _normalized(select))
         for name, select in SELECTIONS.items()
     },
-    **{
-        f"batch norm of {name}": (_normalized_before(function), _normalized(function)) for name, function in ORDERS.items()
-    },
+    **{f"batch norm of {name}": (_normalized_before(function), _normalized(function)) for name, function in ORDERS.items()},
     "conv2d, pixel_shuffle, + b": (
         lambda m, x: F.pixel_shuffle(_of_pixels(m, x) + m.bias.repeat_interleave(4).view(-1, 1, 1), 2)[..., ::2, 1::2],
         lambda m, x: (F.pixel_shuffle(_of_pixels(m, x), 2) + m.bias.view(-1, 1, 1))[..., ::2, 1::2],
     ),
     "conv2d, max_pool2d, + b": _with_bias_behind(lambda y: F.max_pool2d(y, 2)),
     "conv2d, mean of places, + b": _with_bias_behind(lambda y: y.mean((2, 3), keepdim=True)),
+    "batch norm with numbers as statistics": (
+        lambda m, x: F.conv2d(x, m.weight * m.scale[:, None, None, None] / 2, m.shift, padding=1),
+        lambda m, x: F.batch_norm(
+            F.conv2d(x, m.weight, padding=1), x.new_zeros(4), torch.ones_like(m.variance), m.scale, m.shift, eps=3
+        ),
+    ),
     "halves normalized apart": (_batch_norm, _normalized_in_halves(lambda y: (y[:, :2], y[:, 2:]))),
     "parts of a split, normalized apart": (
         _batch_norm,
@@ -896,6 +931,13 @@ IMAGES = {
         _conv,
         lambda m, x: torch.cat(
             [F.conv2d(x, m.weight[part], m.bias[part], padding=1) for part in (slice(0, 2), slice(2, 4))], 1
+        ),
+    ),
+    "two halves of conv2d under stack and flatten": (
+        _conv,
+        lambda m, x: (
+            torch.stack([F.conv2d(x, m.weight[part], padding=1) for part in _HALVES], 1).flatten(1, 2)
+            + m.bias.view(1, -1, 1, 1)
         ),
     ),
     "slices of conv2d under cat": (_grouped, _of_slices),
@@ -1139,6 +1181,14 @@ SOFTMAXES = {
     "minus detached max": (_softmax, _minus_detached),
     "softmax minus amax": (_softmax, lambda m, x: torch.softmax(x - x.amax(-1, keepdim=True), -1)),
     "softmax minus logsumexp": (_softmax, lambda m, x: torch.softmax(x - x.logsumexp(-1, keepdim=True), -1)),
+    "softmax of log_softmax / 2": (
+        lambda m, x: torch.softmax(x / 2, -1),
+        lambda m, x: (F.log_softmax(x, -1) / 2).softmax(-1),
+    ),
+    "softmax of 3 * (x - mean)": (
+        lambda m, x: torch.softmax(3 * x, -1),
+        lambda m, x: (m.query.weight.new_tensor([3.0]) * (x - x.mean(-1, keepdim=True))).softmax(-1),
+    ),
     "softmax of log_softmax": (_softmax, lambda m, x: F.log_softmax(x, -1).softmax(-1)),
     "minus logsumexp": (_softmax, lambda m, x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True))),
     "minus log of sum": (_softmax, lambda m, x: (x - x.exp().sum(-1, keepdim=True).log()).exp()),
@@ -1633,7 +1683,7 @@ EXPERTS = {
     "einsum(p * one_hot(argmax))": (_one_chosen, _by_einsum(_largest)),
 }
 
-_WRITING = (_column_by_column, _half_by_half, _written_over, _written_between_zeros)
+_WRITING = (_column_by_column, _half_by_half, _written_over, _written_between_zeros, _in_parts, _in_part)
 
 PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Dense) for name, pair in DENSE.items()},

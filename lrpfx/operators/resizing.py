@@ -12,7 +12,6 @@ from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import IMAGE, call, of, signal
 
 
-
 def _resized(channels: Channels, bound: Bound) -> Channels:
     """The channels after resizing. The weights of each result add up to 1, in all modes."""
     not_flat(channels)

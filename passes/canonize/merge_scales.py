@@ -15,6 +15,7 @@ from lrpfx.ir.node import (
     Role,
     ancestors_of,
     calls,
+    is_call_of,
     is_data,
     node_info,
     nodes_in,
@@ -61,8 +62,8 @@ class MergeScales(GraphPass):
     """Merge constants that scale the output channels of a linear layer, or are added to them, into its weight and bias.
 
     A bias that is added by hand is the layer's bias, and a batch norm that is written out is part of the layer. The constants
-    may follow views, selections and averages of places, and conversions that keep the channels. Positive numbers that only scale
-    the result change no relevance, so they stay.
+    may follow views, selections and averages of places, and conversions that keep the channels. Positive numbers that only
+    scale the result change no relevance, so they stay.
     """
 
     name = "merge_scales"
@@ -137,7 +138,14 @@ def _repeated(value: fx.Node) -> fx.Node | None:
     source, given = next(iter(value.args), None), [*value.args[1:], *value.kwargs.values()]
     if repeats is Repeats.EACH and any(isinstance(one, fx.Node) and node_info(one).shape is not None for one in given):
         return None  # each entry as often as a tensor says
-    if name in ("stack", "cat") and isinstance(source, (tuple, list)):
+    if name == "getitem" and is_call_of(source, "broadcast_tensors") and isinstance(given[0], int):
+        source = (source.args[0] if isinstance(source.args[0], (tuple, list)) else source.args)[given[0]]
+        return source if isinstance(source, fx.Node) and not is_data(source) else None
+    if spelling is not None and name == "copy":  # into another tensor
+        source = bound_arguments(value, spelling.operator)["source"]
+        is_same = isinstance(source, fx.Node) and node_info(source).dtype == node_info(value).dtype is not None
+        source = source if is_same else None
+    elif name in ("stack", "cat") and isinstance(source, (tuple, list)):
         source = source[0] if len(set(source)) == 1 and (name == "cat" or given in ([], [0])) else None
     elif repeats is None:
         source = None

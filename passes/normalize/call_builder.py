@@ -71,6 +71,11 @@ class CallBuilder(Builder):
     def dtype_of(self, value: fx.Node) -> fx.Node:
         return self._metadata(getattr, value, "dtype")
 
+    def filled_like(self, value: fx.Node, number: float) -> fx.Node:
+        """A tensor of one number in the shape of a value; it depends on a parameter alone if that is one."""
+        role = Role.PARAMETER if node_info(value).role is Role.PARAMETER else Role.METADATA
+        return self._insert("full_like", torch.full_like, (value, number), role)
+
     def attention_scale(self, query: fx.Node) -> fx.Node:
         return self._metadata(attention_scale, query)
 

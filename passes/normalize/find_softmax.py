@@ -535,7 +535,35 @@ def _unshifted(program: Program, scores: fx.Node, dims: tuple[int, ...], exact: 
     """
     while (kept := _without_a_shift(program, scores, dims, exact)) is not None:
         scores = kept
+    return _scaled_without_shift(program, scores, dims) if exact else scores
+
+
+def _scaled_without_shift(program: Program, scores: fx.Node, dims: tuple[int, ...]) -> fx.Node:
+    """Scores that are divided by, or multiplied with, one number, such as a temperature, without terms that cancel before."""
+    row = node_info(scores).operator
+    if row is None or row.name not in ("div", "mul") or scores.kwargs:
+        return scores
+    first, second = _arguments(scores)[:2]
+    pairs = [(first, second)] if row.name == "div" else [(first, second), (second, first)]
+    for value, factor in pairs:
+        shape = node_info(value).shape if is_data(value) else None
+        if not is_data(value) or is_data(factor) or shape != node_info(scores).shape:
+            continue
+        kept = _unshifted(program, value, dims) if _is_one_number(program, factor, shape is not None) else value
+        if kept is not value:
+            build = CallBuilder(program, scores, row)
+            return build.call(row.name, *(kept if one is value else one for one in (first, second)), label="unshifted")
     return scores
+
+
+def _is_one_number(program: Program, value: Any, adds_no_dimension: bool) -> bool:
+    """Whether a factor is the same for all entries, and leaves the number of dimensions as it is."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, (int, float))
+    if node_info(value).role is Role.PARAMETER:
+        tensor = parameter_value(value, program.root)
+        return not isinstance(tensor, torch.Tensor) or tensor.ndim == 0 or (tensor.numel() == 1 and adds_no_dimension)
+    return node_info(value).shape == ()
 
 
 def _without_a_shift(program: Program, scores: fx.Node, dims: tuple[int, ...], exact: bool) -> fx.Node | None:

@@ -23,8 +23,10 @@ from lrpfx.ir.node import (
     only_reader,
     parameter_value,
     row_of,
+    update_info,
 )
 from lrpfx.ir.operator import NotAContractionError
+from lrpfx.operators.contractions import added_by_index
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
@@ -96,8 +98,30 @@ def _is_shape_of(value: fx.Node, shape: Any) -> bool:
 
 
 def _product(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    """A product without ones, or of a column with a row of parameters."""
-    return _without_ones(build, node) or _column_times_row(build, node)
+    """A product without ones, of zeros, or of a column with a row of parameters."""
+    return _without_ones(build, node) or _zeros(build, node) or _column_times_row(build, node)
+
+
+def _zeros(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The zeros that a product with 0 is, if they shape a constant, as in 0 * y + bias, which depends on no signal any more."""
+    if any(user.op == "output" or [one for one in user.all_input_nodes if is_data(one)] != [node] for user in node.users):
+        return None
+    for value, other in (node.args[:2], node.args[1::-1]):
+        if not isinstance(value, fx.Node) or not is_data(value) or is_data(other) or number_filling(other) != 0:
+            continue
+        plain = isinstance(other, (int, float)) and node_info(value).dtype == node_info(node).dtype is not None
+        if plain or (isinstance(other, fx.Node) and keeps(value, other, node)):
+            _end_signal(node)
+            return build.filled_like(value, 0.0)
+    return None
+
+
+def _end_signal(node: fx.Node) -> None:
+    """Give a call, and what is computed of it and constants alone, the role that it has without a signal."""
+    update_info(node, role=Role.METADATA)
+    for user in node.users:
+        if user.op != "output" and is_data(user) and not any(map(is_data, user.all_input_nodes)):
+            _end_signal(user)
 
 
 def _column_times_row(build: CallBuilder, node: fx.Node) -> fx.Node | None:
@@ -204,6 +228,85 @@ def _softplus(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     return build.call("softplus", found) if isinstance(found, fx.Node) and is_data(found) else None
 
 
+def _sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """Sums of the parts of a stack, or of values to which `cat` has given a dimension: cat([y[None], b[None]]).sum(0)."""
+    return _of_stack("add")(build, node) or _of_layers(build, node)
+
+
+def _of_layers(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    bound = _bound(node, ("input", "dim", "keepdim", "dtype"))
+    whole, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
+    if not is_call_of(whole, "cat") or shape is None or bound.get("keepdim") or bound.get("dtype") is not None:
+        return None
+    parts: Any = whole.args[0]
+    along: Any = next(iter((*whole.args[1:], *whole.kwargs.values())), 0)
+    dim: Any
+    (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
+    plain = isinstance(parts, (tuple, list)) and isinstance(dim, int) and isinstance(along, int)
+    if not plain or (dim - along) % len(shape) or len(set(map(_dtype, parts))) != 1:
+        return None
+    terms = [_without_dimension(part, dim % len(shape)) for part in parts]
+    if None in terms or all(map(is_data, parts)):  # sums of signals are the same in either form
+        return None
+    return reduce(lambda one, other: build.call("add", one, other), terms)
+
+
+def _without_dimension(value: Any, dim: int) -> fx.Node | None:
+    """The value to which a call adds this dimension of its result, and no other."""
+    source = value.args[0] if isinstance(value, fx.Node) and value.op == "call_function" and value.args else None
+    rank = len(node_info(value).shape or ())
+    if not rank or not isinstance(source, fx.Node):
+        return None
+    if function_name(value) == "unsqueeze":
+        added: Any = value.args[1:] if isinstance(value.args[1], int) else ()
+    elif function_name(value) == "getitem":
+        added = added_by_index(value.args[1] if isinstance(value.args[1], tuple) else (value.args[1],))
+    else:
+        return None
+    return source if added is not None and [place % rank for place in added] == [dim] else None
+
+
+def _of_broadcast(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """The signal that `broadcast_tensors` returns as it is, since the others are parameters that it has the shape for."""
+    broadcast, place = node.args[:2]
+    if not is_call_of(broadcast, "broadcast_tensors") or not isinstance(place, int):
+        return None
+    values: Any = broadcast.args[0] if isinstance(broadcast.args[0], (tuple, list)) else broadcast.args
+    signals = [value for value in values if is_data(value)]
+    others = [value for value in values if value not in signals]
+    if len(signals) != 1 or any(node_info(value).role is not Role.PARAMETER for value in others):
+        return None  # the sizes of another signal may differ in another run
+    (signal,) = signals
+    if node_info(signal).shape is None or node_info(signal).shape != node_info(node).shape:
+        return None
+    return signal if values[place] is signal else None
+
+
+def _picked(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    return _of_broadcast(build, node) or _last_sum(build, node)
+
+
+def _with_statistics(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """A batch norm whose statistics, such as torch.zeros_like(buffer), are numbers: they become parameters like the others."""
+    names = [name for name in row_of(node).arguments if name in row_of(node).tensors and name != "input"]
+    given = {name: build[name] for name in names}
+    numbers: dict[str, Any] = {name: number_filling(value) for name, value in given.items() if _is_made(value)}
+    like = next((value for value in given.values() if isinstance(value, fx.Node) and not _is_made(value)), None)
+    if not numbers or None in numbers.values() or like is None or node_info(like).role is not Role.PARAMETER:
+        return None
+    dtype, shape = parameter_value(like, build.program.root).dtype, parameter_value(like, build.program.root).shape
+    if any((node_info(given[name]).shape, node_info(given[name]).dtype) != (shape, dtype) for name in numbers):
+        return None
+    for name, number in numbers.items():
+        node.replace_input_with(given[name], build.filled_like(like, number))
+    return None
+
+
+def _is_made(value: Any) -> bool:
+    """Whether a tensor is not a parameter, but made by the graph."""
+    return isinstance(value, fx.Node) and node_info(value).role is Role.METADATA
+
+
 def _last_sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The last of cumulative sums is the sum."""
     sums: Any = node.args[0]
@@ -287,6 +390,23 @@ def _folded(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     return build.call("unflatten", node.args[0], -1, tuple(sizes), target=torch.unflatten)
 
 
+def _flattened_stack(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """A stack whose new dimension a view merges with the next one puts its parts together along that one, as `cat` does."""
+    stack: Any = node.args[0]
+    shape, after = (node_info(one).shape if isinstance(one, fx.Node) else None for one in (stack, node))
+    if shape is None or after is None or not is_call_of(stack, "stack") or only_reader(stack) is None:
+        return None
+    parts: Any = stack.args[0]
+    dim: Any = next(iter((*stack.args[1:], *stack.kwargs.values())), 0)
+    if not isinstance(parts, (tuple, list)) or not isinstance(dim, int) or dim % len(shape) == len(shape) - 1:
+        return None
+    dim %= len(shape)
+    if tuple(after) != (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]):
+        return None
+    build.program.fixed_dimensions = True
+    return build.call("cat", list(parts), dim, target=torch.cat)
+
+
 # --- writes -----------------------------------------------------------------------------------------------------------------
 
 
@@ -330,10 +450,19 @@ def _size(base: Any, dim: int) -> int | None:
 
 def _write(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """The pieces of which a tensor consists, put together, or one that is written between zeros, as padding."""
-    found = _written(node)
-    if found is None or any((written := _written(user)) is not None and written[:2] == (node, found[1]) for user in node.users):
-        return None  # or the last call of several decides
-    base, dim, piece = found
+    found, written = _written(node), node
+    if found is not None and (before := _written(found[0])) is not None and before[1:] == found[1:]:
+        found, written = before, found[0]  # the same piece once more, as y[:2] += 1 writes it
+    new = None if found is None else _put_together(build, node, written, *found)
+    return new if new is not None or written is node else written
+
+
+def _put_together(
+    build: CallBuilder, node: fx.Node, written: fx.Node, base: fx.Node, dim: int, piece: _Piece
+) -> fx.Node | None:
+    others = [_written(user) for user in (*written.users, *node.users) if user is not node]
+    if any(other is not None and other[0] in (written, node) and other[1] == dim for other in others):
+        return None  # the last call of several decides
     pieces = [piece]
     while (before := _written(base)) is not None and before[1] == dim:
         base = before[0]
@@ -344,6 +473,9 @@ def _write(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     starts = [one.first for one in pieces]
     if starts[0] == 0 and [one.last for one in pieces] == [*starts[1:], None]:
         return _joined(build, pieces, dim)
+    ends = [one.last for one in pieces[:-1]]
+    if is_data(base) and all(last is not None and 0 <= last <= first for last, first in zip(ends, starts[1:], strict=True)):
+        return _joined(build, _with_rest(build, pieces, base, dim), dim)
     if number_filling(base) != 0 or len(pieces) > 1 or piece.selected:
         return None
     after: int | None = 0 if piece.last is None else -piece.last
@@ -352,6 +484,40 @@ def _write(build: CallBuilder, node: fx.Node) -> fx.Node | None:
         after = None if size is None else size - piece.last
     behind = len(node_info(node).shape or ()) - 1 - dim
     return None if after is None else build.call("pad", piece.value, pad=(*(0, 0) * behind, piece.first, after))
+
+
+def _with_rest(build: CallBuilder, pieces: Sequence[_Piece], base: fx.Node, dim: int) -> list[_Piece]:
+    """Pieces in order, and slices of the value that they are written into, for the places between them."""
+    whole: list[_Piece] = []
+    place: int | None = 0
+    for piece in (*pieces, None):
+        until = None if piece is None else piece.first
+        if place is not None and place != until:
+            rest = build.call("slice", base, dim, place, until, target=torch.ops.aten.slice.Tensor)
+            whole.append(_Piece(rest, place, until))
+        if piece is not None:
+            whole.append(piece)
+            place = piece.last
+    return whole
+
+
+def _unwritten(build: CallBuilder, node: fx.Node) -> fx.Node | None:
+    """A slice of what is written into: a piece, or, of places that no piece is written to, a slice of what was there before."""
+    base, dim, first, last, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])[:5]
+    found = _written(base) if isinstance(base, fx.Node) and not node.kwargs else None
+    if found is None or not all(isinstance(one, int) or one is None for one in (dim, first, last)) or step != 1:
+        return None
+    shape = node_info(base).shape or ()
+    before, along, piece = found
+    first = first or 0
+    bounds = [first, piece.last or 0, last or 0]
+    if piece.selected or dim % len(shape) != along or min(bounds) < 0 or not is_data(before):
+        return None
+    if (first, last) == (piece.first, piece.last):
+        return piece.value if isinstance(piece.value, fx.Node) and is_data(piece.value) else None
+    if (piece.last is not None and first >= piece.last) or (last is not None and last <= piece.first):
+        return build.call("slice", before, *node.args[1:], target=torch.ops.aten.slice.Tensor)
+    return None
 
 
 def _joined(build: CallBuilder, pieces: Sequence[_Piece], dim: int) -> fx.Node:
@@ -376,11 +542,12 @@ _FORMS: dict[str, Form] = {
     "sub": _without_zero,
     "mul": _product,
     "div": _without_ones,
-    "sum": _of_stack("add"),
+    "sum": _sum,
     "mean": _mean,
     "prod": _of_stack("mul"),
+    "batch_norm": _with_statistics,
     "logsumexp": _softplus,
-    "getitem": _last_sum,
+    "getitem": _picked,
     "select": _last_sum,
     "matmul": _diagonal_product,
     "tensordot": _matrix_product,
@@ -389,6 +556,10 @@ _FORMS: dict[str, Form] = {
     "pad": _unpadded,
     "col2im": _folded,
     "fold": _folded,
+    "flatten": _flattened_stack,
+    "view": _flattened_stack,
+    "reshape": _flattened_stack,
+    "slice": _unwritten,
     "slice_scatter": _write,
     "select_scatter": _write,
 }

@@ -197,6 +197,9 @@ def _without_examples(name):
     "name",
     [
         "+ b.repeat",
+        "+ (0 * y + b)",
+        "batch norm of shuffled channels",
+        "conv2d, max_pool2d, + b",
         "sum of products",
         "two halves under cat",
         "batch norm by hand",
@@ -208,6 +211,49 @@ def _without_examples(name):
 )
 def test_without_example_inputs_shapes_are_guessed(name):
     assert torch.allclose(*_without_examples(name), rtol=1e-6, atol=1e-9)
+
+
+class Fixed(Dense):
+    """Takes batches of three only."""
+
+    def forward(self, x):
+        return super().forward(x).view(3, 4)
+
+
+class TwoInputs(Dense):
+    """Adds up the layers of two inputs."""
+
+    def forward(self, x, other):
+        return self.head(torch.relu(self.layer(self, x)) + torch.relu(self.layer(self, other)))
+
+
+class Masked(Dense):
+    """Another input that no layer reads, so that no shapes are guessed."""
+
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+def _maps_without_examples(network, *inputs):
+    maps = []
+    for layer in PAIRS["+ b.repeat"].named, PAIRS["+ b.repeat"].written:
+        explain_model = lrpfx.transform(network(layer), EpsilonPlusFlat())
+        relevance = lrpfx.attribute(explain_model, inputs if len(inputs) > 1 else inputs[0], 1).relevance
+        maps.append(relevance if isinstance(relevance, torch.Tensor) else torch.cat(list(relevance), 1))
+    return maps
+
+
+@pytest.mark.parametrize(("network", "count"), [(Fixed, 1), (TwoInputs, 2)])
+def test_shapes_of_several_inputs_and_of_other_batches_are_guessed(network, count):
+    inputs = torch.randn(count, 3, 6, dtype=torch.float64)
+    assert torch.allclose(*_maps_without_examples(network, *inputs), rtol=1e-9)
+
+
+def test_a_bias_that_needs_shapes_is_named_where_none_are_known():
+    inputs = torch.randn(3, 6, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64)
+    with pytest.warns(lrpfx.LrpfxWarning, match=r"(?s)add.*functions of their own.*pass example_inputs") as caught:
+        named, written = _maps_without_examples(Masked, *inputs)
+    assert len(caught) == 1 and not torch.allclose(named, written)
 
 
 def test_guessed_shapes_hold_for_their_number_of_dimensions():

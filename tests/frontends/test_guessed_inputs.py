@@ -10,6 +10,8 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
+from lrpfx.frontends.guessed_inputs import guessed_inputs
+from lrpfx.pipeline import normal_form
 
 
 def unverified(model):
@@ -28,6 +30,33 @@ def test_random_inputs_fit_the_first_layer(layer):
 @pytest.mark.parametrize("size", [4, 6, 8, 16, 28, 32, 64, 96, 128, 224, 256, 299, 384])
 def test_random_inputs_have_the_usual_sizes(size):
     assert not unverified(nn.Sequential(nn.Conv1d(2, 1, 1), nn.Flatten(), nn.Linear(size, 3)))
+
+
+class Difference(nn.Module):
+    """Two inputs of one shape, in batches of one size."""
+
+    def __init__(self, layer, *size):
+        super().__init__()
+        self.layer, self.size = layer, size
+
+    def forward(self, x, y):
+        return self.layer(torch.tanh(x) - torch.tanh(y)).view(self.size)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [(nn.Linear(5, 3), (7, 3)), (nn.Linear(5, 3), (1, 15)), (nn.Conv2d(3, 4, 3), (64, -1)), (nn.Linear(5, 3), (-1, 3))],
+)
+def test_random_inputs_of_several_arguments_and_of_other_batches(layer, size):
+    model = Difference(layer, *size)
+    assert not unverified(model)
+
+
+def test_random_inputs_of_one_shape_differ():
+    """A graph that confuses them would not be verified by equal ones."""
+    program, _ = normal_form(Difference(nn.Linear(5, 3), -1, 3).eval())
+    first, second = guessed_inputs(program).args
+    assert first.shape == second.shape == (2, 5) and not torch.equal(first, second)
 
 
 class Attention(nn.Module):
