@@ -9,6 +9,7 @@ from lrpfx.ir.kinds import ConvolutionStandard, ConvolutionTranspose, Linear, Pr
 from lrpfx.ir.mapping import MappingContext, RuleMapping
 from lrpfx.ir.node import calls_before_output, data_calls, is_data, is_learned, node_info, row_of, update_info
 from lrpfx.operators.layer import Layer
+from lrpfx.operators.table import spelling_of
 from lrpfx.passes.normalize.normalize_operators import data_from_constants
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, CANONICAL, DETERMINISTIC, OUT_OF_PLACE
@@ -52,7 +53,7 @@ class Assign(GraphPass):
         unmatched = self.composite.unmatched(context)
         if unmatched:
             result.notes.append(_warning(program, self.composite, unmatched))
-        sums = _sums_of_shifts(program)
+        sums = _sums_of_shifts(program) | _sums_of_pieces(program)
         if sums:  # would a convolution in their place, here without random weights, have a rule of its own?
             rule = self.composite.module_map(context, "", nn.Conv1d(1, 1, 1, device="meta"))
             sums = set() if rule is None or type(rule) in (Epsilon, Norm) else sums
@@ -145,6 +146,41 @@ def _sums_of_shifts(program: Program) -> set[fx.Node]:
         else:
             origins[node] = sources[0][0], scaled
     return found
+
+
+def _sums_of_pieces(program: Program) -> set[fx.Node]:
+    """Sums of linear layers, as functions, of parts of one value with parts of one parameter: a convolution by hand."""
+    found: set[fx.Node] = set()
+    origins: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # the value and the parameter
+    for node in data_calls(program.graph):
+        info, data = node_info(node), [one for one in node.all_input_nodes if is_data(one)]
+        row = info.operator
+        if row is None:
+            continue
+        if row.weighs_channels and info.module_path is None:
+            value, weight = node.args[:2]
+            parameter = _whole(weight) if isinstance(weight, fx.Node) else None
+            if parameter is not None and parameter is not weight and parameter.op == "get_attr":
+                origins[node] = _whole(value) if isinstance(value, fx.Node) else node, parameter
+        elif row.entries.moves and len(data) == 1 and data[0] in origins:
+            origins[node] = origins[data[0]]
+        elif info.kind is Sum and row.entries.elementwise and len(data) > 1:
+            own = {origins.get(one) for one in data}
+            if None not in own and len(own) == 1:
+                origins[node] = origins[data[0]]
+                found.difference_update(data)
+                found.add(node)
+    return found
+
+
+def _whole(value: fx.Node) -> fx.Node:
+    """The value of which calls that move entries have taken a part."""
+    while value.op == "call_function" and (spelling := spelling_of(value)) is not None and spelling.operator.entries.moves:
+        source = value.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        value = source
+    return value
 
 
 def _warning(program: Program, composite: RuleMapping, unmatched: list[str]) -> LrpfxWarning:

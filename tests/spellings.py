@@ -419,6 +419,10 @@ DENSE = {
         _linear,
         lambda m, x: torch.cat([torch.ones(3, 1, dtype=torch.double), x], -1) @ torch.cat([m.bias[:, None], m.weight], 1).T,
     ),
+    "a parameter among the features": (
+        lambda m, x: F.linear(x, m.weight, m.weight.T @ m.shift + m.bias),
+        lambda m, x: F.linear(torch.cat([m.shift.expand(len(x), -1), x], 1), torch.cat([m.weight.T, m.weight], 1), m.bias),
+    ),
     "padded with ones": (
         _linear,
         lambda m, x: F.linear(F.pad(x, (0, 1), value=1.0), torch.cat([m.weight, m.bias[:, None]], 1)),
@@ -932,6 +936,22 @@ IMAGES = {
         lambda m, x: torch.cat(
             [F.conv2d(x, m.weight[part], m.bias[part], padding=1) for part in (slice(0, 2), slice(2, 4))], 1
         ),
+    ),
+    "zeros among the channels": (
+        _conv,
+        lambda m, x: F.conv2d(
+            torch.cat([x, torch.zeros_like(x[:, :1])], 1), torch.cat([m.weight, m.weight[:, :1]], 1), m.bias, padding=1
+        ),
+    ),
+    "a parameter among the channels": (
+        lambda m, x: F.conv2d(x, m.weight, (m.weight.sum((2, 3)) * m.shift).sum(1)),
+        lambda m, x: F.conv2d(
+            torch.cat([m.shift.view(1, 4, 1, 1).expand(x.shape[0], -1, *x.shape[2:]), x], 1), torch.cat([m.weight] * 2, 1)
+        ),
+    ),
+    "conv2d, then a convolution of each place and channel": (
+        lambda m, x: F.conv2d(x, m.weight * m.scale[:, None, None, None], m.bias * m.scale + m.shift, padding=1),
+        lambda m, x: F.conv2d(_conv(m, x), m.scale.view(4, 1, 1, 1), m.shift, groups=4),
     ),
     "two halves of conv2d under stack and flatten": (
         _conv,

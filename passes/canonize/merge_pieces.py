@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import calls, is_call_of, node_info, only_reader, parameter_value, row_of, update_info
+from lrpfx.ir.node import calls, is_call_of, is_data, node_info, only_reader, parameter_value, row_of, update_info
 from lrpfx.ir.operator import Operator, WeightLayout
+from lrpfx.operators.channels import pads
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger
-from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters
+from lrpfx.passes.canonize.channel_places import dimension_of_channels
+from lrpfx.passes.canonize.merge_batch_norm import is_layer_of_parameters, move_up
+from lrpfx.passes.canonize.merge_scales import Alone, alone_of
 from lrpfx.passes.constants import known_size, mark_constants, number_filling, one_among_constants
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.normalize.simplify import adds_last
@@ -31,21 +34,29 @@ def bias_of_pieces(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tenso
 
 
 def weight_of_features(weight: torch.Tensor, first: int, size: int) -> torch.Tensor:
-    """The columns of a dense weight (out, in) for some of its features."""
+    """The part of a weight (out, in, ...) for some of the features or channels that it takes."""
     return weight.narrow(1, first, size)
 
 
-def bias_with_constants(weight: torch.Tensor, bias: torch.Tensor | None, values: Sequence[tuple[int, float]]) -> torch.Tensor:
-    """The bias of a dense layer some of whose features are constant: (feature, value). Shape (out,)."""
-    added = sum((weight[:, feature] * value for feature, value in values), start=torch.zeros_like(weight[:, 0]))
+def bias_with_constants(
+    weight: torch.Tensor, bias: torch.Tensor | None, values: Sequence[tuple[int, float | torch.Tensor]]
+) -> torch.Tensor:
+    """The bias of a layer some of whose inputs are constant: the first one's place, and a number or several. Shape (out,)."""
+    weight = weight.flatten(2).sum(2) if weight.ndim > 2 else weight
+    added = torch.zeros_like(weight[:, 0])
+    for feature, value in values:
+        if isinstance(value, torch.Tensor):
+            added = added + weight.narrow(1, feature, value.numel()) @ value.reshape(-1)
+        else:
+            added = added + weight[:, feature] * value
     return added if bias is None else bias + added
 
 
 class MergePieces(GraphPass):
     """Merge linear layers of one input whose outputs are put together along their channels, if they are functions.
 
-    Convolutions of equal parts of the channels are one with groups. Layers that are modules stay what they are. Ones and other
-    numbers among the features of a dense layer are part of its bias.
+    Convolutions of equal parts of the channels are one with groups. Layers that are modules stay what they are. Numbers and
+    parameters among the features of a dense layer, or the channels of a convolution, are part of its bias.
     """
 
     name = "merge_pieces"
@@ -207,49 +218,64 @@ def _merge(program: Program, node: fx.Node, found: _Pieces) -> None:
 
 @dataclass(frozen=True)
 class _ConstantFeatures:
-    """A dense layer some of whose features are numbers."""
+    """A layer some of whose features or channels are constant."""
 
     layer: fx.Node
     cat: fx.Node  # its input
-    source: fx.Node  # the same without the numbers
+    source: fx.Node  # the same without the constants
     first: int  # the place of the first feature that is none
-    values: list[tuple[int, float]]  # the places of the others, and their numbers
+    size: int  # the number of features that are none
+    values: list[tuple[int, Any]]  # the places of the others, and their numbers, or the first place and a parameter
 
     def merge(self, program: Program) -> None:
         info, operator = node_info(self.layer), row_of(self.layer)
         bound = bound_arguments(self.layer, operator)
         weight, bias = bound["weight"], bound.get("bias")
         merger = Merger(program, [], (), info.source)
-        size = parameter_value(weight, program.root).shape[1] - len(self.values)
-        kept = merger.derive(self.layer, f"{info.name}.merged_weight", weight_of_features, weight, self.first, size)
-        bias = merger.derive(self.layer, f"{info.name}.merged_bias", bias_with_constants, weight, bias, self.values)
-        self.layer.args, self.layer.kwargs = (self.source, kept, bias), {}
+        values = [(place, value.make() if isinstance(value, Alone) else value) for place, value in self.values]
+        for _, value in values:
+            if isinstance(value, fx.Node):
+                move_up(value, self.layer)
+        kept = merger.derive(self.layer, f"{info.name}.merged_weight", weight_of_features, weight, self.first, self.size)
+        bias = merger.derive(self.layer, f"{info.name}.merged_bias", bias_with_constants, weight, bias, values)
+        self.layer.args, self.layer.kwargs = (self.source, kept, bias), _options(self.layer)
         update_info(self.layer, merged=(*info.merged, node_info(self.cat).name))
         if not self.cat.users:
             program.graph.erase_node(self.cat)
 
 
 def _constant_features(program: Program, node: fx.Node) -> _ConstantFeatures | None:
-    if not is_layer_of_parameters(node) or row_of(node).linear.weight_layout is not WeightLayout.DENSE:
+    if not is_layer_of_parameters(node) or row_of(node).linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
         return None
-    bound = bound_arguments(node, row_of(node))
+    row = row_of(node)
+    bound, channels = bound_arguments(node, row), dimension_of_channels(row)
     weight, value = bound["weight"], bound["input"]
-    if not isinstance(weight, fx.Node) or not isinstance(value, fx.Node):
+    if not isinstance(weight, fx.Node) or not isinstance(value, fx.Node) or bound.get("groups", 1) != 1:
         return None
-    found = _ones_around(value) or one_among_constants(value)
+    if row.linear.weight_layout is WeightLayout.DENSE:
+        found = _ones_around(value) or one_among_constants(value)
+    else:
+        found = one_among_constants(value)
     if found is None:
         return None
     source, before, after, dim = found
     shape = node_info(value).shape
-    if dim != -1 and (shape is None or dim != len(shape) - 1):
+    if dim != channels and (shape is None or dim - len(shape) != channels):
         return None
     features = parameter_value(weight, program.root).shape[1]
-    numbers = [[_numbers(one, dim) for one in some] for some in (before, after)]
-    if any(one is None for some in numbers for one in some):
+    constants = [[_constants(program, one, dim, channels, value) for one in some] for some in (before, after)]
+    if any(one is None for some in constants for one in some):
         return None
-    first, last = ([number for one in some for number in one or ()] for some in numbers)
-    values = [*enumerate(first), *enumerate(last, features - len(last))]
-    return _ConstantFeatures(node, value, source, len(first), values) if len(values) < features else None
+    first, last = (sum(size for size, _ in filter(None, some)) for some in constants)
+    values: list[tuple[int, Any]] = []
+    for some, place in zip(constants, (0, features - last), strict=True):
+        for size, constant in filter(None, some):
+            values += [(place, constant)] if isinstance(constant, Alone) else enumerate(constant, place)
+            place += size
+    if any(constant != 0 for _, constant in values) and pads(bound.get("padding", 0)):
+        return None  # the constants are not those of the padding
+    size = features - first - last
+    return _ConstantFeatures(node, value, source, first, size, values) if size > 0 else None
 
 
 def _ones_around(value: fx.Node) -> tuple[fx.Node, list[Any], list[Any], int] | None:
@@ -267,9 +293,17 @@ def _ones_around(value: fx.Node) -> tuple[fx.Node, list[Any], list[Any], int] | 
     return bound["input"], [[float(number)] * before], [[float(number)] * after], -1
 
 
-def _numbers(part: Any, dim: int) -> list[float] | None:
-    """The numbers that a constant part consists of along a dimension."""
+def _constants(program: Program, part: Any, dim: int, channels: int, whole: fx.Node) -> tuple[int, list[float] | Alone] | None:
+    """How many features a constant part has, and the numbers, or the parameter, that they are in all places."""
     if isinstance(part, list):
-        return part
+        return len(part), part
     number, size = number_filling(part), known_size(part, dim)
-    return None if number is None or size is None else [number] * size
+    if number is not None:
+        return None if size is None else (size, [number] * size)
+    alone = alone_of(program, part) if isinstance(part, fx.Node) and not is_data(part) else None
+    shape, of_part, of_whole = alone and alone.shape, node_info(part).shape, node_info(whole).shape
+    if alone is None or not shape or len(shape) < -channels or of_part is None or of_whole is None:
+        return None
+    own = [size for place, size in enumerate(shape, -len(shape)) if place != channels]
+    is_same_dtype = node_info(part).dtype == node_info(whole).dtype
+    return (shape[channels], alone) if set(own) <= {1} and shape[channels] == of_part[channels] and is_same_dtype else None

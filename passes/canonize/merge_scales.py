@@ -28,12 +28,13 @@ from lrpfx.ir.operator import NotAContractionError, Operator, Repeats, WeightLay
 from lrpfx.operators.channels import pads
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
-from lrpfx.operators.table import spelling_of
+from lrpfx.operators.table import operator_named, spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import (
     Order,
     Place,
     keeps_channels,
+    keeps_entries,
     moved_channels,
     place_of_channels,
     returns_parts,
@@ -49,7 +50,7 @@ from lrpfx.passes.canonize.merge_batch_norm import (
 from lrpfx.passes.constants import evaluated, number_filling
 from lrpfx.passes.normalize.remove_dead_code import remove_unread
 from lrpfx.passes.normalize.simplify import keeps
-from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
@@ -73,6 +74,7 @@ class MergeScales(GraphPass):
     def applies(self, program: Program) -> bool:
         return any(
             _expanded_constant(program, node) is not None
+            or _scales_channels(program, node)
             or (is_layer_of_parameters(node) and any(map(_may_merge, _through_views(node))))
             for node in calls(program.graph)
         )
@@ -85,6 +87,10 @@ class MergeScales(GraphPass):
                 constant, alone = expanded
                 node.replace_input_with(constant, alone.make())
         remove_unread(program.graph)
+        for node in list(calls(program.graph)):
+            if _scales_channels(program, node):
+                result.match(node_info(node).name, "a scale of each channel, as a product")
+                _as_product(program, node)
         for node in list(calls(program.graph)):
             if not is_layer_of_parameters(node):
                 continue
@@ -102,8 +108,44 @@ class MergeScales(GraphPass):
         return result
 
 
+def _scales_channels(program: Program, node: fx.Node) -> bool:
+    """Whether a function is a convolution of one place and each channel alone, and scales the channels of a layer before it."""
+    row = node_info(node).operator
+    if not is_layer_of_parameters(node) or node_info(node).module_path is not None or row is None:
+        return False
+    bound = bound_arguments(node, row)
+    weight, value = parameter_value(bound["weight"], program.root), bound["input"]
+    spatial = row.dimensions.spatial
+    plain = row.linear.weight_layout is WeightLayout.CONVOLUTION and weight.shape == (len(weight), *[1] * (1 + spatial))
+    if not plain or bound.get("groups", 1) != len(weight) or pads(bound.get("padding", 0)) or "amounts" in bound:
+        return False
+    stride = bound.get("stride", 1)
+    while isinstance(value, fx.Node) and only_reader(value) is not None and keeps_entries(value):
+        value = value.args[0]
+    is_behind = isinstance(value, fx.Node) and is_layer_of_parameters(value) and only_reader(value) is not None
+    return is_behind and set(stride if isinstance(stride, (tuple, list)) else [stride]) == {1}
+
+
+def channels_first(value: torch.Tensor, dimensions: int) -> torch.Tensor:
+    """One value for each channel before some dimensions. Shape (channels, 1, ...)."""
+    return value.reshape(-1, *[1] * dimensions)
+
+
+def _as_product(program: Program, node: fx.Node) -> None:
+    row, info = row_of(node), node_info(node)
+    bound = bound_arguments(node, row)
+    value = bound["input"]
+    for name, what in (("mul", bound["weight"]), ("add", bound.get("bias"))):
+        if what is not None:
+            constant = _insert(program, node, channels_first, (what, row.dimensions.spatial))
+            operation = operator_named(name)
+            described = replace(info, name=f"{info.name}.{name}", operator=operation, description=name)
+            value = insert_call(program.graph, node, operation.canonical, (value, constant), described)
+    replace_call(node, value)
+
+
 @dataclass(frozen=True)
-class _Alone:
+class Alone:
     """A constant without what repeats its entries, to which broadcasting brings it as well."""
 
     shape: tuple[int, ...]
@@ -111,7 +153,7 @@ class _Alone:
     is_number: bool = False
 
 
-def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone] | None:
+def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, Alone] | None:
     """A constant in the shape of the value that it scales or shifts, and the same in the shape of its parameters."""
     operator, shape = node_info(node).operator, node_info(node).shape
     if operator is None or not operator.merging.affine_in or len(node.args) != 2 or shape is None:
@@ -119,7 +161,7 @@ def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, _Alone
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
-        alone = None if constant.op == "get_attr" or node_info(value).shape != shape else _alone(program, constant)
+        alone = None if constant.op == "get_attr" or node_info(value).shape != shape else alone_of(program, constant)
         if alone is not None and (keeps(value, constant, node) if alone.is_number else _fits(alone.shape, shape)):
             return constant, alone
     return None
@@ -159,23 +201,23 @@ def _is_parameter(value: fx.Node) -> bool:
     )
 
 
-def _alone(program: Program, constant: Any) -> _Alone | None:
+def alone_of(program: Program, constant: Any) -> Alone | None:
     """A constant as a function of the parameters in their own shapes, and of numbers; None if that is unknown."""
     number = number_filling(constant)
     if number is not None or not isinstance(constant, fx.Node):
-        return _Alone((), lambda: constant if number is None else number, is_number=True)
+        return Alone((), lambda: constant if number is None else number, is_number=True)
     alone = _in_order(program, constant) if _is_parameter(constant) else _narrowed(program, constant)
     if alone is not None or node_info(constant).role is not Role.PARAMETER:
         return alone
     value = parameter_value(constant, program.root)
-    return _Alone(tuple(value.shape), lambda: constant) if isinstance(value, torch.Tensor) else None
+    return Alone(tuple(value.shape), lambda: constant) if isinstance(value, torch.Tensor) else None
 
 
-def _narrowed(program: Program, constant: fx.Node) -> _Alone | None:
+def _narrowed(program: Program, constant: fx.Node) -> Alone | None:
     """A constant without what expands it."""
     repeated, spelling = _repeated(constant), spelling_of(constant)
     if repeated is not None:
-        alone = _alone(program, repeated)
+        alone = alone_of(program, repeated)
         return alone if alone is not None and _fits(alone.shape, node_info(constant).shape) else None
     if spelling is None:
         return None
@@ -187,21 +229,21 @@ def _narrowed(program: Program, constant: fx.Node) -> _Alone | None:
     if row.weighs_channels or (row.product.contraction is not None and not row.entries.adds_up):
         return _of_number(program, constant, row)
     fills = row.name == "outer" and number_filling(constant.args[0]) is not None
-    found = [_alone(program, one) for one in constant.args if row.merging.affine_in or fills]
+    found = [alone_of(program, one) for one in constant.args if row.merging.affine_in or fills]
     parts = [one for one in found if one is not None]
     if constant.kwargs or len(parts) < len(constant.args) or all(one.is_number for one in parts):
         return None
     shape = torch.broadcast_shapes(*(one.shape for one in parts))
     target = torch.mul if fills else constant.target
-    return _Alone(tuple(shape), lambda: _insert(program, constant, target, tuple(one.make() for one in parts)))
+    return Alone(tuple(shape), lambda: _insert(program, constant, target, tuple(one.make() for one in parts)))
 
 
-def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None:
+def _view_alone(program: Program, view: fx.Node, row: Operator) -> Alone | None:
     """The view of a constant alone: one that moves or adds dimensions, or whose one size of the run follows from the others."""
     (source, *_) = view.args
     if not isinstance(source, fx.Node):
         return None
-    alone, before, shape = _alone(program, source), node_info(source).shape, node_info(view).shape
+    alone, before, shape = alone_of(program, source), node_info(source).shape, node_info(view).shape
     if alone is None or alone.is_number or before is None or shape is None or view.kwargs or row.name == "embedding":
         return None
     given: Any = view.args[1:]
@@ -226,7 +268,7 @@ def _view_alone(program: Program, view: fx.Node, row: Operator) -> _Alone | None
         source = _insert(program, view, operator.getitem, (source, added)) if added else source
         return _insert(program, view, view.target, (source, *given))
 
-    return _Alone(tuple(shape), make)
+    return Alone(tuple(shape), make)
 
 
 def entries_of(value: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -234,7 +276,7 @@ def entries_of(value: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return value.flatten()[places.to(value.device)]
 
 
-def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
+def _in_order(program: Program, constant: fx.Node) -> Alone | None:
     """A parameter whose entries repetitions, views and indices only repeat, as in b.repeat(n).view(n, -1)."""
     shape = node_info(constant).shape
     source: Any = constant
@@ -268,7 +310,7 @@ def _in_order(program: Program, constant: fx.Node) -> _Alone | None:
             return _insert(program, constant, torch.reshape, (source, tuple(places.shape)))
         return _insert(program, constant, entries_of, (source, places))
 
-    return _Alone(tuple(places.shape), make)
+    return Alone(tuple(places.shape), make)
 
 
 def _picks_by_sizes(node: fx.Node, place: int) -> bool:
@@ -309,7 +351,7 @@ def product_of_number(matrix: torch.Tensor, equation: str, number: float, shape:
     return (torch.einsum(equation, matrix) * number).reshape(shape)
 
 
-def _of_number(program: Program, constant: fx.Node, row: Operator) -> _Alone | None:
+def _of_number(program: Program, constant: fx.Node, row: Operator) -> Alone | None:
     """A linear layer of parameters, or a product with one, whose other operand is a tensor of one number."""
     if row.product.contraction is not None and not row.weighs_channels:
         return _product_of_number(program, constant, row)
@@ -321,17 +363,17 @@ def _of_number(program: Program, constant: fx.Node, row: Operator) -> _Alone | N
         return None
     weight = parameter_value(bound["weight"], program.root)
     shape = (len(weight), *[1] * (weight.ndim - 2))
-    return _Alone(shape, lambda: _insert(program, constant, layer_of_number, (*parameters, number)))
+    return Alone(shape, lambda: _insert(program, constant, layer_of_number, (*parameters, number)))
 
 
-def _product_of_number(program: Program, constant: fx.Node, row: Operator) -> _Alone | None:
+def _product_of_number(program: Program, constant: fx.Node, row: Operator) -> Alone | None:
     assert row.product.contraction is not None
     try:
         found = row.product.contraction(constant, lambda value: _rank(program, value))
     except NotAContractionError:
         return None
     if 0 in map(number_filling, found.operands):
-        return _Alone((), lambda: 0.0, is_number=True)
+        return Alone((), lambda: 0.0, is_number=True)
     for matrix, own, filled, other in zip(found.operands, found.labels, found.operands[::-1], found.labels[::-1], strict=True):
         number, kept = number_filling(filled), [letter for letter in found.result if letter in own]
         if number is None or not isinstance(matrix, fx.Node) or not _is_parameter(matrix) or "." in own or not kept:
@@ -342,7 +384,7 @@ def _product_of_number(program: Program, constant: fx.Node, row: Operator) -> _A
         sizes = dict(zip(own, parameter_value(matrix, program.root).shape, strict=True))
         shape = tuple(sizes.get(letter, 1) for letter in behind)
         equation = f"{own}->{''.join(kept)}"
-        return _Alone(shape, partial(_insert, program, constant, product_of_number, (matrix, equation, number, shape)))
+        return Alone(shape, partial(_insert, program, constant, product_of_number, (matrix, equation, number, shape)))
     return None
 
 

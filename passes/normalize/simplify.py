@@ -503,6 +503,10 @@ def _with_rest(build: CallBuilder, pieces: Sequence[_Piece], base: fx.Node, dim:
 
 def _unwritten(build: CallBuilder, node: fx.Node) -> fx.Node | None:
     """A slice of what is written into: a piece, or, of places that no piece is written to, a slice of what was there before."""
+    base: Any
+    dim: Any
+    first: Any
+    last: Any
     base, dim, first, last, step = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])[:5]
     found = _written(base) if isinstance(base, fx.Node) and not node.kwargs else None
     if found is None or not all(isinstance(one, int) or one is None for one in (dim, first, last)) or step != 1:

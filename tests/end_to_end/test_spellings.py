@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from spellings import PAIRS, Dense
+from spellings import PAIRS, Dense, Images
 from tools.spelling_table import COMPOSITES, TOLERANCE, difference
 from torch import nn
 
@@ -331,6 +331,41 @@ def test_a_sum_of_shifted_values_times_parameters_is_named(layer):
     assert torch.equal(torch.get_rng_state(), random)
     assert [one.message.topic for one in caught] == ["parts-of-layers"]
     lrpfx.transform(model, AttnLRP(), example_inputs=x)
+
+
+def _in_pieces(of_place):
+    """A convolution as the sum of layers of one place each, which a function makes of an image and a part of the weight."""
+
+    def layer(m, x):
+        padded = nn.functional.pad(x, (1, 1, 1, 1))
+        places = [(row, column) for row in range(3) for column in range(3)]
+        rows, columns = x.shape[2:]
+        images = [padded[:, :, row : row + rows, column : column + columns] for row, column in places]
+        return sum(of_place(image, m.weight, *place) for image, place in zip(images, places, strict=True))
+
+    return layer
+
+
+@pytest.mark.parametrize(
+    "of_place",
+    [
+        lambda x, weight, row, column: nn.functional.conv2d(x, weight[:, :, row : row + 1, column : column + 1]),
+        lambda x, weight, row, column: torch.einsum("bchw,oc->bohw", x, weight[:, :, row, column]),
+    ],
+)
+def test_a_sum_of_layers_with_parts_of_one_weight_is_named(of_place):
+    model = Images(_in_pieces(of_place))
+    x = model.example()
+    with pytest.warns(lrpfx.LrpfxWarning, match=r"(?s)add.*functions of their own.*convolution") as caught:
+        lrpfx.transform(model, EpsilonAlpha2Beta1(), example_inputs=x)
+    assert [one.message.topic for one in caught] == ["parts-of-layers"]
+    lrpfx.transform(model, AttnLRP(), example_inputs=x)
+
+
+def test_a_sum_of_layers_with_weights_of_their_own_is_none_of_pieces():
+    """Such as LoRA beside its layer."""
+    model, x = written(lambda m, x: x @ m.weight.T + x @ m.mask.double().T)
+    lrpfx.transform(model, EpsilonAlpha2Beta1(), example_inputs=x)
 
 
 def test_a_scaled_branch_is_no_sum_of_shifts():

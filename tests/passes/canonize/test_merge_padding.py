@@ -40,6 +40,7 @@ MERGED = {
     "what the layer pads too": (lambda: nn.Conv2d(2, 3, 3, padding=(1, 2)), (1, 1, 3, 3), (4, 3)),
     "what the layer pads alike": (lambda: nn.Conv2d(2, 3, 3, padding=2), (1, 1, 3, 3), (5, 3)),
     "a valid layer": (lambda: nn.Conv2d(2, 3, 3, padding="valid"), (1, 1), (0, 1)),
+    "to the same size of an even kernel": (lambda: nn.Conv2d(2, 3, (3, 6), padding="same"), (1, 0, 0, 0), (1, 3)),
     "to the same size": (lambda: nn.Conv2d(2, 3, (3, 5), padding="same", dilation=(2, 1)), (1, 1, 0, 0), (2, 3)),
 }
 
@@ -53,6 +54,7 @@ def test_the_padding_is_the_layers(name):
     x = images() if len(layer.kernel_size) == 2 else torch.randn(2, 2, 7)
     explain_model = lrpfx.transform(Padded(layer, pad).eval(), EpsilonPlus(), example_inputs=x)
     assert merged_and_reasons(explain_model) == (1, [])
+    assert any(f"padding = {padding}" in stage.code for stage in lrpfx.history(explain_model) if stage.name == "merge_padding")
     expected = lrpfx.attribute(lrpfx.transform(named.eval(), EpsilonPlus(), example_inputs=x), x, torch.cos)
     result = lrpfx.attribute(explain_model, x, torch.cos)
     assert torch.equal(result.output, expected.output) and torch.equal(result.relevance, expected.relevance)
@@ -228,3 +230,21 @@ def test_what_another_call_reads_stays_padded():
         explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
         assert merged_and_reasons(explain_model)[0] == count
         assert_close(explain_model(x), model(x), 1e-12)
+
+
+@pytest.mark.usefixtures("no_guessed_inputs")
+def test_zeros_along_the_last_dimension_need_no_shapes():
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(2, 3, 3)
+
+        def forward(self, x):
+            zeros = x.new_zeros(x.shape[0], x.shape[1], x.shape[2], 1)
+            return self.layer(torch.cat([zeros, x, zeros], -1))
+
+    model = Between().eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert merged_and_reasons(explain_model) == (1, [])
+    x = images()
+    assert_close(explain_model(x), model(x), 1e-12)

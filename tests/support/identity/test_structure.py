@@ -5,6 +5,7 @@ import collections
 import copy
 import functools
 import re
+import sys
 import types
 from collections import OrderedDict
 
@@ -192,6 +193,15 @@ def test_long_chains_of_objects_end():
     assert not equal(before, Structure(model))
     while chain is not None:  # Python's own destruction of a chain takes its stack
         chain = chain.following
+
+
+def test_long_chains_of_bound_methods_end():
+    chain = "end"
+    for _ in range(2 * sys.getrecursionlimit()):
+        chain = types.MethodType(len, chain)
+    model = nn.Linear(2, 2)
+    model.chain = chain
+    assert equal(Structure(model), Structure(model))
 
 
 def test_modules_in_modules_are_compared_at_any_depth():
