@@ -1,5 +1,6 @@
 """Inputs of numbers as users have them, tables, series, waves and volumes, and the tensors that a model takes for them."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.doors import what_it_is
 from lrpfx.images import nifti
 from lrpfx.ir.node import node_info
 from lrpfx.request.classes import as_list
@@ -102,6 +104,11 @@ class Samples:
 
 def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
     """The samples that an input has. Raises `InputError`, `InputTypeError`."""
+    if form != "volume" and isinstance(given, (str, os.PathLike)):
+        raise InputTypeError(
+            f"tables, series and waves are arrays, not {type(given).__name__}: {what_it_is(given)}",
+            topic="tables-series-and-waves",
+        )
     return {"table": _table, "series": _series, "wave": _waves, "volume": _volumes}[form](given, reading, preprocess)
 
 

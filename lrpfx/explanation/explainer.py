@@ -34,6 +34,7 @@ from lrpfx.explanation.compiled import (
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
+from lrpfx.explanation.doors import misread, what_it_is
 from lrpfx.explanation.explanation import Explanation, Explanations, Several
 from lrpfx.explanation.graphs import (
     GraphData,
@@ -649,7 +650,12 @@ class Explainer(Generic[Found]):
         source = self.captured or self.model
         own = self.captured is None and isinstance(inputs, Mapping)
         constants = tuple(name for name in CONSTANTS if own and name in inputs)
-        made = transform(source, composite, example_inputs=examples, constants=constants)
+        try:
+            made = transform(source, composite, example_inputs=examples, constants=constants)
+        except InputError as error:
+            if error.topic != "example-inputs" or not isinstance(inputs, torch.Tensor) or not self._is_own:
+                raise
+            raise misread(error, inputs, self._form) from error
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None
         final = None if callable(self.output) else final_probabilities_of(made.graph, self.output)
@@ -855,14 +861,13 @@ def _as_inputs(images: Any) -> torch.Tensor:
         images = torch.stack(list(images))
     if not isinstance(images, torch.Tensor):
         raise InputError(
-            f"without preprocess=, images are tensors that the model takes, not {type(images).__name__}: pass preprocess=, "
-            "such as weights.transforms() for torchvision's models; for sentences, pass tokenizer=",
+            f"without preprocess=, images are tensors that the model takes, not {type(images).__name__}: {what_it_is(images)}",
             topic="explainers",
         )
     if images.ndim not in (3, 4) or not images.is_floating_point():
         raise InputError(
             "without preprocess=, images are tensors of floating-point numbers (batch, channels, height, width), not of "
-            f"{images.dtype} and shape {tuple(images.shape)}; lrpfx.attribute explains inputs of any other kind",
+            f"{images.dtype} and shape {tuple(images.shape)}: {what_it_is(images)}; lrpfx.attribute explains any other inputs",
             topic="explainers",
         )
     if images.ndim == 4 and not len(images):

@@ -115,8 +115,8 @@ class JointExplanation(Explained):
         return sheet_of_charts([(title, _line()), *drawn, shares], caption=self.rules, legend=self._legend, style=style)
 
     def _titled(self, name: str) -> str:
-        share = self.shares[name]
-        return f"{name}: {share:.3g}" + (f", {percent(share / self.balance.output)} of the output" if self.balance.output else "")
+        share, output = self.shares[name], self.balance.output
+        return f"{name}: {share:.3g}" + (f", {percent(share / output)} of the output" if output else "")
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture. `path`: the file. Its ending names the form. Returns the path."""

@@ -110,7 +110,8 @@ def _items(images: Any) -> Iterator[tuple[Any, str]]:
         raise InputTypeError(
             f"images are paths, PIL images, arrays or tensors of uint8, uint16 or floating point, or lists of these, not "
             f"{'None' if images is None else type(images).__name__}"
-            + ("; for the content of a file, pass io.BytesIO(content)" if isinstance(images, bytes) else ""),
+            + ("; for the content of a file, pass io.BytesIO(content)" if isinstance(images, bytes) else "")
+            + ("; numbers are an array, np.array(...)" if isinstance(images, (int, float)) else ""),
             topic="image-files",
         )
     else:

@@ -1,0 +1,70 @@
+"""A wrong kind of input is an error that names the door for it, and what the error says to write works."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import lrpfx
+from lrpfx.errors import InputError
+
+
+def dense(features=3):
+    return nn.Sequential(nn.Linear(features, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+
+
+def of_images():
+    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+
+
+def of_series():
+    return nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)).eval()
+
+
+def of_volumes():
+    return nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+
+
+class OfTwo(nn.Module):
+    def forward(self, first, second):
+        return (first.flatten(1).sum(1) + second.flatten(1).sum(1))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "settings", "message"),
+    [
+        (of_images, "a sentence", {}, "tokenizer="),
+        (of_images, "photo.jpg", {}, "preprocess="),
+        (of_images, Image.new("RGB", (8, 8)), {}, "preprocess="),
+        (of_series, "bird.wav", {}, "rate="),
+        (of_series, "bird.wav", {"rate": 8000}, "samples as an array"),
+        (dense, "houses.csv", {}, "pandas.read_csv"),
+        (dense, "houses.csv", {"form": "table"}, "pandas.read_csv"),
+        (dense, [0.1, 0.2, 0.3], {}, "np.array"),
+        (dense, [[0.1, 0.2, 0.3]], {}, "np.array"),
+        (dense, 3, {}, "np.array"),
+        (dense, torch.tensor([[1, 2, 3]]), {}, "form='table'"),
+        (dense, torch.rand(3, 8, 8), {}, r"\(1, 3, 8, 8\) was read as photographs.*form="),
+        (of_images, torch.rand(1000), {}, "read as a table.*rate="),
+        (of_images, pd.DataFrame({"a": [1.0, 2.0]}), {}, "read as a table"),
+        (of_images, torch.rand(1, 3, 4, 8, 8), {}, "read as a volume"),
+        (of_series, torch.rand(5, 3, 10), {}, "read as series"),
+        (of_volumes, Image.new("RGB", (8, 8)), {}, "a volume is an array"),
+        (OfTwo, torch.rand(1, 3, 4, 4), {}, "dict by the names"),
+    ],
+)
+def test_the_error_names_the_door(make, given, settings, message):
+    with pytest.raises(InputError, match=message):
+        lrpfx.explain(make().eval(), given, **settings)
+
+
+def test_what_the_errors_say_to_write_works():
+    table = torch.tensor([[1, 2, 3]])
+    assert isinstance(lrpfx.explain(dense(), table, form="table"), lrpfx.TableExplanations)
+    assert isinstance(lrpfx.explain(dense(), np.array([0.1, 0.2, 0.3])), lrpfx.TableExplanation)
+    assert isinstance(lrpfx.explain(dense(8), torch.rand(3, 8), form="table"), lrpfx.TableExplanations)
+    assert isinstance(
+        lrpfx.explain(OfTwo().eval(), {"first": torch.rand(1, 4), "second": torch.rand(1, 4)}), lrpfx.JointExplanation
+    )
