@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import IO, Any, Generic, Literal, TypedDict, overload
+from typing import IO, Any, Generic, Literal, Protocol, TypedDict, overload
 
 import numpy as np
 import torch
@@ -56,9 +56,9 @@ from lrpfx.explanation.joint import (
 from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
 from lrpfx.explanation.series import SeriesExplanation, WaveExplanation
-from lrpfx.explanation.tables import TableExplanation
+from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.texts import texts_in
-from lrpfx.explanation.volumes import VolumeExplanation
+from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
@@ -80,8 +80,8 @@ logger = logging.getLogger(__name__)
 #: Rows of a table that run together for each photograph that would.
 _ROWS = 64
 
-# What type checkers know of the front door. Forms without an overload, such as tensors, which may be one photograph or several,
-# give Any. The path of a folder counts as that of a photograph; in a list, it gives explanations.
+# What type checkers know of the front door. Arrays and tensors, which may be one sample or several by their axes, give Any. The
+# path of a folder counts as that of a photograph; in a list, it gives explanations.
 Found = TypeVar(
     "Found",
     Explanation,
@@ -93,10 +93,19 @@ Found = TypeVar(
     VolumeExplanation,
     default=Explanation,
 )
+_File = str | os.PathLike[str]
 _Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
 _Photographs = Sequence[_Photograph | torch.Tensor | np.ndarray[Any, Any]] | Iterator[_Photograph]
 _Text = str | Mapping[str, Any] | Sequence[int] | Sequence[Mapping[str, Any]]
 _Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text]
+
+
+class _Frame(Protocol):
+    """A DataFrame of pandas or polars."""
+
+    @property
+    def columns(self) -> Any: ...
+    def to_numpy(self, *args: Any, **settings: Any) -> Any: ...
 
 
 class _Settings(TypedDict, total=False):
@@ -325,6 +334,38 @@ class Explainer(Generic[Found]):
         *,
         targets: Sequence[TargetLike] | None = None,
     ) -> Several[DetectionExplanation]: ...
+    @overload
+    def __call__(
+        self: "Explainer[TableExplanation]",
+        images: _Frame,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> TableExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[SeriesExplanation]",
+        images: _Frame,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> SeriesExplanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[VolumeExplanation]",
+        images: _File,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> VolumeExplanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[VolumeExplanation]",
+        images: list[Any] | tuple[Any, ...],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> VolumeExplanations: ...
     @overload
     def __call__(
         self: "Explainer[Explanation]",
@@ -698,6 +739,46 @@ def _stated_by(model: Any) -> Preprocessing | None:
     return preprocessing_of(model) if stored is None else Preprocessing(stored)
 
 
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Frame,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["series"],
+    **settings: Unpack[_Settings],
+) -> SeriesExplanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Frame,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["table"] | None = None,
+    **settings: Unpack[_Settings],
+) -> TableExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _File,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["volume"],
+    **settings: Unpack[_Settings],
+) -> VolumeExplanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: list[Any] | tuple[Any, ...],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["volume"],
+    **settings: Unpack[_Settings],
+) -> VolumeExplanations: ...
 @overload
 def explain(
     model: nn.Module | Runner | Captured,

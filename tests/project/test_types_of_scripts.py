@@ -14,6 +14,7 @@ pytestmark = pytest.mark.programs
 
 SCRIPT = """
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,6 +64,30 @@ lrpfx.assignment(explain_model).rule_off("0")  # wrong
 lrpfx.check(model, lrpfx.composites.EpsilonPlus()).okay  # wrong
 lrpfx.load("model.onnx").explian  # wrong
 lrpfx.composites.EpsilonPlusFlatt()  # wrong
+
+
+class Frame:  # as a DataFrame, which pandas has no types for
+    columns = ["age", "size"]
+
+    def to_numpy(self) -> Any:
+        return None
+
+
+lrpfx.explain(model, Frame()).beeswarm().save("swarm.png")
+lrpfx.explain(model, Frame()).waterfall()  # wrong
+lrpfx.explain(model, Frame(), form="series").relevance.sum()
+lrpfx.explain(model, Frame(), form="series").beeswarm()  # wrong
+lrpfx.Explainer(model, form="table")(Frame()).relevance.sum()
+lrpfx.Explainer(model, form="series")(Frame()).steps
+lrpfx.Explainer(model, form="series")(Frame()).waterfall()  # wrong
+lrpfx.explain(model, "head.nii.gz", form="volume").planes().save("planes.png")
+lrpfx.explain(model, "head.nii.gz", form="volume").heatmap()  # wrong
+lrpfx.explain(model, [torch.zeros(1, 2, 2, 2)], form="volume")[0].montage(6)
+lrpfx.Explainer(model, form="volume")(["a.nii", "b.nii"])[1].affine
+lrpfx.Explainer(model, form="volume")("a.nii").afine  # wrong
+lrpfx.Explainer(model, rate=16000)(torch.zeros(2, 800))[0].spectrum()
+lrpfx.Explainer(model, form="tables")  # wrong
+explainer("photo.jpg", lrpfx.Region("cat", mask=torch.ones(8, 8))).overlay()
 
 
 def sheet_of(explainer: lrpfx.Explainer, path: str) -> bytes:
