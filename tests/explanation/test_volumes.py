@@ -189,6 +189,31 @@ class Located(torch.Tensor):
     affine = torch.diag(torch.tensor([4.0, 4.0, 4.0, 1.0]))
 
 
+def test_a_network_and_transforms_of_monai(tmp_path):
+    """The relevance is saved where the transforms have moved the voxels."""
+    nibabel, transforms = pytest.importorskip("nibabel"), pytest.importorskip("monai.transforms")
+    networks = pytest.importorskip("monai.networks.nets")
+    affine = np.diag([-2.0, 2.0, 3.0, 1.0])
+    values = np.random.default_rng(0).random((20, 18, 16), dtype=np.float32)
+    nibabel.save(nibabel.Nifti1Image(values, affine), tmp_path / "scan.nii.gz")
+    preprocess = transforms.Compose(
+        [
+            transforms.LoadImage(ensure_channel_first=True),
+            transforms.Orientation("RAS", labels=None),
+            transforms.Spacing((2.0, 2.0, 2.0)),
+            transforms.ResizeWithPadOrCrop((16, 16, 24)),
+        ]
+    )
+    model = networks.UNet(3, 1, 3, (4, 8, 16), (2, 2), num_res_units=2).float().eval()
+    found = lrpfx.explain(model, tmp_path / "scan.nii.gz", 1, preprocess=preprocess)
+    prepared = preprocess(tmp_path / "scan.nii.gz")
+    np.testing.assert_array_equal(found.volume, prepared.numpy())
+    np.testing.assert_allclose(found.output, model(prepared.as_tensor()[None])[0].detach(), rtol=1e-4, atol=1e-5)
+    saved = nibabel.load(found.save(tmp_path / "relevance.nii.gz"))
+    np.testing.assert_allclose(saved.affine, prepared.affine, atol=1e-6)
+    assert found.spacing == pytest.approx((2, 2, 2)) and abs(found.ledger.unexplained) < 1e-4 * abs(found.ledger.seed)
+
+
 def test_preprocessing_is_of_one_volume():
     model, files = classifier(), [torch.rand(1, 12, 8, 8), torch.rand(1, 10, 8, 8)]
     found = lrpfx.explain(model, files, preprocess=lambda one: one[:, ::2].as_subclass(Located))
