@@ -80,7 +80,8 @@ class Samples:
     `inputs`: a tensor, or a tuple or dict of tensors, with a batch dimension. `several`: whether the user gave a batch.
     `titles`: a name for each sample. `names`: of the features, if they are known. `values`: what the user gave, one array for
     each sample: (features,) of a table, (steps, features) of series, (samples,) of waves. `steps`: the positions in a series.
-    `channels_first`: whether the model's input is (features, steps). `affines`: from voxels of volumes to millimetres.
+    `channels_first`: whether the model's input is (features, steps). `frames_first`: whether the
+    model's input is (frames, channels, height, width). `affines`: from voxels of volumes to millimetres.
 
     The inputs of volumes are a list of tensors with a batch of one: they have sizes of their own.
     """
@@ -92,6 +93,7 @@ class Samples:
     values: tuple[np.ndarray[Any, Any], ...]
     steps: tuple[Any, ...] | None = None
     channels_first: bool = False
+    frames_first: bool = False
     affines: tuple[np.ndarray[Any, Any] | None, ...] = ()
 
     def part(self, places: slice) -> Any:
@@ -102,14 +104,16 @@ class Samples:
         return each_tensor(self.inputs, lambda one: one[places])
 
 
-def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
-    """The samples that an input has. Raises `InputError`, `InputTypeError`."""
+def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None, model: Any = None) -> Samples:
+    """The samples that an input has for a model. Raises `InputError`, `InputTypeError`."""
     if form != "volume" and isinstance(given, (str, os.PathLike)):
         raise InputTypeError(
             f"tables, series and waves are arrays, not {type(given).__name__}: {what_it_is(given)}",
             topic="tables-series-and-waves",
         )
-    return {"table": _table, "series": _series, "wave": _waves, "volume": _volumes}[form](given, reading, preprocess)
+    if form == "volume":
+        return _volumes(given, preprocess, model)
+    return {"table": _table, "series": _series, "wave": _waves}[form](given, reading, preprocess)
 
 
 def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
@@ -211,11 +215,12 @@ def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
     return Samples(inputs, several, titles, None, tuple(heard))
 
 
-def _volumes(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any) -> Samples:
     several = isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 5
     if several and not len(given):
         raise InputError("there are no volumes", topic="volumes")
     read = [_volume(one, preprocess) for one in (given if several else [given])]
+    frames_first = all(_has_frames_first(tensor, model) for tensor, _ in read)
     numbered = (f"volume {place}" if several else "volume" for place in range(len(read)))
     titles = [Path(one).name if nifti.is_file_name(one) else None for one in (given if several else [given])]
     return Samples(
@@ -223,7 +228,8 @@ def _volumes(given: Any, reading: Reading, preprocess: Callable[..., Any] | None
         several,
         tuple(title or name for title, name in zip(titles, numbered, strict=True)),
         None,
-        tuple(_as_numpy(tensor) for tensor, _ in read),
+        tuple(_as_numpy(tensor.transpose(0, 1) if frames_first else tensor) for tensor, _ in read),
+        frames_first=frames_first,
         affines=tuple(affine for _, affine in read),
     )
 
@@ -258,6 +264,13 @@ def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Te
     if not torch.isfinite(tensor).all():
         raise InputError("the volume has values that are not finite: fill what is missing", topic="values-not-finite")
     return tensor, None if affine is None else _checked_affine(affine)
+
+
+def _has_frames_first(clip: torch.Tensor, model: Any) -> bool:
+    """Whether a clip is (frames, channels, height, width): the model's first convolution has its second axis as channels."""
+    kinds = (nn.Conv2d, nn.Conv3d)
+    first = next((one for one in model.modules() if isinstance(one, kinds)), None) if isinstance(model, nn.Module) else None
+    return first is not None and clip.shape[1] == first.in_channels != clip.shape[0]
 
 
 def _checked_affine(affine: Any) -> np.ndarray[Any, Any]:

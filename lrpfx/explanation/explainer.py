@@ -442,10 +442,11 @@ class Explainer(Generic[Found]):
             the shape (rows, features), series (batch, steps, features), and waves (batch, samples) or (batch, channels,
             samples); without the batch, there is one. Two axes and a single name are series of one feature, (batch, steps).
             `preprocess` is then a function from all of what was given to the tensors that the model takes.
-            A volume or a video is an array or a tensor (channels, depth, height, width), an image of nibabel or its file (.nii,
-            .nii.gz); several are a list, or have a batch in front. Inputs are volumes if they are files or images of this kind,
-            have five axes, or the model has convolutions over three dimensions and none over images; `preprocess` is then a
-            function from one of them to the tensor that the model takes, which may have an `affine`, as those of MONAI.
+            A volume or a video is an array or a tensor (channels, depth, height, width), or (frames, channels, height, width)
+            if the model's first convolution says that the channels are second; an image of nibabel or its file (.nii, .nii.gz);
+            several are a list, or have a batch in front. Inputs are volumes if they are files or images of this kind, have five
+            axes, or the model has convolutions over three dimensions and none over images; `preprocess` is then a function from
+            one of them to the tensor that the model takes, which may have an `affine`, as those of MONAI.
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
@@ -543,7 +544,8 @@ class Explainer(Generic[Found]):
         return compiled
 
     def _of_numbers(self, given: Any, form: Form, wanted: TargetsOfSamples) -> Any:
-        samples = read(given, form, self.reading, None if self.preprocess is None else self.preprocess.function)
+        preprocess = None if self.preprocess is None else self.preprocess.function
+        samples = read(given, form, self.reading, preprocess, self.model)
         if isinstance(self.model, nn.Module) and form != "volume":
             samples = replace(samples, inputs=on_device_of(self.model, samples.inputs, True))
         batch_size = _ROWS * self.batch_size if form == "table" and _is_open(self.model) else self.batch_size

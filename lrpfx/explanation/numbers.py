@@ -69,7 +69,9 @@ def _shaped(answer: Answer, samples: Samples, place: int, kind: type[OfNumbers],
     category = replace(answer.category, probability=None) if scores is Scores.OTHER else answer.category
     relevance, shape = answer.input_relevance, samples.values[place].shape
     if kind is VolumeExplanation:  # programs may return it without channels
-        shape = relevance.shape if relevance.ndim == 4 else (1, *relevance.shape)
+        relevance = relevance if relevance.ndim == 4 else relevance[None]
+        relevance = relevance.swapaxes(0, 1) if samples.frames_first else relevance
+        shape = relevance.shape
     if kind is SeriesExplanation and samples.channels_first:
         relevance = relevance.reshape(shape[::-1]).T
     return replace(answer, category=category, input_relevance=np.ascontiguousarray(relevance.reshape(shape)))

@@ -109,6 +109,19 @@ def test_videos(make, shape, composite):
     assert found.sheet().width == 1200
 
 
+def test_a_video_with_frames_in_front_of_channels():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"image_size": 16, "patch_size": 8, "num_frames": 4, "hidden_size": 16, "intermediate_size": 16}
+    config = transformers.VideoMAEConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_labels=3)
+    model, clip = transformers.VideoMAEForVideoClassification(config).double().eval(), torch.rand(4, 3, 16, 16)
+    explainer = lrpfx.Explainer(model)
+    found = explainer(clip, 1)
+    direct = lrpfx.attribute(explainer.explain_model, clip[None], 1).relevance[0]
+    np.testing.assert_allclose(found.relevance, direct.sum(1), rtol=1e-6, atol=1e-12)
+    np.testing.assert_array_equal(found.volume, clip.transpose(0, 1))
+    assert found.balance.inputs == pytest.approx(float(direct.sum())) and found.sheet().width == 1200
+
+
 def test_slices_are_drawn_as_arrays_or_turned_by_the_affine():
     explanation = lrpfx.explain(classifier(), torch.rand(1, 6, 8, 10))
     marked = np.zeros((1, 6, 8, 10), dtype=np.float32)
