@@ -19,6 +19,7 @@ from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.rule_table import rule_table
 from lrpfx.support.optional_packages import optional_package
+from lrpfx.support.tensors import is_floating
 
 __all__ = ["LRP", "DeepLift", "DeepLiftShap", "LayerLRP"]
 
@@ -145,12 +146,19 @@ class LRP(_Compiled):
 class DeepLift(_Compiled):
     """DeepLIFT by lrpfx as an attribution method of Captum: attributions add up to f(x) - f(baseline), whatever the model is.
 
-    `model`: a module in evaluation mode. It is compiled and kept as by `LRP`. `baselines` of a call: a tensor of the shape of
-    an input or of one sample, a number, or a tuple of these; zeros by default.
+    `model`: a module in evaluation mode. It is compiled and kept as by `LRP`. `multiply_by_inputs`: without it, attributions
+    are the multipliers of floating-point inputs, which times the difference from the baseline add up. `baselines` of a call: a
+    tensor of the shape of an input or of one sample, a number, or a tuple of these; zeros by default.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, multiply_by_inputs: bool = True) -> None:
         super().__init__(model, DeepLIFT())
+        self._multiplies = multiply_by_inputs
+
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        """Whether attributions contain the difference from the baseline as a factor."""
+        return self._multiplies
 
     def compute_convergence_delta(self, attributions: Inputs, output: torch.Tensor) -> torch.Tensor:
         """For each sample, the sum of its attributions less the difference of the outputs, of shape (samples,).
@@ -179,17 +187,18 @@ class DeepLift(_Compiled):
             What the inputs are compared with, as the class says.
         return_convergence_delta
             Whether to return a pair of attributions and `compute_convergence_delta`, of shape (samples,); for several
-            baselines of shape (samples * baselines,), those of a sample one after another.
+            baselines of shape (samples * baselines,), those of a sample one after another. That of multipliers is of these
+            times the difference from the baseline.
 
         Raises
         ------
         InputError
-            The baselines do not fit the inputs; and as for `LRP.attribute`.
+            The baselines do not fit the inputs, or multipliers of integers are asked for; and as for `LRP.attribute`.
         """
         each, deltas = [], []
         for references in self._references(inputs, baselines):
-            found, differences = self._difference(inputs, references, target, additional_forward_args)
-            each.append(found)
+            found, multipliers, differences = self._difference(inputs, references, target, additional_forward_args)
+            each.append(found if self._multiplies else multipliers)
             deltas.append(self.compute_convergence_delta(found, differences))
         means = tuple(torch.stack(several).mean(0) for several in zip(*each, strict=True))
         result = means if isinstance(inputs, tuple) else means[0]
@@ -201,23 +210,28 @@ class DeepLift(_Compiled):
 
     def _difference(
         self, inputs: Inputs, references: tuple[Any, ...], target: Any, additional: Any
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """The attributions of a call, and the difference of the outputs at the target for each sample."""
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], torch.Tensor]:
+        """The attributions of a call, the multipliers if asked for, and the difference of the outputs for each sample."""
         arguments = _arguments(inputs, additional)
+        explained_inputs = _as_tuple(inputs)
+        if not self._multiplies and not all(map(is_floating, explained_inputs)):
+            raise invalid("multipliers are of floating-point inputs: multiply_by_inputs=False is not for integers")
         explain_model = self._explainable(arguments, verbose=False)
-        found, explained = _explained(explain_model, arguments, target, reference=references)
-        relevance = tuple(_carried(found.relevance[place], place) for place in range(len(_as_tuple(inputs))))
+        known = explainable(explain_model, "DeepLift").argument_names
+        names = () if self._multiplies else known[: len(explained_inputs)]
+        found, explained = _explained(explain_model, arguments, target, reference=references, multiplied=names)
+        relevance = tuple(_carried(found.relevance[place], place) for place in range(len(explained_inputs)))
         reference_output = found.reference_output
         assert reference_output is not None
         differences = explained - reference_output.flatten()[chosen_entries(reference_output, target)]
-        return relevance, differences
+        return relevance, tuple(found.multipliers[name] for name in names), differences
 
 
 class DeepLiftShap(DeepLift):
     """DeepSHAP by lrpfx as an attribution method of Captum: the mean of `DeepLift` over baselines.
 
-    `model`: as there. `baselines` of a call: samples, a tensor with the samples in dimension 0, a tuple of these, or a function
-    that takes the inputs and returns them.
+    `model`, `multiply_by_inputs`: as there. `baselines` of a call: samples, a tensor with the samples in dimension 0, a tuple
+    of these, or a function that takes the inputs and returns them.
     """
 
     def _references(self, inputs: Inputs, baselines: Any) -> list[tuple[Any, ...]]:
@@ -380,7 +394,12 @@ def _baselines(inputs: Inputs, baselines: Any) -> tuple[Any, ...]:
 
 
 def _explained(
-    explain_model: nn.Module, arguments: tuple[Any, ...], target: Any, record: Sequence[str] = (), reference: Any = None
+    explain_model: nn.Module,
+    arguments: tuple[Any, ...],
+    target: Any,
+    record: Sequence[str] = (),
+    reference: Any = None,
+    multiplied: Sequence[str] = (),
 ) -> tuple[Attribution[tuple[Any, ...]], torch.Tensor]:
     """The attribution of a call, and the output at the target, of shape (samples,)."""
 
@@ -388,7 +407,8 @@ def _explained(
         chosen = chosen_entries(output, target)
         return torch.zeros_like(output).flatten().index_copy(0, chosen, output.flatten()[chosen]).reshape(output.shape)
 
-    found = attribute(explain_model, arguments, relevance_of, record=record, reference=reference)
+    options: dict[str, Any] = {"record": record, "record_multipliers": multiplied, "reference": reference}
+    found = attribute(explain_model, arguments, relevance_of, **options)
     output = found.output.detach()
     return found, output.flatten()[chosen_entries(output, target)]
 

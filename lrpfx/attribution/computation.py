@@ -1,8 +1,9 @@
 """One computation of `lrpfx.attribute`: a forward pass, and relevance for each condition and target."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -249,6 +250,13 @@ class Computation:
         meanings = {name: known[name, number] for name, number in dimensions.items() if name in asked}
         return {name: meaning for name, meaning in meanings.items() if meaning is not None}
 
+    @property
+    def explained(self) -> list[torch.Tensor]:
+        """For each target, what relevance adds up to: the seed, or what it explains of the difference from the reference."""
+        if self.reference_output is None:
+            return self.seeds
+        return [start * (self.output - self.reference_output) for start in self._starts]
+
     def objection(self) -> str | None:
         """Why the relevance of the inputs is implausible, or None."""
         question = self.question
@@ -269,8 +277,8 @@ class Computation:
                 return plausibility.constants_of_function(float(seed.double().sum()), passed.constants)
         shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
         seeds = self.seeds
-        if self.reference_output is not None:  # what is explained are differences
-            seeds = [start * (self.output - self.reference_output) for start in self._starts]
+        if self.reference_output is not None:
+            seeds = self.explained
             missing = plausibility.missing_difference(shares, seeds, self._starts, (self.output, self.reference_output))
             if missing is not None:
                 return missing
@@ -316,6 +324,29 @@ class Computation:
             tensors = [*self.arguments.leaves, *second.layers, *(second.layers[place] for place in self._again.values())]
             relevances_of(second.output, tensors, self._starts[number], second.factors)
         return watched
+
+
+def computations(explain_model: nn.Module, inputs: Inputs, question: Question) -> list[Computation]:
+    """The computation of a question, or of each of the references that it lists."""
+    references = question.reference if isinstance(question.reference, list) else [question.reference]
+    if not references:
+        raise InputError("reference= is an empty list", topic="references")
+    return [Computation(explain_model, inputs, replace(question, reference=one)) for one in references]
+
+
+def mean_of(found: Sequence[Computation]) -> Computation:
+    """Computations of several references as one, with the means of their relevances and of their outputs for the references."""
+    if len(found) == 1:
+        return found[0]
+    mean = copy.copy(found[-1])
+    for name in ("of_inputs", "layers", "constants", "multipliers", "signals", "reference_output"):
+        setattr(mean, name, _mean([getattr(one, name) for one in found]))
+    return mean
+
+
+def _mean(results: Sequence[Any]) -> Any:
+    """The mean of the tensors in several structures."""
+    return pytree.tree_map(lambda *leaves: None if leaves[0] is None else sum(leaves) / len(leaves), *results)
 
 
 def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool) -> Callable[..., Any]:

@@ -10,14 +10,13 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lrpfx.attribution.arguments import Inputs
-from lrpfx.attribution.computation import Computation
+from lrpfx.attribution.computation import computations, mean_of
 from lrpfx.attribution.summary import summary_of
-from lrpfx.errors import InputError, LrpfxWarning
+from lrpfx.errors import LrpfxWarning
 from lrpfx.request.conditions import Condition, Index
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
 from lrpfx.request.targets import TargetLike, TargetsLike
-from lrpfx.support.torch_internals import pytree
 
 Relevance = TypeVar("Relevance")
 
@@ -191,32 +190,23 @@ def attribute(
     >>> attribution.relevance.shape, attribution.layers["0"].shape
     (torch.Size([2, 3, 8, 8]), torch.Size([2, 4, 6, 6]))
     """
-    asked = target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress
-    references = reference if isinstance(reference, list) else [reference]
-    if not references:
-        raise InputError("reference= is an empty list", topic="references")
-    computed = []
-    for one in references:
-        found = Computation(explain_model, inputs, Question(*asked, one))
-        message = None if torch.compiler.is_compiling() else found.objection()
+    question = Question(
+        target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress, reference
+    )
+    each = computations(explain_model, inputs, question)
+    for one in each:
+        message = None if torch.compiler.is_compiling() else one.objection()
         if message is not None:
             warnings.warn(message, LrpfxWarning, stacklevel=2)
-        computed.append(found)
+    found = mean_of(each)
     return Attribution(
         output=found.output,
-        relevance=_mean([one.of_inputs for one in computed]),
-        layers=_mean([one.layers for one in computed]),
-        constants=_mean([one.constants for one in computed]),
+        relevance=found.of_inputs,
+        layers=found.layers,
+        constants=found.constants,
         targets=None if targets is None else len(found.targets),
         conditions=None if conditions is None else len(conditions),
-        multipliers=_mean([one.multipliers for one in computed]),
+        multipliers=found.multipliers,
         meanings=found.meanings,
-        reference_output=_mean([one.reference_output for one in computed]),
+        reference_output=found.reference_output,
     )
-
-
-def _mean(results: list[Any]) -> Any:
-    """The mean of the tensors in several structures."""
-    if len(results) == 1:
-        return results[0]
-    return pytree.tree_map(lambda *leaves: None if leaves[0] is None else sum(leaves) / len(leaves), *results)

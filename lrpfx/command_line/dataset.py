@@ -10,7 +10,16 @@ import typer
 from lrpfx.command_line.image_files import images_in
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.number_files import check_is_of_photographs
-from lrpfx.command_line.options import MODEL, REFERENCE, CompositeOptions, ModelOptions, class_of, classes_of, invalid
+from lrpfx.command_line.options import (
+    MODEL,
+    REFERENCE,
+    CompositeOptions,
+    ModelOptions,
+    class_of,
+    classes_of,
+    invalid,
+    several_or_one,
+)
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.datasets.data_set_run import attribute
@@ -124,7 +133,7 @@ def dataset(
             preprocess=preprocess,
             categories=known,
             batch_size=batch_size,
-            reference=reference,
+            reference=several_or_one(reference),
         )
         wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
     with stages("preparing photographs", 0) as shown, warnings.catch_warnings():

@@ -25,6 +25,7 @@ from lrpfx.command_line.options import (
     classes_of,
     invalid,
     numbers_of,
+    several_or_one,
 )
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_data, say_table, stages
@@ -99,7 +100,12 @@ def explain(
             classes_of(target or (), known)
         source = given.model
     explainer = Explainer(
-        source, composite=chosen, preprocess=preprocess, categories=known, batch_size=batch_size, reference=reference
+        source,
+        composite=chosen,
+        preprocess=preprocess,
+        categories=known,
+        batch_size=batch_size,
+        reference=several_or_one(reference),
     )
     targets = classes_of(target or [], explainer.categories)
     settings = {
@@ -111,7 +117,7 @@ def explain(
         "categories": None if explainer.categories is None else list(explainer.categories),
         "targets": targets,
         "top": top,
-        **({} if reference is None else {"reference": reference}),
+        **({"reference": several_or_one(reference)} if reference else {}),
         **({} if mask is None else {"mask": str(mask)}),
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]

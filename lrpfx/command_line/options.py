@@ -64,9 +64,10 @@ MODEL = Annotated[
     ),
 ]
 REFERENCE = Annotated[
-    float | None,
+    list[float] | None,
     typer.Option(
-        help="What photographs are compared with, for --composite deep_lift: a number after preprocessing, such as 0."
+        help="What photographs are compared with, for --composite deep_lift: a number after preprocessing, such as 0. Several "
+        "are averaged."
     ),
 ]
 MASK = Annotated[
@@ -97,6 +98,11 @@ SHAPE = Annotated[
     str | None, typer.Option(help="Shape of an input, batch first: 1,3,224,224. By default that of the preprocessing.")
 ]
 IMAGES = Annotated[list[Path], typer.Argument(metavar="PHOTO...", help="Images, or folders with images in them.")]
+
+
+def several_or_one(numbers: list[float] | None) -> list[float] | float | None:
+    """An option that may be repeated: its number if it is given once."""
+    return numbers[0] if numbers and len(numbers) == 1 else numbers or None
 
 
 def with_options(command: Callable[..., None], has_results: bool = True) -> Callable[..., None]:

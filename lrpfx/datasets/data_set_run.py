@@ -240,8 +240,6 @@ class _Run:
         if is_own and question.output is None:
             question = replace(question, output=explainer.output)
         if is_own:
-            if isinstance(explainer.reference, list):
-                raise InputError("data sets are compared with one reference, not with a list of them", topic="references")
             question = replace(question, reference=explainer.reference)
         self.explainer = self._sample_explainer(module, question, is_own, others)
         if is_own and isinstance(explainer.model, DetectorHeads):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrpfx.attribution.computation import Computation
+from lrpfx.attribution.computation import Computation, computations, mean_of
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
@@ -121,7 +121,7 @@ class SampleExplainer:
         targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
         question = replace(self.question, **asked, output=reported(self.question.output, "output"))
-        return Computation(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question)
+        return mean_of(computations(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question))
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
@@ -182,8 +182,8 @@ class SampleExplainer:
         return {layout.TOP_SCORES: scores.gather(1, best).to(self.dtype), layout.TOP_CLASSES: best, **prediction}
 
     def _sums(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
-        """The relevance that the output was given, and what of it reached the inputs."""
-        seeds = torch.stack([seed.reshape(count, -1).sum(1, dtype=torch.float64) for seed in found.seeds], 1)
+        """The relevance that was explained of the output, and what of it reached the inputs."""
+        seeds = torch.stack([seed.reshape(count, -1).sum(1, dtype=torch.float64) for seed in found.explained], 1)
         first = len(self.leading)
         parts = [signal.flatten(first + 1) if signal.ndim > first + 1 else signal[..., None] for signal in found.signals]
         reached = torch.stack([part.sum(-1, dtype=torch.float64) for part in parts]).sum(0)

@@ -50,7 +50,7 @@ class Decompose(GraphPass):
             program.graph.erase_node(node)
         if result.matches:
             remove_unread(program.graph)
-            _views_to_reshapes(program.graph)
+            views_to_reshapes(program.graph)
         return result
 
 
@@ -63,8 +63,8 @@ def _results(builder: CallBuilder, node: fx.Node, results: tuple[fx.Node, ...]) 
     return builder.call("container", *results, target=several) if node.users else results[0]
 
 
-def _views_to_reshapes(graph: fx.Graph) -> None:
-    """Replace views by reshapes, which copy if necessary: decomposed operations may return other strides than fused ones.
+def views_to_reshapes(graph: fx.Graph) -> None:
+    """Replace views by reshapes, which copy if necessary: other operations with the same result may return other strides.
 
     At this point no operation overwrites a value, so a copy is as good as a view.
     """

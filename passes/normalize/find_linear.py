@@ -27,6 +27,7 @@ from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
 from lrpfx.passes.canonize.merge_batch_norm import dimensions_of
 from lrpfx.passes.normalize.call_builder import CallBuilder
+from lrpfx.passes.normalize.decompose import views_to_reshapes
 from lrpfx.passes.normalize.patches import patches_in
 from lrpfx.passes.program import GraphPass, PassResult, Program, replace_call
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
@@ -88,6 +89,8 @@ class FindLinear(GraphPass):
             result.match(info.name, f"{row}: now {node_info(dense.layer).name}")
             if row.entries.adds_up and isinstance(product, fx.Node):
                 program.graph.erase_node(product)
+        if result.matches:
+            views_to_reshapes(program.graph)
         return result
 
     def _replace_patches(self, program: Program, node: fx.Node, result: PassResult) -> None:

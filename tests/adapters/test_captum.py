@@ -555,6 +555,22 @@ def test_deep_lift_shap_is_that_of_captum():
     assert_close(DeepLiftShap(model).attribute(x, lambda _: baselines, target=1), found)
 
 
+@pytest.mark.filterwarnings("ignore:.*")
+def test_multipliers_of_deep_lift_are_those_of_captum():
+    model, x, baselines = chain(), torch.randn(3, 2, 6), torch.randn(4, 2, 6)
+    expected = captum.attr.DeepLift(model, multiply_by_inputs=False).attribute(x, baselines[:1], target=1).detach()
+    method = DeepLift(model, multiply_by_inputs=False)
+    found, delta = method.attribute(x, baselines[:1], target=1, return_convergence_delta=True)
+    assert not method.multiplies_by_inputs and DeepLift(model).multiplies_by_inputs
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert delta.abs().max() < 1e-12
+    expected = captum.attr.DeepLiftShap(model, multiply_by_inputs=False).attribute(x, baselines, target=1).detach()
+    found = DeepLiftShap(model, multiply_by_inputs=False).attribute(x, baselines, target=1)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    with pytest.raises(InputError, match="multipliers are of floating-point inputs"):
+        method.attribute(torch.ones(3, 2, dtype=torch.long), target=1)
+
+
 def test_deep_lift_adds_up_with_several_inputs_and_further_arguments():
     model = Branches().eval()
     x, y, shift = torch.randn(2, 2, 6, 6), torch.randn(2, 1, 6, 6), torch.randn(2, 4)

@@ -38,6 +38,22 @@ def test_photographs_are_compared_with_a_reference(folder):
     model.load_state_dict(torch.load("weights.pt"))
     expected = [-float(model(torch.full((1, 3, 8, 8), value))[0, 3]) for value in (0.5, 0.0)]
     np.testing.assert_allclose(np.stack(sums, 1), np.tile(expected, (3, 1)), rtol=1e-4, atol=1e-5)
+    both = (
+        *command[:4],
+        "both",
+        *command[5:],
+        "--target",
+        "3",
+        "--dtype",
+        "float64",
+        "--reference",
+        "0.5",
+        "--reference",
+        "0.0",
+    )
+    assert run(*both)[0] == 0
+    each = [lrpfx.datasets.open(one).relevance[:] for one in ("0.5", "0.0")]
+    np.testing.assert_allclose(lrpfx.datasets.open("both").relevance[:], sum(each) / 2, rtol=1e-6, atol=1e-9)
     refused("pass reference=", run, *command[:4], "other", *command[5:])
 
 

@@ -68,15 +68,12 @@ def examine(group, name):
     said, output, target = {}, None, largest
     torch.manual_seed(0)
     if group == "torchvision":
-        model = random_model(name)
+        model = _perturbed(random_model(name))
         inputs = {"x": smallest_input(model)[0]}
     elif group == "timm":
         import timm
 
-        model = timm.create_model(name, pretrained=False, num_classes=10).eval().double()
-        with torch.no_grad():  # some weights and all biases start at zero
-            for parameter in model.parameters():
-                parameter += 0.05 * torch.randn_like(parameter)
+        model = _perturbed(timm.create_model(name, pretrained=False, num_classes=10).eval().double())
         size = model.default_cfg["input_size"][-1]
         inputs = {"x": torch.randn(1, 3, size, size, dtype=torch.float64)}
     elif group == "recurrent":
@@ -94,6 +91,14 @@ def examine(group, name):
     accounts = lrpfx.ledger(explain_model, given, target, output=output, reference=_references(given, inputs, True))
     worst = max(accounts, key=lambda entry: abs(entry.unexplained))
     return {"gap": max(gaps), "nodes": len(lrpfx.assignment(explain_model)), "worst": f"{worst.name} ({worst.kind})"}
+
+
+def _perturbed(model):
+    """The model with other parameters: some weights and all biases start at zero, and normalize a reference of zeros."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
 
 
 def gap(explain_model, given, inputs, output, target, random):
