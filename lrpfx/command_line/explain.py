@@ -73,10 +73,11 @@ def explain(
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     options.check(target or ())
+    compared = several_or_one(reference)
     if are_of_numbers(photographs):
         if mask is not None:
             raise invalid("--mask is for photographs")
-        explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), reference, allow_native)
+        explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), compared, allow_native)
         return
     if numbers.given:
         raise invalid("--form and --names are for tables, series, sounds and volumes: .csv, .npy, .wav, .nii, .nii.gz")
@@ -105,7 +106,7 @@ def explain(
         preprocess=preprocess,
         categories=known,
         batch_size=batch_size,
-        reference=several_or_one(reference),
+        reference=compared,
     )
     targets = classes_of(target or [], explainer.categories)
     settings = {
@@ -117,7 +118,7 @@ def explain(
         "categories": None if explainer.categories is None else list(explainer.categories),
         "targets": targets,
         "top": top,
-        **({"reference": several_or_one(reference)} if reference else {}),
+        **({} if compared is None else {"reference": compared}),
         **({} if mask is None else {"mask": str(mask)}),
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]

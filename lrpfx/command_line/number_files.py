@@ -94,7 +94,7 @@ def explain_numbers(
     given: NumberOptions,
     output_folder: Path,
     targets: Sequence[str],
-    reference: float | None,
+    reference: float | list[float] | None,
     allow_native: bool,
 ) -> None:
     """Explain tables (.csv), arrays (.npy), sounds (.wav) and volumes (.nii, .nii.gz): a sheet for each, and its relevance."""
