@@ -29,6 +29,8 @@ from lrpfx.support.numbers import whole_number
 _PLANES = ("sagittal", "coronal", "axial")
 #: Percentiles of the values of a volume that are black and white.
 _CONTRAST = (0.5, 99.5)
+#: Voxels at equal distances that are enough for these percentiles.
+_ENOUGH = 1_000_000
 #: Slices in a row of a sheet.
 _IN_ROW = 6
 #: Pixels of the height of a slice by itself, at least.
@@ -83,7 +85,8 @@ class VolumeExplanation(Explained):
     @property
     def most_relevant(self) -> tuple[int, int, int]:
         """The index of the voxel with the largest magnitude of relevance."""
-        depth, height, width = np.unravel_index(int(np.abs(self.relevance).argmax()), self.relevance.shape)
+        relevance = self.relevance
+        depth, height, width = np.unravel_index(int(np.abs(relevance).argmax()), relevance.shape)
         return int(depth), int(height), int(width)
 
     # --- pictures ------------------------------------------------------------------------------------------------------------
@@ -192,12 +195,12 @@ class VolumeExplanation(Explained):
     def _place(self, place: int | None, axis: int) -> int:
         if place is None:
             return self.most_relevant[axis]
-        last = self.relevance.shape[axis] - 1
+        last = self.volume.shape[1 + axis] - 1
         return whole_number(place, f"slices across axis {axis} have numbers", 0, "volumes", last)
 
     def _places(self, count: int, axis: int) -> list[int]:
         """The indices of slices at equal distances, one of which has the voxel with the most relevance."""
-        slices, shown = self.relevance.shape[axis], self.most_relevant[axis]
+        slices, shown = self.volume.shape[1 + axis], self.most_relevant[axis]
         count = min(whole_number(count, "count is a number of slices", 1, "volumes"), slices)
         step = slices / count
         before = int(shown / step)
@@ -218,14 +221,16 @@ class VolumeExplanation(Explained):
     def _slice(self, axis: int, place: int) -> "_Slice":
         """A slice in the size of its voxels, turned as it is drawn."""
         across, down = self._turned(axis)
-        low, high = np.percentile(self.volume, _CONTRAST)
-        values = np.stack([_cut(one, axis, place, across, down) for one in self.volume])
-        image = as_image(torch.from_numpy(values).double(), (float(low), float(high)))
-        region, shape = self.answers[0].region, self.relevance.shape
+        values = self.volume.ravel()
+        low, high = np.percentile(values[:: 1 + len(values) // _ENOUGH], _CONTRAST)
+        shown = np.stack([_cut(one, axis, place, across, down) for one in self.volume])
+        image = as_image(torch.from_numpy(shown).double(), (float(low), float(high)))
+        region, shape = self.answers[0].region, self.volume.shape[1:]
         if region is not None and region.ndim == 3:
             region = _cut(region, axis, int((place + 0.5) * region.shape[axis] / shape[axis]), across, down)
         kind = "frame" if len(self.volume) == 3 else "slice" if self.affine is None else _PLANES[self._world_axes[axis]]
-        map = _cut(self.relevance, axis, place, across, down)
+        of_channels = [_cut(one, axis, place, across, down) for one in self.input_relevance]
+        map = np.stack(of_channels).astype(np.float64).sum(0)
         sides = self.spacing[abs(across) - 1], self.spacing[abs(down) - 1]
         title = f"{kind} {place}" if axis == self._axis(None) or kind in _PLANES else f"slice {place} of axis {axis}"
         return _Slice(title, Canvas.of(image, Geometry.of_whole(*map.shape)), map, region, sides)
