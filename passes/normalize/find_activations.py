@@ -3,6 +3,7 @@
 As sums and products, their constants would take shares of the relevance, which an activation passes on whole.
 """
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -413,13 +414,10 @@ def _same_function(
     values = _values(source, inner, node, signals)
     if values is None:
         return None
-    for name, function in _PLAIN:
-        if _agree(function(_POINTS), values):
-            return name, 1, ()
-    for factor in _FACTORS:
-        for name, function in _OF_SCALED:
-            if _agree(function(factor * _POINTS), values):
-                return name, factor, ()
+    names, table = _without_numbers()
+    agree = torch.isclose(table, values, rtol=_TOLERANCE, atol=0.0).all(1).nonzero()
+    if len(agree):
+        return (*names[int(agree[0])], ())
     for number in sorted(numbers | {1 / one for one in numbers if one}):
         for name, function in _WITH_NUMBER:
             if number > 0 and _agree(function(_POINTS, number), values):
@@ -429,6 +427,15 @@ def _same_function(
         if _agree(functional.hardtanh(_POINTS, low, high), values):
             return "hardtanh", 1, (low, high)
     return None
+
+
+@functools.cache
+def _without_numbers() -> tuple[list[tuple[str, float]], torch.Tensor]:
+    """Activations without a number, with factors of their inputs, and their values at all points, (functions, points)."""
+    found: list[tuple[tuple[str, float], torch.Tensor]] = [((name, 1), function(_POINTS)) for name, function in _PLAIN]
+    found += [((name, factor), function(factor * _POINTS)) for factor in _FACTORS for name, function in _OF_SCALED]
+    names, values = zip(*found, strict=True)
+    return list(names), torch.stack(values)
 
 
 def _note(numbers: set[float], leaf: Any) -> None:
