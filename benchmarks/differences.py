@@ -1,23 +1,32 @@
 """DeepLIFT of lrpfx beside that of shap and Captum: what relevance misses of the difference of the outputs, and what it costs.
 
-Run as a program, it writes two tables of docs/differences.md.
+It also measures DeepLIFT beside LRP and integrated gradients, on photographs and sentences, as docs/gallery.md does. Run as a
+program, it writes these tables of docs/differences.md.
 """
 
 import statistics
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import captum.attr
+import region_perturbation
+import sentence_explanations
 import shap
 import torch
+from deletion import deletions, means
 from documents import write_between
+from sentence_pairs import PAIRS
 from torch import nn
 from torch.nn import functional as F
+from torchvision.transforms.functional import gaussian_blur
 
 import lrpfx
-from lrpfx.composites import DeepLIFT
+from lrpfx.composites import AttnLRP, DeepLIFT
+from lrpfx.demo import sentence_similarity
+from lrpfx.demo.photographs import PHOTOGRAPHS, load_classifier
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "differences.md"
 WIDTH, SAMPLES, REPEATS = 16, 8, 15
@@ -180,13 +189,85 @@ def cost():
         rounds = [{key: seconds_of(call) for key, call in contenders.items()} for _ in range(REPEATS)]
         base = statistics.median(one["gradient"] for one in rounds)
         ratios = [statistics.median(one[key] / one["gradient"] for one in rounds) for key in list(contenders)[1:]]
-        lines.append(f"| {name} | {1000 * base:.1f} ms | {' | '.join(f'{ratio:.1f}' for ratio in ratios)} |")
+        lines.append(f"| {name} | {1000 * base:.1f} ms | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    return "\n".join(lines)
+
+
+# --- which method ------------------------------------------------------------------------------------------------------------
+
+VIEWS = 2  # of each photograph
+OF_PHOTOGRAPHS = ("GammaByDepth", "EpsilonPlus", region_perturbation.INTEGRATED, region_perturbation.GRADIENT)
+
+
+def of_photographs():
+    """The areas between deletion curves of blocks, with intervals over the photographs."""
+    classifier = load_classifier("lite0")
+    explain_model = lrpfx.transform(classifier.model, DeepLIFT(), torch.zeros(2, 3, classifier.size, classifier.size))
+
+    def against(reference_of):
+        def relevance(image, target):
+            return lrpfx.attribute(explain_model, image, target, reference=reference_of(image)).relevance.sum(1)
+
+        return relevance
+
+    others = region_perturbation.methods(
+        classifier, {name: region_perturbation.COMPOSITES[name] for name in OF_PHOTOGRAPHS[:2]}
+    )
+    methods = {
+        **{name: others[name] for name in (*OF_PHOTOGRAPHS, region_perturbation.RANDOM)},
+        "DeepLIFT, against the mean colour": against(torch.zeros_like),
+        "DeepLIFT, against the blurred photograph": against(lambda image: gaussian_blur(image, [97, 97], [16.0, 16.0])),
+    }
+    views = [view for name in PHOTOGRAPHS for view in region_perturbation.views(classifier, name, VIEWS)]
+    explained = list(region_perturbation.explain_and_perturb(classifier, methods, views))
+    lines = ["| method | area between the curves | minus GammaByDepth |", "| --- | ---: | ---: |"]
+    for result in region_perturbation.measure(explained):
+        other = "" if result.method == region_perturbation.OURS else str(result.minus_ours)
+        lines.append(f"| {result.method} | {result.between} | {other} |")
+    return "\n".join(lines)
+
+
+def of_sentences():
+    """The areas between deletion curves of tokens, with intervals over the pairs of sentences."""
+    minilm = sentence_similarity.load()
+    questions = []
+    for pair in PAIRS:
+        with torch.no_grad():
+            similar_to = minilm.model.embed(input_ids=minilm.ids(pair.second))
+        questions.append(sentence_explanations.Question(minilm.ids(pair.first), similar_to))
+    program = sentence_explanations.export(minilm, questions[0])
+    lrp = lrpfx.transform(program, AttnLRP(), constants=("reference",))
+    deep_lift = lrpfx.transform(program, DeepLIFT(), constants=("reference",))
+
+    def difference(question):
+        inputs = {"input_ids": question.ids, "reference": question.reference}
+        every = torch.ones(1, question.ids.shape[1] - 2, dtype=torch.bool)
+        reference = {"input_ids": sentence_explanations.masked(minilm, question, every)}
+        return lrpfx.attribute(deep_lift, inputs, 0, reference=reference).relevance["input_ids"].sum((0, 2))
+
+    methods = {
+        "AttnLRP": lambda question: sentence_explanations.lrp(lrp, question),
+        "DeepLIFT, against masks": difference,
+        "integrated gradients, from masks": lambda question: sentence_explanations.integrated_gradients(minilm, question),
+        "gradient × input": lambda question: sentence_explanations.gradient_times_input(minilm, question),
+        "occlusion": lambda question: sentence_explanations.occlusion(minilm, question),
+    }
+    areas = []
+    for question in questions:
+        relevances = {name: method(question)[question.inner] for name, method in methods.items()}
+        curves = deletions(partial(sentence_explanations.score_masked, minilm, question), relevances)
+        areas.append([curves[name].area for name in methods])
+    between = torch.tensor(areas, dtype=torch.float64).T
+    rows = zip(methods, means(between), means(between - between[0]), strict=True)
+    lines = ["| method | area between the curves | minus AttnLRP |", "| --- | ---: | ---: |"]
+    for name, area, minus in sorted(rows, key=lambda row: -row[1].mean):
+        lines.append(f"| {name} | {area} | {'' if name == 'AttnLRP' else minus} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    tables = {"others": others, "cost": cost}
+    tables = {"others": others, "cost": cost, "photographs": of_photographs, "sentences": of_sentences}
     for key in sys.argv[1:] or tables:
         if key == "others":
             torch.set_default_dtype(torch.float64)
