@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from lrpfx.errors import RuleError
 from lrpfx.ir.node import (
     NodeInfo,
     Role,
@@ -26,6 +27,7 @@ from lrpfx.operators.layer import FunctionalModule, Layer, Operation
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
+from lrpfx.passes.rewrite.pair_with_reference import takes_differences
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.rule import Rule
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
@@ -53,6 +55,12 @@ class Rewrite(GraphPass):
         self.unfinished = not differentiable  # FOLD computes the parameters of branches
 
     def run(self, program: Program) -> PassResult:
+        if self.switch is not None and takes_differences(program):
+            raise RuleError(
+                f"relevance of {program.title} is that of differences from a reference, of which derivatives are not known: "
+                "transform(..., fold=False) is for other composites",
+                topic="derivative-of-relevance",
+            )
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
         layers = [program.layer(node) for node in ruled]
         tree = ModuleTree(program.root)

@@ -359,6 +359,12 @@ def test_other_composites_take_no_reference():
     assert error.value.topic == "references"
 
 
+def test_relevance_of_differences_has_no_derivatives():
+    with pytest.raises(lrpfx.RuleError, match="differences from a reference, of which derivatives are not known") as error:
+        lrpfx.transform(network(), DeepLIFT(), torch.randn(4, 5, dtype=torch.float64), fold=False)
+    assert error.value.topic == "derivative-of-relevance"
+
+
 def test_rules_without_a_reference_are_named():
     composite = lrpfx.composites.MixedComposite(
         [lrpfx.composites.NameMapComposite([(["0"], lrpfx.rules.Gamma(0.25))]), DeepLIFT()]
