@@ -76,7 +76,11 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     negative = len(balances) == 1 and balances[0].output < 0
     against = f", which is {balances[0].output:.3g}: the model speaks against it" if negative else ""
     others = "other inputs, " if any(one.others is not None for one in balances) else ""
-    return f"{held}{against}; the rest is in {others}biases and other constants"
+    rest = f"{others}biases and other constants"
+    if round(shares[0], 2) > 1:  # they are negative
+        too_much = " to ".join(dict.fromkeys(percent(share - 1) for share in (shares[0], shares[-1])))
+        return f"{held}{against}; {rest} take away {too_much}"
+    return f"{held}{against}; the rest is in {rest}"
 
 
 def percent(share: float) -> str:

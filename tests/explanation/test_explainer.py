@@ -430,7 +430,12 @@ def test_pictures_say_what_colours_mean_and_how_much_they_hold(explanation, expl
     ("balances", "words"),
     [
         ([Balance(9.247, 0.09898)], "the map holds 1.1% of the output; "),
-        ([Balance(4.0, 3.0)], "the map holds 75% of the output; "),
+        ([Balance(4.0, 3.0)], "the map holds 75% of the output; the rest is in biases and other constants"),
+        ([Balance(2.0, 3.2)], "the map holds 160% of the output; biases and other constants take away 60%"),
+        (
+            [Balance(2.0, 3.2), Balance(2.0, 2.2)],
+            "the maps hold 110% to 160% of the outputs; biases and other constants take away 10% to 60%",
+        ),
         ([Balance(-2.0, -1.0)], "the map holds 50% of the output, which is -2: the model speaks against it; "),
         ([Balance(4.0, 3.0), Balance(1.0, 0.01)], "the maps hold 1.0% to 75% of the outputs; "),
         ([Balance(4.0, 3.0), Balance(8.0, 6.0)], "the maps hold 75% of the outputs; "),
