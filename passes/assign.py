@@ -1,6 +1,7 @@
 """ASSIGN: the composite chooses a rule for each layer. Only metadata changes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import fx, nn
 
@@ -152,6 +153,7 @@ def _sums_of_pieces(program: Program) -> set[fx.Node]:
     """Sums of linear layers, as functions, of parts of one value with parts of one parameter: a convolution by hand."""
     found: set[fx.Node] = set()
     origins: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # the value and the parameter
+    parts: dict[fx.Node, set[Any]] = {}  # of the value
     for node in data_calls(program.graph):
         info, data = node_info(node), [one for one in node.all_input_nodes if is_data(one)]
         row = info.operator
@@ -162,14 +164,15 @@ def _sums_of_pieces(program: Program) -> set[fx.Node]:
             parameter = _whole(weight) if isinstance(weight, fx.Node) else None
             if parameter is not None and parameter is not weight and parameter.op == "get_attr":
                 origins[node] = _whole(value) if isinstance(value, fx.Node) else node, parameter
+                parts[node] = {value}
         elif row.entries.moves and len(data) == 1 and data[0] in origins:
-            origins[node] = origins[data[0]]
+            origins[node], parts[node] = origins[data[0]], parts[data[0]]
         elif info.kind is Sum and row.entries.elementwise and len(data) > 1:
             own = {origins.get(one) for one in data}
             if None not in own and len(own) == 1:
-                origins[node] = origins[data[0]]
+                origins[node], parts[node] = origins[data[0]], set().union(*(parts[one] for one in data))
                 found.difference_update(data)
-                found.add(node)
+                found |= {node} if len(parts[node]) > 1 else set()
     return found
 
 

@@ -111,7 +111,7 @@ MISTAKES = {
     "no photographs": (lambda own: own.explainer([]), "the list of images is empty"),
     "a text without a tokenizer": (
         lambda own: lrpfx.explain(own.model, "a nice film"),
-        "for sentences, pass tokenizer=",
+        "for texts, pass tokenizer=",
     ),
     "a part of the name of a class": (lambda own: own.explainer(PHOTOGRAPH, "tiger"), "'tiger cat' (1)"),
     "a class with a typing error": (lambda own: own.explainer(PHOTOGRAPH, "dgo"), "Did you mean 'dog'?"),
