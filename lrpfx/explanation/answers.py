@@ -69,7 +69,7 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     shares = sorted(one.share for one in balances if one.share is not None)
     if not shares:
         return ""
-    of_all = " to ".join(dict.fromkeys(map(percent, (shares[0], shares[-1]))))
+    of_all = _range(shares)
     if any(one.of_difference for one in balances):
         return f"the {'map holds' if len(balances) == 1 else 'maps hold'} {of_all} of the difference from the reference"
     held = f"the map holds {of_all} of the output" if len(balances) == 1 else f"the maps hold {of_all} of the outputs"
@@ -78,9 +78,13 @@ def shares_in_words(balances: Sequence[Balance]) -> str:
     others = "other inputs, " if any(one.others is not None for one in balances) else ""
     rest = f"{others}biases and other constants"
     if round(shares[0], 2) > 1:  # they are negative
-        too_much = " to ".join(dict.fromkeys(percent(share - 1) for share in (shares[0], shares[-1])))
-        return f"{held}{against}; {rest} take away {too_much}"
+        return f"{held}{against}; {rest} take away {_range([share - 1 for share in shares])}"
     return f"{held}{against}; the rest is in {rest}"
+
+
+def _range(shares: Sequence[float]) -> str:
+    """The least and the largest of sorted shares."""
+    return " to ".join(dict.fromkeys(map(percent, (shares[0], shares[-1]))))
 
 
 def percent(share: float) -> str:

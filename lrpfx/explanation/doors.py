@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError
+from lrpfx.images.opening import image_suffixes
 
 #: How names of files end, and what to write for them.
 _OF_FILES = {
@@ -18,7 +19,7 @@ _OF_FILES = {
     **dict.fromkeys((".pt", ".pth", ".pkl"), "a file of Python: pass what it holds"),
     **dict.fromkeys((".nii", ".gz"), "a volume: the model has no layers for volumes, or pass form='volume'"),
 }
-_PHOTOGRAPHS = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif")
+_OF_PHOTOGRAPHS = "for photographs, pass preprocess=, such as weights.transforms() for torchvision's models"
 #: What an input is read as -> in words.
 _READINGS = {
     None: "photographs (batch, channels, height, width)",
@@ -42,8 +43,8 @@ def what_it_is(given: Any) -> str:
         suffix = os.path.splitext(name)[1]
         if suffix in _OF_FILES:
             return f"{given} seems to be {_OF_FILES[suffix]}"
-        if suffix in _PHOTOGRAPHS or os.path.exists(name):
-            return "for photographs, pass preprocess=, such as weights.transforms() for torchvision's models"
+        if suffix in image_suffixes() or os.path.exists(name):
+            return _OF_PHOTOGRAPHS
         return "for texts, pass tokenizer=; for photographs preprocess=, such as weights.transforms() for torchvision's models"
     if isinstance(given, (int, float, list, tuple)):
         return f"numbers are arrays: np.array(...) or torch.tensor(...). {OTHERS}"
@@ -51,7 +52,7 @@ def what_it_is(given: Any) -> str:
     if is_of_integers or (isinstance(given, np.ndarray) and given.dtype.kind in "iub"):
         return "for tokens, pass tokenizer=; for pixels preprocess=; integers in a table are form='table'"
     if hasattr(given, "convert") and hasattr(given, "size"):
-        return "for photographs, pass preprocess=, such as weights.transforms() for torchvision's models"
+        return _OF_PHOTOGRAPHS
     return OTHERS
 
 

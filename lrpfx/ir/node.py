@@ -127,6 +127,8 @@ def update_info(node: fx.Node, **changes: Any) -> None:
 
 def like(sequence: Any, items: list[Any]) -> Any:
     """`items` as a list, or as a tuple of the class of `sequence`, which may be a named tuple or a result type of torch."""
+    if type(sequence) is tuple:
+        return tuple(items)
     if not isinstance(sequence, tuple):
         return items
     if hasattr(sequence, "_fields"):
@@ -140,7 +142,7 @@ def map_arguments(arguments: Any, change: Callable[[Any], Any]) -> Any:
         return change(arguments)
     if isinstance(arguments, (tuple, list)):
         items = [map_arguments(item, change) for item in arguments]
-        return tuple(items) if type(arguments) is tuple else like(arguments, items)
+        return like(arguments, items)
     if isinstance(arguments, dict):
         return {name: map_arguments(value, change) for name, value in arguments.items()}
     if isinstance(arguments, slice):

@@ -152,23 +152,32 @@ def _of_stack(combined: str) -> Form:
     """The parts of a stack along whose new dimension a call takes sums or products, combined one after another."""
 
     def form(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-        bound = _bound(node, ("input", "dim", "keepdim", "dtype"))
-        stack, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
-        if not is_call_of(stack, "stack") or shape is None or bound.get("keepdim") or bound.get("dtype") is not None:
+        found = _combined_parts(node, "stack")
+        if found is None:
             return None
-        parts: Any = stack.args[0]
-        along: Any = next(iter((*stack.args[1:], *stack.kwargs.values())), 0)
-        dim: Any
-        (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
-        plain = isinstance(parts, (tuple, list)) and isinstance(dim, int) and isinstance(along, int)
-        if not plain or dim % len(shape) != along % len(shape) or len(set(map(_dtype, parts))) != 1:
-            return None
+        parts, _ = found
         if combined == "add" and all(map(is_data, parts)):  # sums of signals are the same in either form
             return None
         total = reduce(lambda one, other: build.call(combined, one, other), parts)
         return build.call("div", total, len(parts)) if is_call_of(node, "mean") else total
 
     return form
+
+
+def _combined_parts(node: fx.Node, joined: str) -> tuple[Sequence[fx.Node], int] | None:
+    """The parts that `stack` or `cat` puts together along the one dimension over which a call combines them; and that one."""
+    bound = _bound(node, ("input", "dim", "keepdim", "dtype"))
+    whole, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
+    if not is_call_of(whole, joined) or shape is None or bound.get("keepdim") or bound.get("dtype") is not None:
+        return None
+    parts: Any = whole.args[0]
+    along: Any = next(iter((*whole.args[1:], *whole.kwargs.values())), 0)
+    dim: Any
+    (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
+    plain = isinstance(parts, (tuple, list)) and isinstance(dim, int) and isinstance(along, int)
+    if not plain or (dim - along) % len(shape) or len(set(map(_dtype, parts))) != 1:
+        return None
+    return parts, dim % len(shape)
 
 
 def _bound(node: fx.Node, names: Sequence[str]) -> dict[str, Any]:
@@ -234,18 +243,11 @@ def _sum(build: CallBuilder, node: fx.Node) -> fx.Node | None:
 
 
 def _of_layers(build: CallBuilder, node: fx.Node) -> fx.Node | None:
-    bound = _bound(node, ("input", "dim", "keepdim", "dtype"))
-    whole, dims, shape = bound["input"], bound.get("dim"), node_info(bound["input"]).shape
-    if not is_call_of(whole, "cat") or shape is None or bound.get("keepdim") or bound.get("dtype") is not None:
+    found = _combined_parts(node, "cat")
+    if found is None:
         return None
-    parts: Any = whole.args[0]
-    along: Any = next(iter((*whole.args[1:], *whole.kwargs.values())), 0)
-    dim: Any
-    (dim,) = dims if isinstance(dims, (tuple, list)) and len(dims) == 1 else (dims,)
-    plain = isinstance(parts, (tuple, list)) and isinstance(dim, int) and isinstance(along, int)
-    if not plain or (dim - along) % len(shape) or len(set(map(_dtype, parts))) != 1:
-        return None
-    terms = [_without_dimension(part, dim % len(shape)) for part in parts]
+    parts, dim = found
+    terms = [_without_dimension(part, dim) for part in parts]
     if None in terms or all(map(is_data, parts)):  # sums of signals are the same in either form
         return None
     return reduce(lambda one, other: build.call("add", one, other), terms)
