@@ -7,8 +7,9 @@ again.
 """
 
 import json
+import multiprocessing
 import resource
-import subprocess
+import signal
 import sys
 import warnings
 from functools import partial
@@ -33,7 +34,7 @@ from lrpfx.composites import DeepLIFT
 from lrpfx.ir.node import floating_tensors
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "differences.md"
-SECONDS = 90  # of the processor, for each network
+SECONDS = 60  # of the processor, for each network
 MOST, MOST_IN_PART = 1e-9, 1e-6  # the latter for networks that compute in part in single precision
 #: Networks of timm with building blocks that torchvision's lack.
 TIMM = (
@@ -184,16 +185,31 @@ def _reference(value, random):
 
 
 def examine_apart(group, name):
-    """`examine` in a separate process, so that a crash or an endless loop is a row of the table."""
-    command = [sys.executable, __file__, "--one", group, name]
-    limit = partial(resource.setrlimit, resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    run = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
-    if run.returncode < 0:
-        return {"error": f"more than {SECONDS} seconds" if run.returncode == -9 else f"signal {-run.returncode}"}
-    if run.returncode:
-        told = [text for text in run.stderr.splitlines() if "Error" in text] or [f"exit {run.returncode}"]
-        return {"error": shortened(told[-1])}
-    return json.loads(run.stdout.splitlines()[-1])
+    """`examine` in a process of its own, so that a crash or an endless loop is a row of the table."""
+    context = multiprocessing.get_context("fork")  # what is imported stays so
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, group, name))
+    process.start()
+    sender.close()
+    try:
+        row = receiver.recv()
+    except EOFError:
+        row = None
+    process.join()
+    if row is None:
+        code = process.exitcode
+        return {"error": f"more than {SECONDS} seconds" if code == -signal.SIGXCPU else f"exit code {code}"}
+    return row
+
+
+def _send(sender, group, name):
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        sender.send(examine(group, name))
+    except Exception as error:
+        sender.send({"error": shortened(" ".join(f"{type(error).__name__}: {error}".split()))})
 
 
 def summary(rows):
@@ -233,12 +249,8 @@ def main(words, kept):
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    if words[:1] == ["--one"]:
-        warnings.simplefilter("ignore")
-        print(json.dumps(examine(*words[1:])))
-    else:
-        kept = Path(words[words.index("--rows") + 1]) if "--rows" in words else None
-        words = [word for word in words if word not in ("--rows", str(kept))]
-        found = main(words, kept)
-        if not words:
-            write_between(DOCUMENT, "networks", summary(found))
+    kept = Path(words[words.index("--rows") + 1]) if "--rows" in words else None
+    words = [word for word in words if word not in ("--rows", str(kept))]
+    found = main(words, kept)
+    if not words:
+        write_between(DOCUMENT, "networks", summary(found))
