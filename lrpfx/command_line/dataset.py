@@ -1,15 +1,21 @@
-"""`lrpfx dataset`: explanations of all photographs in a folder, as arrays in a store."""
+"""`lrpfx dataset`: explanations of all photographs in a folder, or other samples, as arrays in a store."""
 
 import warnings
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lrpfx.command_line.image_files import images_in
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.number_files import check_is_of_photographs
+from lrpfx.command_line.number_files import (
+    NumberExplainers,
+    NumberOptions,
+    check_options_of_numbers,
+    data_set_of,
+    numbers_in,
+)
 from lrpfx.command_line.options import (
     MODEL,
     REFERENCE,
@@ -43,7 +49,14 @@ Precision = Enum("Precision", [("FLOAT16", "float16"), ("FLOAT32", "float32"), (
 
 def dataset(
     model: MODEL,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder with photographs in it, or in folders in it.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="A folder with photographs in it, or in folders in it; or with sounds (.wav) or volumes (.nii.gz), or a table "
+            "(.csv) or an array (.npy) of samples.",
+        ),
+    ],
     output: Annotated[
         str,
         typer.Option(
@@ -53,6 +66,7 @@ def dataset(
     *,
     rules: CompositeOptions,
     options: ModelOptions,
+    numbers: NumberOptions,
     analysis: ClusterOptions,
     target: Annotated[
         list[str] | None,
@@ -98,6 +112,8 @@ def dataset(
 
     Run again after it was stopped, it goes on where it was. lrpfx.datasets.open reads the store, and so do zarr and xarray. A
     photograph that cannot be explained is there with its reason, the exit status is 2, and --retry-failed tries it again.
+    Sounds and volumes are samples in the same way, and so are the rows of a table and the entries of an array along its first
+    axis.
     """
     if table is not None:
         checked_table_path(table)
@@ -118,29 +134,42 @@ def dataset(
     named = [one for one in target or () if one not in (PREDICTED, TRUE)]
     options.check(named)
     rules.check()
-    check_is_of_photographs(folder)
-    images_in([folder])
+    files = numbers_in(folder) if folder.exists() else []
+    if files:
+        check_options_of_numbers(options)
+        if is_clustered:
+            raise invalid("--spray and --virelay group photographs; lrpfx.datasets.spray groups other samples, in Python")
+        data, content = data_set_of(files, numbers)
+    else:
+        numbers.check_unused()
+        images_in([folder])
+        data, content = folder, None
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
-        preprocess = given.required_preprocessing(options)
+        preprocess = None if files else given.required_preprocessing(options)
         known = given.names_of_classes(options.categories)
         if known is not None:
             classes_of(named, known)
         module = given.module("dataset")
-        explainer = Explainer(
-            module,
-            composite=rules.chosen(preprocess),
-            preprocess=preprocess,
-            categories=known,
-            batch_size=batch_size,
-            reference=several_or_one(reference),
+        settings: dict[str, Any] = {
+            "composite": rules.chosen(preprocess),
+            "preprocess": preprocess,
+            "categories": known,
+            "batch_size": batch_size,
+            "reference": several_or_one(reference),
+        }
+        made = (
+            Explainer(module, **settings)
+            if content is None
+            else NumberExplainers(module, numbers, settings).for_content(content)
         )
+        explainer: Explainer[Any] = made
         wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
-    with stages("preparing photographs", 0) as shown, warnings.catch_warnings():
+    with stages("preparing samples" if files else "preparing photographs", 0) as shown, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*could not be explained", LrpfxWarning)  # `_show` lists them
         found = attribute(
             explainer,
-            folder,
+            data,
             output,
             target=wanted[0] if len(wanted) == 1 else None,
             targets=wanted if len(wanted) > 1 else None,
@@ -160,7 +189,7 @@ def dataset(
         say(f"table: {path}")
     if is_clustered:
         write_clusters(found, folder, spray, analysis, preprocess, model)
-    _show(found)
+    _show(found, "sample" if files else "photograph")
 
 
 def _recorded(text: str) -> tuple[str, str | None]:
@@ -169,17 +198,15 @@ def _recorded(text: str) -> tuple[str, str | None]:
     return (name, reduction) if equals else (text, None)
 
 
-def _show(found: Attributions) -> None:
-    """Print what is in the store, and raise `InputError` for photographs that could not be explained."""
+def _show(found: Attributions, what: str) -> None:
+    """Print what is in the store, and raise `InputError` for samples that failed. `what`: a sample, in words."""
     errors, keys = found.errors, found["key"]
     say(f"rules: {found.manifest['composite']}")
-    say(f"{len(found) - len(errors)} of {counted(len(found), 'photograph')} explained: {found.path}")
+    say(f"{len(found) - len(errors)} of {counted(len(found), what)} explained: {found.path}")
     problems = {keys[number]: reason for number, reason in errors.items()}
     facts = {"store": found.path, "composite": found.manifest["composite"], "explained": len(found) - len(errors)}
     say_data({**facts, "problems": problems})
     if errors:
         lines = [f"{keys[number]}: {reason}" for number, reason in list(errors.items())[:_SHOWN]]
         rest = [f"and {len(errors) - _SHOWN} others, in the array 'error'"] if len(errors) > _SHOWN else []
-        raise InputError(
-            "these photographs could not be explained:\n  " + "\n  ".join(lines + rest), topic="results-of-commands"
-        )
+        raise InputError(f"these {what}s could not be explained:\n  " + "\n  ".join(lines + rest), topic="results-of-commands")

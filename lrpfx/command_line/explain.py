@@ -67,7 +67,8 @@ def explain(
 ) -> None:
     """Explain photographs: an overlay and a sheet for each, and a table of predictions and explained classes.
 
-    Tables (.csv), arrays (.npy), sounds (.wav) and volumes (.nii, .nii.gz) have a sheet, and a file with their relevance.
+    Tables (.csv), arrays (.npy), sounds (.wav), volumes (.nii, .nii.gz), and graphs and several inputs (.npz) have a sheet, and
+    a file with their relevance.
 
     What was explained already with the same model, settings and file is kept, so a stopped run resumes. A photograph that
     cannot be read is in the table with its reason, and the exit status is 2.
@@ -79,8 +80,7 @@ def explain(
             raise invalid("--mask is for photographs")
         explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), compared, allow_native)
         return
-    if numbers.given:
-        raise invalid("--form and --names are for tables, series, sounds and volumes: .csv, .npy, .wav, .nii, .nii.gz")
+    numbers.check_unused()
     if mask is not None and len(target or ()) != 1:
         raise invalid("--mask is the region of one class: pass --target once")
     images = images_in(photographs)

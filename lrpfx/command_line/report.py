@@ -1,5 +1,6 @@
-"""`lrpfx report`: photographs in, one interactive page out."""
+"""`lrpfx report`: photographs or numbers in, one interactive page out."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,14 @@ import typer
 
 from lrpfx.command_line.image_files import images_in, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
-from lrpfx.command_line.number_files import are_of_numbers
+from lrpfx.command_line.number_files import (
+    NumberExplainers,
+    NumberOptions,
+    are_of_numbers,
+    check_options_of_numbers,
+    content_of,
+    each_of,
+)
 from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, check_composite, classes_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError
@@ -23,6 +31,7 @@ def report(
     photographs: IMAGES,
     *,
     options: ModelOptions,
+    numbers: NumberOptions,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("report.html"),
     target: Annotated[
         list[str] | None,
@@ -37,7 +46,8 @@ def report(
 ) -> None:
     """Write an interactive report on photographs: their maps, the graph with its relevance, the ledger and the compilation.
 
-    The page opens in a browser and needs no network. Each class of each photograph adds some 300 kB.
+    The page opens in a browser and needs no network. Each class of each photograph adds some 300 kB. Files of numbers are
+    reported on as `lrpfx explain` takes them: tables with their rows, series, sounds, volumes, graphs and several inputs.
     """
     if output.suffix.lower() not in SUFFIXES:
         raise InputError(f"{output}: a report is written as .html", topic="reports")
@@ -51,10 +61,10 @@ def report(
         check_composite(name, setting)
     options.check(target or ())
     if are_of_numbers(photographs):
-        raise invalid(
-            f"{photographs[0]} is no photograph: lrpfx explain takes it, and a report is written in Python, by "
-            "lrpfx.report(lrpfx.explain(model, data), path)"
-        )
+        check_options_of_numbers(options)
+        _write(_explained_numbers(model, photographs, options, numbers, target or (), names, setting), output, title, "sample")
+        return
+    numbers.check_unused()
     images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
@@ -70,7 +80,39 @@ def report(
             targets = classes_of(target or [], explainer.categories)
             explained = explainer([photograph for _, photograph in images], targets=targets or None)
             found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]
-        shown.begin("writing")
+    _write(found, output, title, "photograph")
+
+
+def _explained_numbers(
+    model: str,
+    files: Sequence[Path],
+    options: ModelOptions,
+    numbers: NumberOptions,
+    targets: Sequence[str],
+    composites: Sequence[str],
+    setting: list[str] | None,
+) -> dict[str, list[Any]]:
+    """The explanations of files of numbers, by the names of composites."""
+    contents = [(path, content_of(path)) for path in files]
+    found: dict[str, list[Any]] = {}
+    with stages(f"loading {model}") as shown:
+        given = model_named(model, options.weights, options.metadata, options.device)
+        known = given.names_of_classes(options.categories)
+        for name in composites or [""]:
+            shown.begin(f"preparing {name}".rstrip())
+            settings = {"composite": composite_of(name, setting, None) if name else None, "categories": known}
+            explainers = NumberExplainers(given.model, numbers, settings)
+            for path, content in contents:
+                each = each_of(explainers.explained(content, targets))
+                titles = [path.name] if len(each) == 1 else [f"{path.name}: {one.name}" for one in each]
+                found.setdefault(name, []).extend(one.renamed(title) for one, title in zip(each, titles, strict=True))
+    return found
+
+
+def _write(found: Mapping[str, Sequence[Any]], output: Path, title: str | None, what: str) -> None:
+    """Write the report, and say what is in it. `what`: one of what is explained, in words."""
+    with stages("writing"):
         path = report_on(found, output, title=title)
-    say_data({"file": path, "photographs": [name for name, _ in images]})
-    say(f"{path}: {counted(len(images), 'photograph')}, {path.stat().st_size / 1e6:.1f} MB")
+    names = [one.name for one in next(iter(found.values()))]
+    say_data({"file": path, f"{what}s": names})
+    say(f"{path}: {counted(len(names), what)}, {path.stat().st_size / 1e6:.1f} MB")

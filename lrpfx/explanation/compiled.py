@@ -20,6 +20,7 @@ from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
 from lrpfx.reports.ledger import Ledger, ledger
+from lrpfx.request.channels import kind_of
 from lrpfx.request.classes import index_of
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place, select_output
 from lrpfx.request.places import has_classes, largest_classes
@@ -59,8 +60,15 @@ class Compiled(ABC):
         """The account of every layer."""
 
     @abstractmethod
-    def spatial_layers(self) -> list[str]:
-        """The last layer of each resolution that all relevance flows through, in the order of execution."""
+    def spatial_layers(self, axes: int = 2) -> list[str]:
+        """The last layer of each resolution that all relevance flows through, in the order of execution.
+
+        `axes`: how many axes its places have.
+        """
+
+    @abstractmethod
+    def axis_of_channels(self, name: str, dimensions: int) -> int:
+        """Which axis of the value of a layer, without the batch, has its channels. `dimensions`: of that value."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +198,24 @@ class CompiledModel(Compiled):
         """Images in the dtype and on the device of the model; what a tokenizer returned as it is."""
         return on_device_of(self.module, inputs, True) if isinstance(inputs, torch.Tensor) else inputs
 
-    def spatial_layers(self) -> list[str]:
+    def spatial_layers(self, axes: int = 2) -> list[str]:
         last: dict[tuple[int, ...], str] = {}
         for node in bottlenecks(self.explain_model.unfused_graph):
             shape = node_info(node).shape
-            if shape is not None and len(shape) == 4 and min(shape[2:]) > 1 and not node_info(node).neutral:
-                last[shape[2:]] = node_info(node).name
+            if shape is None or len(shape) != axes + 2 or node_info(node).neutral:
+                continue
+            try:
+                channels = 0 if axes > 1 else self.axis_of_channels(node_info(node).name, 2)
+            except InputError:  # the graph does not show it
+                continue
+            places = tuple(size for axis, size in enumerate(shape[1:]) if axis != channels)
+            if min(places) > 1:
+                last[places] = node_info(node).name
         return list(last.values())
+
+    def axis_of_channels(self, name: str, dimensions: int) -> int:
+        shape = (1,) * (1 + dimensions)
+        return kind_of(self.explain_model, name, shape, None).dimension % len(shape) - 1
 
 
 def check_same(output: Array, before: Array) -> None:
@@ -335,8 +354,11 @@ class CompiledProgram(Compiled):
     def ledger(self, inputs: Any, target: Target) -> Ledger:
         raise InputError("an exported program has no ledger", topic="explainers")
 
-    def spatial_layers(self) -> list[str]:
+    def spatial_layers(self, axes: int = 2) -> list[str]:
         raise InputError("an exported program has only the layers of its lower(..., record=)", topic="explainers")
+
+    def axis_of_channels(self, name: str, dimensions: int) -> int:
+        raise InputError(f"an exported program does not say which axis of {name} has channels", topic="explainers")
 
 
 def answers_of(

@@ -1,6 +1,7 @@
 """Which door takes an input: what to write where it is of another kind than it was read as."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,68 @@ import torch
 from lrpfx.errors import InputError
 from lrpfx.images.opening import image_suffixes
 
-#: How names of files end, and what to write for them.
-_OF_FILES = {
-    **dict.fromkeys((".csv", ".tsv"), "a table or series: pass pandas.read_csv(path), for series with form='series'"),
-    **dict.fromkeys((".parquet", ".xlsx"), "a table: pass it as a DataFrame of pandas"),
-    ".npy": "an array: pass numpy.load(path)",
-    **dict.fromkeys((".wav", ".flac", ".mp3", ".ogg"), "a sound: pass its samples as an array, with rate="),
-    **dict.fromkeys((".mp4", ".avi", ".mov"), "a video: pass its frames as a tensor (channels, frames, height, width)"),
-    **dict.fromkeys((".pt", ".pth", ".pkl"), "a file of Python: pass what it holds"),
-    **dict.fromkeys((".nii", ".gz"), "a volume: the model has no layers for volumes, or pass form='volume'"),
+
+@dataclass(frozen=True)
+class FileKind:
+    """What files hold that are no photographs.
+
+    `what`: in words. `in_python`: what to write there. `in_commands`: what to do for a command; None if commands read the file.
+    """
+
+    what: str
+    in_python: str
+    in_commands: str | None = None
+
+
+_TABLE = FileKind("a table", "pass it as a DataFrame of pandas", "tables are read from .csv")
+_SERIES = FileKind("a table or series", "pass pandas.read_csv(path), for series with form='series'")
+_SOUND = FileKind("a sound", "pass its samples as an array, with rate=")
+_VOLUME = FileKind("a volume", "the model has no layers for volumes, or pass form='volume'")
+#: How names of files end -> what they hold.
+KINDS_OF_FILES = {
+    ".csv": _SERIES,
+    ".tsv": FileKind(_SERIES.what, "pass pandas.read_csv(path, sep='\\t'), for series with form='series'", _TABLE.in_commands),
+    **dict.fromkeys((".parquet", ".xlsx"), _TABLE),
+    ".npy": FileKind("an array", "pass numpy.load(path)"),
+    ".npz": FileKind("arrays by name, a graph or several inputs", "pass dict(numpy.load(path))"),
+    ".wav": _SOUND,
+    **dict.fromkeys((".flac", ".mp3", ".ogg"), FileKind(_SOUND.what, _SOUND.in_python, "sounds are read from .wav")),
+    **dict.fromkeys(
+        (".mp4", ".avi", ".mov"),
+        FileKind(
+            "a video",
+            "pass its frames as a tensor (channels, frames, height, width)",
+            "frames are read from .npy, (channels, frames, height, width)",
+        ),
+    ),
+    **dict.fromkeys(
+        (".pt", ".pth", ".pkl"),
+        FileKind(
+            "a file of Python",
+            "pass what it holds",
+            "graphs and several inputs are read from .npz, arrays by the names of the model's arguments",
+        ),
+    ),
+    **dict.fromkeys((".nii", ".nii.gz"), _VOLUME),
+    **dict.fromkeys(
+        (".dcm", ".mha", ".nrrd"),
+        FileKind(_VOLUME.what, "pass its values as an array, or a file of NIfTI", "volumes are read from .nii and .nii.gz"),
+    ),
+    **dict.fromkeys(
+        (".txt", ".json"),
+        FileKind(
+            "a text", "pass what it holds, with tokenizer=", "a text is explained in Python, by lrpfx.explain(..., tokenizer=)"
+        ),
+    ),
 }
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str | None:
+    """How the name of a file of a known kind ends; None for others."""
+    name = os.fsdecode(path).lower()
+    return next((suffix for suffix in KINDS_OF_FILES if name.endswith(suffix)), None)
+
+
 _OF_PHOTOGRAPHS = "for photographs, pass preprocess=, such as weights.transforms() for torchvision's models"
 #: What an input is read as -> in words.
 _READINGS = {
@@ -39,11 +92,10 @@ def what_it_is(given: Any) -> str:
     if isinstance(given, (list, tuple)) and given and not isinstance(given[0], (int, float)):
         return what_it_is(given[0])
     if isinstance(given, (str, os.PathLike)):
-        name = os.fsdecode(given).lower()
-        suffix = os.path.splitext(name)[1]
-        if suffix in _OF_FILES:
-            return f"{given} seems to be {_OF_FILES[suffix]}"
-        if suffix in image_suffixes() or os.path.exists(name):
+        suffix = suffix_of(given)
+        if suffix is not None:
+            return f"{given} seems to be {KINDS_OF_FILES[suffix].what}: {KINDS_OF_FILES[suffix].in_python}"
+        if os.path.splitext(given)[1].lower() in image_suffixes() or os.path.exists(given):
             return _OF_PHOTOGRAPHS
         return "for texts, pass tokenizer=; for photographs preprocess=, such as weights.transforms() for torchvision's models"
     if isinstance(given, (int, float, list, tuple)):

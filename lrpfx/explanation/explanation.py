@@ -53,7 +53,7 @@ _COLUMNS = {
     "problem": "str",
 }
 
-_SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
+SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,34 @@ class Explained(PlainData, ABC):
     def recorded(self) -> dict[str, Array]:
         """Relevance of the recorded layers by name, without the batch."""
         return self.answers[0].layers
+
+    def _layers(self, names: Sequence[str] | None, form: tuple[str, ...]) -> dict[str, Array]:
+        """Relevance of layers, the sum over their channels, by name; by default of those recorded, or the last of each size.
+
+        `form`: what the axes of a layer are, without the batch, such as ("channels", "height", "width").
+        """
+        known = {name: value for name, value in self.recorded.items() if value.ndim == len(form)}
+        chosen, remedy = [] if names is None else as_list("layers", names), "pass record= when you explain"
+        chosen = chosen or list(known) or self._origin("relevance of layers", remedy).compiled.spatial_layers(len(form) - 1)
+        missing = [name for name in chosen if name not in known]
+        if missing:
+            origin = self._origin(f"relevance of {', '.join(map(str, missing))}", remedy)
+            (found,) = origin.answers(origin.targets[:1], missing)
+            known |= {name: found.layers[name] for name in missing}
+        for name in chosen:
+            if known[name].ndim != len(form):
+                raise InputError(
+                    f"the relevance of {name} has shape {known[name].shape}, not ({', '.join(form)})", topic="explainers"
+                )
+        if len(form) > 2:
+            return {name: known[name].sum(0) for name in chosen}
+        compiled = self._origin("which axis of a layer has channels", "let the explainer draw it").compiled
+        return {name: known[name].sum(compiled.axis_of_channels(name, 2)) for name in chosen}
+
+    def _with_shares(self, maps: Mapping[str, Array]) -> dict[str, Array]:
+        """Maps by name, with the share of the output in each beside the name."""
+        output = self.balance.output
+        return {f"{name}, {percent(one.sum(dtype=np.float64) / output)}" if output else name: one for name, one in maps.items()}
 
     @property
     def _legend(self) -> Legend:
@@ -344,25 +372,12 @@ class Explanation(Explained):
         --------
         >>> picture = explanation.layers(["0", "1"], columns=2)
         """
-        known = {name: value for name, value in self.recorded.items() if value.ndim == 3}
-        chosen, remedy = [] if names is None else as_list("layers", names), "pass record= when you explain"
-        chosen = chosen or list(known) or self._origin("relevance of layers", remedy).compiled.spatial_layers()
-        missing = [name for name in chosen if name not in known]
-        if missing:
-            origin = self._origin(f"relevance of {', '.join(map(str, missing))}", remedy)
-            (found,) = origin.answers(origin.targets[:1], missing)
-            known |= {name: found.layers[name] for name in missing}
-        for name in chosen:
-            if known[name].ndim != 3:
-                raise InputError(
-                    f"the relevance of {name} has shape {known[name].shape}, not (channels, height, width)", topic="explainers"
-                )
-        maps = {"input": self.input_relevance.sum(0), **{name: known[name].sum(0) for name in chosen}}
-        if self.balance.output:
-            maps = {f"{name}, {percent(one.sum(dtype=np.float64) / self.balance.output)}": one for name, one in maps.items()}
-            caption = _SHARES_OF_LAYERS if caption is None else caption
+        maps = {"input": self.input_relevance.sum(0), **self._layers(names, ("channels", "height", "width"))}
+        caption = SHARES_OF_LAYERS if caption is None and self.balance.output else caption
         drawn = styled(style, settings)
-        return pictures.strip(maps, columns=columns, title=title, caption=caption, legend=self._legend, style=drawn)
+        return pictures.strip(
+            self._with_shares(maps), columns=columns, title=title, caption=caption, legend=self._legend, style=drawn
+        )
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
         known = {answer.category.index: answer for answer in self.answers if answer.category.index is not None}
@@ -385,9 +400,7 @@ class Explanation(Explained):
         if target.suffix == ".npz":
             layers = {f"layers/{name}": value for name, value in self.recorded.items()}
             arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output, **layers}
-            content = io.BytesIO()
-            np.savez_compressed(content, allow_pickle=False, **arrays)
-            return written(target, content.getvalue())
+            return save_arrays(arrays, target)
         return save_picture(self.sheet(), target)
 
     def _repr_html_(self) -> str:
@@ -546,6 +559,13 @@ def format_of_picture(path: Path) -> str:
         remedy = _OTHER_FORMATS.get(path.suffix.lower(), "figures of one explanation as .npz")
         raise InputError(f"{path}: {_FORMATS}, {remedy}", topic="explainers")
     return form
+
+
+def save_arrays(arrays: Mapping[str, Array], path: Path) -> Path:
+    """Write arrays by name as .npz, whole or not at all."""
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    return written(path, content.getvalue())
 
 
 def save_picture(picture: Image.Image, path: Path) -> Path:

@@ -1,7 +1,6 @@
 """Explanations of graphs: a graph network and its data in, relevance of nodes, edges and walks out."""
 
 import inspect
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +19,14 @@ from lrpfx.attribution.messages import Walk, by_rows, message_layers, names_by_r
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, keep_origin, origin_of
-from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of, save_picture
+from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of, save_arrays, save_picture
 from lrpfx.pictures.graphs import graph_picture
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.files import as_path, written
+from lrpfx.support.files import as_path
 from lrpfx.support.html import element, image_html
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
@@ -206,9 +205,7 @@ class GraphExplanation(Explained):
         if target.suffix != ".npz":
             return save_picture(self.sheet(), target)
         arrays = {"nodes": self.nodes, "edges": self.edges, "edge_index": self.edge_index, "output": self.output}
-        content = io.BytesIO()
-        np.savez_compressed(content, allow_pickle=False, **arrays)
-        return written(target, content.getvalue())
+        return save_arrays(arrays, target)
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
@@ -286,10 +283,9 @@ def _explained(
     compiled_for: Callable[[dict[str, Any]], CompiledModel], model: nn.Module, graph: Any, given: Sequence[Target], place: int
 ) -> GraphExplanation:
     values = _values_of(graph)
-    inputs = _inputs(model, values)
+    inputs = {name: on_device_of(model, value, True) for name, value in _inputs(model, values).items()}
     compiled = compiled_for(inputs)
     module, count = compiled.explain_model, len(inputs["x"])
-    inputs = {name: on_device_of(module, value, True) for name, value in inputs.items()}
     with torch.no_grad():
         rows = select_output(compiled.module(**inputs), compiled.output)
     targets, node = _targets(given, rows, count, compiled.categories)
@@ -334,10 +330,13 @@ def _values_of(graph: Any) -> dict[str, Any]:
     """The attributes of the data. Raises `InputError` and `InputTypeError` for data that are no graph."""
     read = getattr(graph, "to_dict", None)
     values = dict(graph) if isinstance(graph, Mapping) else dict(read()) if callable(read) else dict(vars(graph))
+    values |= {
+        name: torch.from_numpy(one) for name, one in values.items() if isinstance(one, np.ndarray) and one.dtype.kind in "fiub"
+    }
     for name in ("x", "edge_index"):
-        values[name] = torch.as_tensor(values[name]) if isinstance(values.get(name), np.ndarray) else values.get(name)
-        if not isinstance(values[name], torch.Tensor):
-            raise InputTypeError(f"{name} of the graph is a tensor, not {type(values[name]).__name__}", topic="graph-networks")
+        if not isinstance(values.get(name), torch.Tensor):
+            kind = type(values.get(name)).__name__
+            raise InputTypeError(f"{name} of the graph is a tensor or an array of numbers, not {kind}", topic="graph-networks")
     x, edges = values["x"], values["edge_index"]
     if edges.ndim != 2 or len(edges) != 2 or edges.dtype not in (torch.int64, torch.int32):
         raise InputError(

@@ -18,7 +18,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
 from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, answers_of, as_array, checked_output, keep_origin
-from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_picture
+from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_arrays, save_picture
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText, check_fits, read, readable
@@ -119,8 +119,14 @@ class JointExplanation(Explained):
         return f"{name}: {share:.3g}" + (f", {percent(share / output)} of the output" if output else "")
 
     def save(self, path: str | Path) -> Path:
-        """Write the sheet as a picture. `path`: the file. Its ending names the form. Returns the path."""
-        return save_picture(self.sheet(), as_path(path))
+        """Write the sheet as a picture, or the figures as .npz: `relevance.NAME` of the entries of each input, and the output.
+
+        `path`: the file. Its ending names the form. Returns the path.
+        """
+        target = as_path(path)
+        if target.suffix != ".npz":
+            return save_picture(self.sheet(), target)
+        return save_arrays({"output": self.output, **{f"relevance.{name}": one for name, one in self.maps.items()}}, target)
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
@@ -378,8 +384,11 @@ class CompiledJoint(Compiled):
     def ledger(self, inputs: Any, target: Target) -> Ledger:
         return self.compiled.ledger(self.placed(inputs), target)
 
-    def spatial_layers(self) -> list[str]:
-        return self.compiled.spatial_layers()
+    def spatial_layers(self, axes: int = 2) -> list[str]:
+        return self.compiled.spatial_layers(axes)
+
+    def axis_of_channels(self, name: str, dimensions: int) -> int:
+        return self.compiled.axis_of_channels(name, dimensions)
 
     def _run(
         self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()

@@ -1,6 +1,8 @@
-"""`lrpfx explain` for tables, series, sounds and volumes: the relevance in the files is that of the front door."""
+"""Commands for tables, series, sounds, volumes, graphs and several inputs: the relevance in files is that of the front door."""
 
 import importlib
+import json
+import re
 import sys
 import wave
 from functools import partial
@@ -13,7 +15,9 @@ import torch
 from command_line.commands import refused, run
 
 import lrpfx
+import lrpfx.datasets
 from lrpfx.command_line.number_files import sound_in
+from lrpfx.errors import InputError
 
 pytestmark = pytest.mark.programs
 
@@ -40,6 +44,31 @@ def sound():
 def volume():
     torch.manual_seed(0)
     return made(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sent, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x, edge_index):
+        states = self.sent(x).relu()
+        return self.head(torch.zeros_like(states).index_add(0, edge_index[1], states[edge_index[0]]).mean(0, keepdim=True))
+
+def graph():
+    torch.manual_seed(0)
+    return Graph().float().eval()
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filters, self.dense = nn.Conv2d(3, 2, 3), nn.Linear(2, 2)
+
+    def forward(self, image, facts):
+        return self.filters(image).relu().mean((2, 3)) + self.dense(facts)
+
+def both():
+    torch.manual_seed(0)
+    return Both().float().eval()
 """
 
 
@@ -119,10 +148,111 @@ def test_volumes():
     np.testing.assert_allclose(np.load("out/other.npz")["relevance"], expected, rtol=1e-4, atol=1e-7)
 
 
+GRAPH = {"x": np.random.default_rng(0).normal(size=(4, 3)), "edge_index": np.array([[0, 1, 2, 3], [1, 2, 3, 0]])}
+PAIR = {"image": np.random.default_rng(0).random((1, 3, 5, 5)), "facts": np.array([[0.5, -1.0]])}
+
+
+def test_graphs_and_several_inputs():
+    np.savez("molecule.npz", **GRAPH)
+    np.savez("pair.npz", **PAIR)
+    assert explained("number_models:graph", "molecule.npz", "--target", "1", "--output", "out")[0] == 0
+    expected = lrpfx.explain(model("graph"), GRAPH, 1)
+    with np.load("out/molecule.npz") as found:
+        np.testing.assert_allclose(found["edges"], expected.edges, rtol=1e-4, atol=1e-7)
+        np.testing.assert_array_equal(found["edge_index"], GRAPH["edge_index"])
+    assert explained("number_models:both", "pair.npz", "--target", "1", "--output", "out")[0] == 0
+    joint = lrpfx.explain(model("both"), PAIR, 1)
+    with np.load("out/pair.npz") as found:
+        assert sorted(found) == ["output", "relevance.facts", "relevance.image"]
+        np.testing.assert_allclose(found["relevance.image"], joint.maps["image"], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(found["output"], joint.output, rtol=1e-4)
+
+
+def written(name):
+    """A file of each kind with an array of it, and how an explainer takes it."""
+    values = np.random.default_rng(0).normal(
+        size={"table": (4, 3), "series": (20, 3), "sound": (400,), "volume": (1, 4, 5, 6)}[name]
+    )
+    if name == "table":
+        pd.DataFrame(values, columns=["age", "size", "rooms"]).to_csv("table.csv", index=False)
+        return "table.csv", ()
+    np.save(f"{name}.npy", values.astype(np.float32))
+    return f"{name}.npy", ("--form", name)
+
+
+@pytest.mark.parametrize(("name", "count"), [("table", 4), ("series", 1), ("volume", 1)])
+def test_reports(name, count):
+    file, options = written(name)
+    status, printed = run("report", f"number_models:{name}", file, *options, "--target", "1", "--composite", "epsilon_plus")
+    assert status == 0 and f"{count} sample" in printed
+    (text,) = re.findall(r'id="document">(.*?)</script>', Path("report.html").read_text(), re.DOTALL)
+    found = json.loads(text)
+    assert len(found["samples"]) == len(found["views"]) == count and found["samples"][0]["name"].startswith(file)
+    assert found["views"][0]["ledger"]["rows"]
+
+
+def test_a_report_on_a_graph_two_inputs_and_a_sound():
+    np.savez("molecule.npz", **GRAPH)
+    np.savez("pair.npz", **PAIR)
+    write_sound("bird.wav", np.random.default_rng(0).integers(-9999, 9999, (400, 1)))
+    for name, file in (("graph", "molecule.npz"), ("both", "pair.npz"), ("sound", "bird.wav")):
+        status, printed = run("report", f"number_models:{name}", file, "--output", f"{name}.html")
+        assert status == 0 and "1 sample" in printed and Path(f"{name}.html").stat().st_size > 10_000
+
+
+def write_sound(path, values, rate=8000):
+    """Values (samples, channels) in 16 bits."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(values.shape[1])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(values.astype("<i2").tobytes())
+
+
+def stored(name, place, *options):
+    status, printed = run("dataset", f"number_models:{name}", place, "--output", f"{name}.zarr", "--target", "1", *options)
+    assert status == 0 and "samples explained" in printed
+    return lrpfx.datasets.open(f"{name}.zarr")
+
+
+def test_data_sets_of_a_table_and_of_an_array(folder):
+    rows = np.random.default_rng(0).normal(size=(7, 3))
+    pd.DataFrame(rows, columns=["age", "size", "rooms"]).to_csv("houses.csv", index=False)
+    expected = lrpfx.explain(model("table"), torch.from_numpy(rows), 1)
+    found = stored("table", "houses.csv")
+    np.testing.assert_allclose(found["relevance"][:], expected.relevance, rtol=1e-4, atol=1e-6)
+    weeks = np.random.default_rng(1).normal(size=(5, 20, 3))
+    (folder / "weeks").mkdir()
+    np.save("weeks/all.npy", weeks)
+    expected = lrpfx.explain(model("series"), weeks, 1, form="series")
+    found = stored("series", "weeks", "--form", "series")
+    np.testing.assert_allclose(found["relevance"][:], [one.relevance for one in expected], rtol=1e-4, atol=1e-6)
+
+
+def test_data_sets_of_sounds_and_of_volumes(folder):
+    nibabel = pytest.importorskip("nibabel")
+    for kind in ("sounds", "scans"):
+        (folder / kind).mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(3):
+        write_sound(f"sounds/{number}.wav", generator.integers(-9999, 9999, (400, 1)))
+        nibabel.save(nibabel.Nifti1Image(generator.random((4, 5, 6), dtype=np.float32), np.eye(4)), f"scans/{number}.nii.gz")
+    found = stored("sound", "sounds")
+    heard = lrpfx.explain(model("sound"), sound_in(Path("sounds/2.wav"))[0], 1, rate=8000)
+    np.testing.assert_allclose(found["relevance"][2].ravel(), heard.relevance, rtol=1e-3, atol=1e-6)
+    assert found.keys[2] == "2.wav" and found.manifest["composite"] == heard.rules
+    found = stored("volume", "scans")
+    expected = lrpfx.explain(model("volume"), folder / "scans/1.nii.gz", 1)
+    np.testing.assert_allclose(found["relevance"][1, 0], expected.relevance, rtol=1e-4, atol=1e-7)
+    write_sound("sounds/3.wav", generator.integers(-9999, 9999, (400, 1)), rate=4000)
+    with pytest.raises(InputError, match=r"3\.wav: 4000 samples a second"):
+        run("dataset", "number_models:sound", "sounds", "--output", "other.zarr")
+
+
 def test_errors_name_the_door(folder):
     np.save("week.npy", np.zeros((20, 3), np.float32))
     (folder / "photo.png").touch()
-    others = {"graph.pt": "lrpfx.explain", "text.txt": "tokenizer=", "clip.mp4": "volumes.md", "scan.dcm": ".nii"}
+    others = {"graph.pt": ".npz", "text.txt": "tokenizer=", "clip.mp4": ".npy", "scan.dcm": ".nii", "rows.tsv": ".csv"}
     for name, message in others.items():
         (folder / name).touch()
         refused(message, explained, "number_models:table", name)
@@ -133,7 +263,18 @@ def test_errors_name_the_door(folder):
     refused("--mask", explained, "number_models:series", "week.npy", "--mask", "photo.png", "--target", "1")
     refused("--raw", explained, "number_models:series", "week.npy", "--raw")
     refused("--form", explained, "number_models:series", "photo.png", "--form", "series", "--raw")
-    refused("lrpfx.report", run, "report", "number_models:series", "week.npy")
+    refused("--raw", run, "report", "number_models:series", "week.npy", "--raw")
     (folder / "data").mkdir()
+    np.savez("data/graph.npz", **GRAPH)
+    store = ("--output", "store")
+    refused("lrpfx.datasets.attribute", run, "dataset", "number_models:graph", "data", *store)
     np.save("data/week.npy", np.zeros((20, 3), np.float32))
-    refused("lrpfx.datasets.attribute", run, "dataset", "number_models:series", "data", "--output", "store")
+    refused("several kinds", run, "dataset", "number_models:series", "data", *store)
+    refused("one sample", run, "dataset", "number_models:table", save("row.npy", np.zeros(3)), *store)
+    refused("lrpfx.datasets.spray", run, "dataset", "number_models:table", "week.npy", *store, "--spray", "groups")
+    refused("apart", run, "report", "number_models:series", "week.npy", "photo.png")
+
+
+def save(name, values):
+    np.save(name, values)
+    return name
