@@ -13,6 +13,7 @@ from torch import fx, nn
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.doors import what_it_is
 from lrpfx.images import nifti
+from lrpfx.images.scans import Scan, VolumeGeometry, measured_scan
 from lrpfx.ir.node import node_info
 from lrpfx.request.classes import as_list
 from lrpfx.runtime.explain_module import ExplainModule
@@ -81,7 +82,8 @@ class Samples:
     `titles`: a name for each sample. `names`: of the features, if they are known. `values`: what the user gave, one array for
     each sample: (features,) of a table, (steps, features) of series, (samples,) of waves. `steps`: the positions in a series.
     `channels_first`: whether the model's input is (features, steps). `frames_first`: whether the
-    model's input is (frames, channels, height, width). `affines`: from voxels of volumes to millimetres.
+    model's input is (frames, channels, height, width). `affines`: from voxels of volumes to millimetres. `scans`: what volumes
+    were made from, where that is known.
 
     The inputs of volumes are a list of tensors with a batch of one: they have sizes of their own.
     """
@@ -95,6 +97,7 @@ class Samples:
     channels_first: bool = False
     frames_first: bool = False
     affines: tuple[np.ndarray[Any, Any] | None, ...] = ()
+    scans: tuple[Scan | None, ...] = ()
 
     def part(self, places: slice) -> Any:
         """The inputs of some samples; of volumes, of one."""
@@ -219,19 +222,39 @@ def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any) -> S
     several = isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 5
     if several and not len(given):
         raise InputError("there are no volumes", topic="volumes")
-    read = [_volume(one, preprocess) for one in (given if several else [given])]
+    each = list(given) if several else [given]
+    read = [_volume(one, preprocess) for one in each]
     frames_first = all(_has_frames_first(tensor, model) for tensor, _ in read)
+    values = [_as_numpy(tensor.transpose(0, 1) if frames_first else tensor) for tensor, _ in read]
     numbered = (f"volume {place}" if several else "volume" for place in range(len(read)))
-    titles = [Path(one).name if nifti.is_file_name(one) else None for one in (given if several else [given])]
+    titles = [Path(one).name if nifti.is_file_name(one) else None for one in each]
     return Samples(
         [tensor[None] for tensor, _ in read],
         several,
         tuple(title or name for title, name in zip(titles, numbered, strict=True)),
         None,
-        tuple(_as_numpy(tensor.transpose(0, 1) if frames_first else tensor) for tensor, _ in read),
+        tuple(values),
         frames_first=frames_first,
         affines=tuple(affine for _, affine in read),
+        scans=tuple(
+            None if preprocess is None else _scan(one, shown, affine, preprocess, frames_first)
+            for one, shown, (_, affine) in zip(each, values, read, strict=True)
+        ),
     )
+
+
+def _scan(
+    given: Any, input: np.ndarray[Any, Any], affine: Any, preprocess: Callable[..., Any], frames_first: bool
+) -> Scan | None:
+    """What preprocessing made an input (channels, depth, height, width) of, by the affines of both, or by what it does."""
+    if affine is None:
+        function = (lambda one: preprocess(one).swapaxes(0, 1)) if frames_first else preprocess
+        return measured_scan(function, given, input)
+    if not (nifti.is_image(given) or nifti.is_file_name(given)):
+        return None
+    values, own = nifti.opened(given)
+    geometry = VolumeGeometry.of_affines(affine, input.shape[1:], own, values.shape[1:])
+    return None if geometry is None else Scan(values, own, geometry)
 
 
 def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:

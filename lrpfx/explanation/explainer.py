@@ -35,7 +35,7 @@ from lrpfx.explanation.compiled import (
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
 from lrpfx.explanation.doors import misread, what_it_is
-from lrpfx.explanation.explanation import Explanation, Explanations, Several
+from lrpfx.explanation.explanation import Explained, Explanation, Explanations, Several
 from lrpfx.explanation.graphs import (
     GraphData,
     GraphExplanation,
@@ -55,7 +55,7 @@ from lrpfx.explanation.joint import (
 )
 from lrpfx.explanation.numbers import KINDS, explain_samples
 from lrpfx.explanation.sentences import TextExplanation, TextExplanations, explain_sentences
-from lrpfx.explanation.series import SeriesExplanation, WaveExplanation
+from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
 from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.texts import texts_in
 from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
@@ -80,8 +80,9 @@ logger = logging.getLogger(__name__)
 #: Rows of a table that run together for each photograph that would.
 _ROWS = 64
 
-# What type checkers know of the front door. Arrays and tensors, which may be one sample or several by their axes, give Any. The
-# path of a folder counts as that of a photograph; in a list, it gives explanations.
+# What type checkers know of the front door. Arrays and tensors are one sample or several by their axes, which types do not
+# tell: they give either, and a list of them gives several. The path of a folder counts as that of a photograph; in a list,
+# it gives explanations.
 Found = TypeVar(
     "Found",
     Explanation,
@@ -95,9 +96,22 @@ Found = TypeVar(
 )
 _File = str | os.PathLike[str]
 _Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
-_Photographs = Sequence[_Photograph | torch.Tensor | np.ndarray[Any, Any]] | Iterator[_Photograph]
-_Text = str | Mapping[str, Any] | Sequence[int] | Sequence[Mapping[str, Any]]
-_Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text]
+_Array = torch.Tensor | np.ndarray[Any, Any]
+_Photographs = Sequence[_Photograph | _Array] | Iterator[_Photograph]
+_Text = str | Sequence[int] | Sequence[Mapping[str, Any]]
+_Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text | Mapping[str, Any]]
+_OfArray = (
+    Explanation
+    | Explanations
+    | TableExplanation
+    | TableExplanations
+    | SeriesExplanation
+    | SeriesExplanations
+    | VolumeExplanation
+    | VolumeExplanations
+)
+_OfInputs = JointExplanation | JointExplanations | GraphExplanation
+_OfTextsAndOthers = TextExplanation | JointExplanation | JointExplanations
 
 
 class _Frame(Protocol):
@@ -368,6 +382,86 @@ class Explainer(Generic[Found]):
     ) -> VolumeExplanations: ...
     @overload
     def __call__(
+        self: "Explainer[TableExplanation]",
+        images: _Array,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> TableExplanation | TableExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[TableExplanation]",
+        images: Sequence[_Array],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> TableExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[SeriesExplanation]",
+        images: _Array,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> SeriesExplanation | SeriesExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[SeriesExplanation]",
+        images: Sequence[_Array],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> SeriesExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[WaveExplanation]",
+        images: _Array,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> WaveExplanation | WaveExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[WaveExplanation]",
+        images: Sequence[_Array],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> WaveExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[VolumeExplanation]",
+        images: _Array,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> VolumeExplanation | VolumeExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation]",
+        images: _Array,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> _OfArray: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation]",
+        images: Mapping[str, Any],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> _OfInputs: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation]",
+        images: tuple[Any, ...],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> Explanations | JointExplanation | JointExplanations: ...
+    @overload
+    def __call__(
         self: "Explainer[Explanation]",
         images: GraphData,
         target: TargetLike = None,
@@ -409,13 +503,23 @@ class Explainer(Generic[Found]):
     @overload
     def __call__(
         self: "Explainer[TextExplanation]",
+        images: Mapping[str, Any],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> _OfTextsAndOthers: ...
+    @overload
+    def __call__(
+        self: "Explainer[TextExplanation]",
         images: _Texts,
         target: TargetLike = None,
         *,
         targets: Sequence[TargetLike] | None = None,
     ) -> TextExplanations: ...
     @overload
-    def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any: ...
+    def __call__(
+        self, images: object, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None
+    ) -> Explained | Several[Explained]: ...
 
     def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any:
         """The explanation of a photograph or a text, or `Explanations` of several.
@@ -784,6 +888,108 @@ def explain(
 @overload
 def explain(
     model: nn.Module | Runner | Captured,
+    images: _Array,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["table"],
+    **settings: Unpack[_Settings],
+) -> TableExplanation | TableExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Sequence[_Array],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["table"],
+    **settings: Unpack[_Settings],
+) -> TableExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Array,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["series"],
+    **settings: Unpack[_Settings],
+) -> SeriesExplanation | SeriesExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Sequence[_Array],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["series"],
+    **settings: Unpack[_Settings],
+) -> SeriesExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Array,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["wave"] | None = None,
+    rate: float,
+    **settings: Unpack[_Settings],
+) -> WaveExplanation | WaveExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Sequence[_Array],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["wave"] | None = None,
+    rate: float,
+    **settings: Unpack[_Settings],
+) -> WaveExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Array,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["volume"],
+    **settings: Unpack[_Settings],
+) -> VolumeExplanation | VolumeExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Array,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> _OfArray: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Mapping[str, Any],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> _OfInputs: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: tuple[Any, ...],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: None = None,
+    **settings: Unpack[_Settings],
+) -> Explanations | JointExplanation | JointExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
     images: GraphData,
     target: TargetLike = None,
     *,
@@ -834,6 +1040,16 @@ def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
 @overload
 def explain(
     model: nn.Module | Runner | Captured,
+    images: Mapping[str, Any],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    tokenizer: Callable[..., Any],
+    **settings: Unpack[_Settings],
+) -> _OfTextsAndOthers: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
     images: _Texts,
     target: TargetLike = None,
     *,
@@ -844,13 +1060,15 @@ def explain(
 @overload
 def explain(
     model: nn.Module | Runner | Captured,
-    images: Any,
+    images: object,
     target: TargetLike = None,
     *,
     targets: Sequence[TargetLike] | None = None,
     tokenizer: Any = None,
+    form: Form | None = None,
+    rate: float | None = None,
     **settings: Unpack[_Settings],
-) -> Any: ...
+) -> Explained | Several[Explained]: ...
 
 
 def explain(

@@ -81,7 +81,7 @@ def _own(samples: Samples, place: int, kind: type[OfNumbers], reading: Reading) 
     """What an explanation of this kind has besides the facts that all have."""
     values = samples.values[place]
     if kind is VolumeExplanation:
-        return values, samples.affines[place]
+        return values, samples.affines[place], samples.scans[place]
     if kind is WaveExplanation:
         return values, reading.rate
     names = samples.names or tuple(f"feature {number}" for number in range(values.shape[-1]))

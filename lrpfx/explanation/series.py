@@ -1,8 +1,9 @@
 """Explanations of series and of waves: relevance of steps, of features, and of frequencies."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -94,6 +95,18 @@ class SeriesExplanation(Explained):
         """
         return save_table_or_picture(self, path)
 
+    def layers(
+        self, names: Sequence[str] | None = None, style: Style | None = None, **settings: Unpack[StyleSettings]
+    ) -> Image.Image:
+        """Relevance through the network: a band for the steps of the input and of each layer, each with a scale of its own.
+
+        Beside a layer stands the share of the output in it. `names`: nodes with an output (channels, steps) or (steps,
+        channels), by default the recorded ones, or else the last of each number of steps; others need the compiled model.
+        `style`, `settings`: as for `heatmap`. Raises `InputError` for relevance of another shape.
+        """
+        maps = self._with_shares({"input": self.relevance.sum(1), **self._layers(names, ("channels", "steps"))})
+        return _bands(maps, styled(style, settings), (str(self.steps[0]), str(self.steps[-1]), "step"))
+
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self))
 
@@ -163,6 +176,13 @@ class WaveExplanation(Explained):
         drawn = _exact(styled(style, settings), found.relevance)
         return charts.plane(found.relevance, drawn, self._seconds(), _hertz(found.frequencies))
 
+    def layers(
+        self, names: Sequence[str] | None = None, style: Style | None = None, **settings: Unpack[StyleSettings]
+    ) -> Image.Image:
+        """Relevance through the network. `names`, `style`, `settings`: as for `SeriesExplanation.layers`."""
+        maps = self._with_shares({"input": self.relevance, **self._layers(names, ("channels", "samples"))})
+        return _bands(maps, styled(style, settings), self._seconds())
+
     def sheet(self) -> Image.Image:
         """The waveform over its relevance, relevance of frequencies at times, and the spectrum of relevance."""
         found = self.spectrum()
@@ -196,7 +216,10 @@ class WaveExplanation(Explained):
         return image_html(self.sheet(), repr(self))
 
 
-class _Sheets(Several[Any]):
+_Timed = TypeVar("_Timed", SeriesExplanation, WaveExplanation)
+
+
+class _Sheets(Several[_Timed]):
     def to_pandas(self) -> "DataFrame":
         """The DataFrames of all, below each other, with the name of each in front of the index."""
         pandas = optional_package("pandas", "a DataFrame")
@@ -215,18 +238,27 @@ class _Sheets(Several[Any]):
         return save_table_or_picture(self, path)
 
 
-class SeriesExplanations(_Sheets, Several[SeriesExplanation]):
+class SeriesExplanations(_Sheets[SeriesExplanation]):
     """Explanations of several series, in their order.
 
     `items`: the explanations. `problems`: none.
     """
 
 
-class WaveExplanations(_Sheets, Several[WaveExplanation]):
+class WaveExplanations(_Sheets[WaveExplanation]):
     """Explanations of several waves, in their order.
 
     `items`: the explanations. `problems`: none.
     """
+
+
+def _bands(maps: Mapping[str, Array], style: Style, axis: charts.Axis) -> Image.Image:
+    """A band for each map (steps,), of any number of steps, in the colours of its own scale."""
+    most, rows = max(map(len, maps.values())), []
+    for one in maps.values():
+        scale = _exact(style, one[None]).scale or 1.0
+        rows.append(one[np.arange(most) * len(one) // most] / scale)
+    return charts.curves(list(maps), np.stack(rows), None, replace(style, sigma=0, scale=1.0), axis, height=2)
 
 
 def _hertz(frequencies: Array) -> charts.Axis:

@@ -1,6 +1,5 @@
 """Explanations of volumes and of videos: relevance of voxels, drawn on slices or frames with one scale."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,21 @@ from lrpfx import pictures
 from lrpfx.errors import InputError, printable
 from lrpfx.explanation.answers import Array
 from lrpfx.explanation.canvas import Canvas
-from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of, save_picture, unique_names
+from lrpfx.explanation.compiled import keep_origin, origin_of
+from lrpfx.explanation.explanation import (
+    SHARES_OF_LAYERS,
+    Explained,
+    SeveralPictures,
+    caption_of,
+    save_arrays,
+    save_picture,
+    unique_names,
+)
 from lrpfx.explanation.tables import WITHIN
 from lrpfx.images import nifti
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import as_image
+from lrpfx.images.scans import Scan
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.support.files import as_path, written
@@ -45,7 +54,7 @@ class VolumeExplanation(Explained):
 
     `volume`: what the model was given, (channels, depth, height, width); of a video, depth counts its frames. `affine`: from
     the indices of voxels to millimetres, (4, 4), towards the patient's right, front and top, as NIfTI has it; None if it is not
-    known.
+    known. `scan`: what preprocessing made it of, if that is known.
 
     Slices of a volume with an affine are drawn with the front or the top above, and the patient's right, or front, on the
     right. Others are drawn as arrays: rows downwards. All pictures of an explanation have one scale.
@@ -61,6 +70,7 @@ class VolumeExplanation(Explained):
 
     volume: Array
     affine: Array | None = None
+    scan: Scan | None = None
 
     # --- figures -------------------------------------------------------------------------------------------------------------
 
@@ -88,6 +98,34 @@ class VolumeExplanation(Explained):
         relevance = self.relevance
         depth, height, width = np.unravel_index(int(np.abs(relevance).argmax()), relevance.shape)
         return int(depth), int(height), int(width)
+
+    def on_scan(self) -> "VolumeExplanation":
+        """The explanation on the voxels of the scan, or the video, that `preprocess` got: what it did to the axes is undone.
+
+        Relevance keeps its total, less what fell on padding. Raises `InputError` where the scan is not known: without
+        `preprocess`, the volume is the scan itself; a function that does more than to crop, scale, mirror and reorder axes
+        cannot be undone.
+        """
+        if self.scan is None:
+            raise InputError(
+                "the scan behind the volume is not known: without preprocess= it is the volume itself, and preprocess= can be "
+                "undone if it crops, scales, mirrors and reorders axes of an array, or makes a tensor with an affine of a file",
+                topic="volumes",
+            )
+        geometry = self.scan.geometry
+        answers = tuple(
+            replace(
+                one,
+                input_relevance=geometry.undo(one.input_relevance),
+                region=None if one.region is None or one.region.ndim != 3 else geometry.shown(one.region),
+            )
+            for one in self.answers
+        )
+        found = replace(self, answers=answers, volume=self.scan.values, affine=self.scan.affine, scan=None)
+        origin = origin_of(self)
+        if origin is not None:
+            keep_origin(found, origin)
+        return found
 
     # --- pictures ------------------------------------------------------------------------------------------------------------
 
@@ -156,6 +194,32 @@ class VolumeExplanation(Explained):
         style, axis = self._scaled(styled(style, settings)), self._axis(None)
         places = self._places(_IN_ROW, axis)
         return self._sheet_of([self._row(places, axis, len(places), style, drawn) for drawn in (False, True)], style)
+
+    def layers(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        columns: int = 6,
+        title: str | None = None,
+        caption: str | None = None,
+        style: Style | None = None,
+        **settings: Unpack[StyleSettings],
+    ) -> Image.Image:
+        """Relevance through the network, as `Explanation.layers`: of each layer the slice with the most relevance.
+
+        `names`: nodes with an output (channels, depth, height, width), by default the recorded ones, or else the last of each
+        resolution. Slices lie across the axis of `sheet`. Other arguments: as for `Explanation.layers`, with
+        `settings`.
+        """
+        form, axis = ("channels", "depth", "height", "width"), self._axis(None)
+        maps = self._with_shares({"input": self.answers[0].summed, **self._layers(names, form)})
+        drawn = {}
+        for name, one in maps.items():
+            place = np.unravel_index(int(np.abs(one).argmax()), one.shape)[axis]
+            drawn[f"{name}; slice {place} of {one.shape[axis]}"] = _cut(one, axis, int(place), *self._turned(axis))
+        caption = SHARES_OF_LAYERS if caption is None and self.balance.output else caption
+        shown = styled(style, settings)
+        return pictures.strip(drawn, columns=columns, title=title, caption=caption, legend=self._legend, style=shown)
 
     def slices(self, count: int = 12, axis: int | None = None, target: int = 0) -> list[tuple[int, Image.Image, Array]]:
         """Slices as `montage` chooses and turns them: their indices, pictures without relevance, and relevance of their pixels.
@@ -270,9 +334,7 @@ class VolumeExplanation(Explained):
             arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output}
             if self.affine is not None:
                 arrays["affine"] = self.affine
-            buffer = io.BytesIO()
-            np.savez_compressed(buffer, allow_pickle=False, **arrays)
-            return written(target, buffer.getvalue())
+            return save_arrays(arrays, target)
         return save_picture(self.sheet(), target)
 
     def _repr_html_(self) -> str:

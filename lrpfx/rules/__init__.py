@@ -1,6 +1,5 @@
 """The rules, under Zennit's names."""
 
-from lrpfx.rules.differences import Difference, RevealCancel
 from lrpfx.rules.formulas import (
     AbsoluteRatio,
     AlphaBeta,
@@ -32,7 +31,6 @@ __all__ = [
     "AlphaBeta",
     "BasicHook",
     "ClampMod",
-    "Difference",
     "Epsilon",
     "Flat",
     "Gamma",
@@ -46,7 +44,6 @@ __all__ = [
     "ReLUBetaSmooth",
     "ReLUDeconvNet",
     "ReLUGuidedBackprop",
-    "RevealCancel",
     "SignalTakesAll",
     "SoftmaxTaylor",
     "Uniform",

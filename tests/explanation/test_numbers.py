@@ -297,3 +297,31 @@ def test_bars_add_up():
 def test_errors(given, settings, kind, message):
     with pytest.raises(kind, match=message):
         lrpfx.explain(dense(3, 2), given, **settings)
+
+
+def test_layers_of_series_and_waves():
+    """A band for each layer; channels are first after convolutions, and last after recurrent layers."""
+    found = lrpfx.explain(Forecasts(), torch.randn(30, 2), form="series")
+    assert found.layers().height < found.layers(["filters", "layer"]).height
+    assert {name: one.shape for name, one in found._layers(["filters", "layer"], ("channels", "steps")).items()} == {
+        "filters": (28,),
+        "layer": (28,),
+    }
+    of_filters = found._origin("", "").answers(found._origin("", "").targets, ["filters"])[0].layers["filters"]
+    np.testing.assert_allclose(found._layers(["filters"], ("channels", "steps"))["filters"], of_filters.sum(0))
+    with pytest.raises(InputError, match=r"not \(channels, steps\)"):
+        found.layers(["head"])
+    listener = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 4, 9, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+    listener(torch.randn(1, 100))
+    assert lrpfx.explain(listener.eval(), torch.randn(100), rate=50).layers(["1"]).width > 100
+
+
+class Forecasts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.filters, self.layer, self.head = nn.Conv1d(2, 5, 3), nn.LSTM(5, 7, batch_first=True), nn.Linear(7, 1)
+        self.eval()
+
+    def forward(self, series):
+        return self.head(self.layer(self.filters(series.transpose(1, 2)).transpose(1, 2))[0][:, -1])

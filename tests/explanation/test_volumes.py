@@ -226,6 +226,12 @@ def test_a_network_and_transforms_of_monai(tmp_path):
     np.testing.assert_allclose(saved.affine, prepared.affine, atol=1e-6)
     assert found.spacing == pytest.approx((2, 2, 2)) and abs(found.ledger.unexplained) < 1e-4 * abs(found.ledger.seed)
 
+    whole = found.on_scan()
+    np.testing.assert_array_equal(whole.volume[0], values)
+    np.testing.assert_array_equal(nibabel.load(whole.save(tmp_path / "whole.nii.gz")).affine, affine)
+    world = [one.affine @ (*one.most_relevant, 1) for one in (found, whole)]
+    assert np.abs(world[0] - world[1])[:3].max() <= 3.0, "the largest voxel lies at the same place in millimetres"
+
 
 def test_preprocessing_is_of_one_volume():
     model, files = classifier(), [torch.rand(1, 12, 8, 8), torch.rand(1, 10, 8, 8)]
@@ -233,6 +239,85 @@ def test_preprocessing_is_of_one_volume():
     assert [one.relevance.shape for one in found] == [(6, 8, 8), (5, 8, 8)] and found[0].spacing == (4.0, 4.0, 4.0)
     assert type(found[0].volume) is np.ndarray
     assert lrpfx.explain(model, files, preprocess=lambda one: one[:, ::2])[0].affine is None
+
+
+class Weighted(nn.Module):
+    """The sum of all voxels, so that each has its value as relevance, by a convolution of volumes."""
+
+    def __init__(self):
+        super().__init__()
+        self.whole = nn.Conv3d(1, 1, 1, bias=False)
+        nn.init.ones_(self.whole.weight)
+
+    def forward(self, x):
+        return self.whole(x).sum((2, 3, 4))
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.uint8, np.float32])
+def test_what_preprocessing_did_to_the_axes_is_undone(kind):
+    """A crop, a flip, another order of axes, a mean over pairs and zeros around."""
+    generator = np.random.default_rng(0)
+    smooth = generator.random((6, 5, 4)).repeat(4, 0).repeat(4, 1).repeat(4, 2)  # (24, 20, 16)
+    scan = torch.from_numpy(smooth) if isinstance(kind, torch.dtype) else smooth.astype(kind)
+    scan = (255 * scan).round().to(kind) if kind is torch.uint8 else scan.to(kind) if isinstance(kind, torch.dtype) else scan
+
+    def preprocess(values):
+        part = torch.as_tensor(values)[4:20, :, 2:14].flip(1).permute(2, 0, 1).double()
+        pooled = nn.functional.avg_pool3d(part[None, None], (1, 2, 1))[0]
+        return nn.functional.pad(pooled, (3, 0), value=0.0)
+
+    found = lrpfx.explain(Weighted().double().eval(), scan, 0, preprocess=preprocess, composite="epsilon_plus")
+    assert found.relevance.shape == (12, 8, 23)
+    whole = found.on_scan()
+    assert whole.relevance.shape == whole.volume.shape[1:] == (24, 20, 16)
+    expected = np.zeros((24, 20, 16))
+    values = np.asarray(scan, dtype=np.float64)[4:20, :, 2:14]
+    expected[4:20, :, 2:14] = values.reshape(8, 2, 20, 12).mean(1).repeat(2, 0) / 2
+    np.testing.assert_allclose(whole.relevance, expected, rtol=2e-2, atol=1e-2 * expected.max())
+    assert whole.balance.inputs == pytest.approx(found.balance.inputs, rel=1e-6)
+    assert whole.planes().size[0] > 100 and abs(whole.ledger.unexplained) < 1e-6 * abs(whole.ledger.seed)
+    with pytest.raises(InputError, match="scan"):
+        whole.on_scan()
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        lambda one: one + 1e-3 * torch.rand_like(one),
+        lambda one: one.rot90(1, (2, 3)) @ torch.rand(10, 10).tril(),
+        lambda one: one.cumsum(3),
+        lambda one: one.roll(int(100 * one.std()), 1),
+        lambda one: (one - one.mean()) / one.std(),
+        lambda one: nn.functional.pad(one[..., 3:], (3, 0)),
+    ],
+    ids=["random", "mixed", "summed", "by content", "standardized", "cut and filled up"],
+)
+def test_other_preprocessing_is_not_undone(preprocess):
+    found = lrpfx.explain(classifier(), torch.rand(1, 8, 10, 10), 1, preprocess=preprocess)
+    with pytest.raises(InputError, match="crops, scales"):
+        found.on_scan()
+
+
+def test_frames_of_a_video_in_their_own_size():
+    frames = torch.randint(0, 256, (8, 3, 6, 5), dtype=torch.uint8).repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+    def preprocess(clip):  # as transforms of torchvision: resized, cropped, with channels in front
+        resized = nn.functional.interpolate(clip.float() / 255, scale_factor=0.5, mode="bilinear", antialias=True)
+        return ((resized[:, :, 1:11, :] - 0.45) / 0.225).transpose(0, 1)
+
+    found = lrpfx.explain(classifier(3), frames, 1, preprocess=preprocess)
+    whole = found.on_scan()
+    assert whole.volume.shape == (3, 8, 24, 20) and np.array_equal(whole.volume, frames.transpose(0, 1))
+    assert found.relevance.shape == (8, 10, 10)
+    pooled = whole.relevance[:, 2:22].reshape(8, 10, 2, 10, 2).sum((2, 4))
+    np.testing.assert_allclose(pooled, found.relevance, rtol=5e-2, atol=2e-2 * np.abs(found.relevance).max())
+
+
+def test_layers_of_volumes():
+    found = lrpfx.explain(UNet().eval(), torch.rand(1, 8, 8, 12), 1)
+    assert found.layers().width > 100 and found.layers(["first", "inner"], columns=3).width > 100
+    with pytest.raises(InputError, match=r"not \(channels, depth, height, width\)"):
+        lrpfx.explain(classifier(), torch.rand(1, 6, 8, 10)).layers(["4"])
 
 
 def test_a_program_and_several_inputs(tmp_path):

@@ -16,6 +16,7 @@ SCRIPT = """
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,7 +39,14 @@ explanations.shet()  # wrong
 for one in explanations:
     one.ovrlay()  # wrong
     one.overlay()
-explainer(torch.zeros(2, 3, 3, 3))[1].overlay()
+explainer([torch.zeros(3, 3, 3), np.zeros((3, 3, 3))])[1].overlay()
+explainer(torch.zeros(2, 3, 3, 3)).sheet()
+explainer(torch.zeros(2, 3, 3, 3)).overlay()  # wrong
+for one in explainer(np.zeros((2, 3, 3, 3))):  # wrong
+    pass
+several = explainer(torch.zeros(2, 3, 3, 3))
+assert isinstance(several, lrpfx.Explanations)
+several[1].overlay()
 lrpfx.explain(model, "photo.jpg", preprocess=lambda image: torch.zeros(3, 3, 3)).shet()  # wrong
 lrpfx.explain(model, ["photo.jpg"], preprocess=lambda image: torch.zeros(3, 3, 3))[0].sheet()
 
@@ -85,7 +93,21 @@ lrpfx.explain(model, "head.nii.gz", form="volume").heatmap()  # wrong
 lrpfx.explain(model, [torch.zeros(1, 2, 2, 2)], form="volume")[0].montage(6)
 lrpfx.Explainer(model, form="volume")(["a.nii", "b.nii"])[1].affine
 lrpfx.Explainer(model, form="volume")("a.nii").afine  # wrong
-lrpfx.Explainer(model, rate=16000)(torch.zeros(2, 800))[0].spectrum()
+lrpfx.Explainer(model, rate=16000)([torch.zeros(800)])[0].spectrum()
+lrpfx.explain(model, [np.zeros(800)], rate=16000)[0].spectrm()  # wrong
+rows = lrpfx.explain(model, np.zeros((5, 3)), form="table", names=["a", "b", "c"])
+rows.save("table.csv")
+rows.waterfall()  # wrong
+assert isinstance(rows, lrpfx.TableExplanations)
+rows.beeswarm()
+lrpfx.Explainer(model, form="series")([np.zeros((9, 2))])[0].steps
+one_scan = lrpfx.explain(model, torch.zeros(1, 2, 2, 2), form="volume")
+assert isinstance(one_scan, lrpfx.VolumeExplanation)
+one_scan.planes()
+both = lrpfx.explain(model, {"image": torch.zeros(1, 3, 3, 3), "facts": torch.zeros(1, 2)})
+assert isinstance(both, lrpfx.JointExplanation)
+both.shares["image"]
+both.shars  # wrong
 lrpfx.Explainer(model, form="tables")  # wrong
 explainer("photo.jpg", lrpfx.Region("cat", mask=torch.ones(8, 8))).overlay()
 
