@@ -22,7 +22,7 @@ from lrpfx.frontends.execution_order import modules_in_order_of_execution
 from lrpfx.ir.mapping import MappingContext
 from lrpfx.operators.layer import Layer
 from lrpfx.rules import formulas
-from lrpfx.rules.differences import Difference
+from lrpfx.rules.differences import Difference, RevealCancel, reveals
 from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.rules.modifiers import describe_value
@@ -855,6 +855,20 @@ class DeepLIFT(_BuiltInComposite):
 
     For `lrpfx.attribute(..., reference=r)`: relevance sums to f(x) - f(r). Every layer gets `lrpfx.rules.Difference`.
 
+    Parameters
+    ----------
+    canonizers
+        As for `Composite`.
+    reveal_cancel
+        Which element-wise functions get `lrpfx.rules.RevealCancel`, which tells positive from negative terms: those directly
+        after "dense" layers, as the authors recommend for networks with convolutions, or after all "linear" layers, which
+        convolutions are, too. Others keep the Rescale rule.
+
+    Raises
+    ------
+    InputError
+        `reveal_cancel` is neither.
+
     References
     ----------
     .. [1] Shrikumar et al. 2017, https://arxiv.org/abs/1704.02685
@@ -865,7 +879,9 @@ class DeepLIFT(_BuiltInComposite):
     >>> relevance = lrpfx.attribute(explain_model, x, 1, reference=torch.zeros_like(x)).relevance
     """
 
-    def __init__(self, canonizers: Sequence[Any] | None = None) -> None:
+    def __init__(self, canonizers: Sequence[Any] | None = None, reveal_cancel: str | None = None) -> None:
+        if reveal_cancel not in (None, "dense", "linear"):
+            raise InputError(f"reveal_cancel is 'dense', 'linear' or None, not {reveal_cancel!r}", topic="composites")
         kinds_of_layers = (
             types.Activation,
             types.Sum,
@@ -890,7 +906,10 @@ class DeepLIFT(_BuiltInComposite):
         def mapping(context: dict[Any, Any], name: str, module: Any) -> Hook | None:
             row = module.operation.row if isinstance(module, Layer) else None
             states = row is not None and row.values.between is not None  # also of operations that need no rule for LRP
-            return Difference() if states else of_layers(context, name, module)
+            found = Difference() if states else of_layers(context, name, module)
+            if found is None or reveal_cancel is None or not isinstance(module, Layer):
+                return found
+            return RevealCancel() if reveals(module, reveal_cancel) else found
 
         self.module_map = mapping
 

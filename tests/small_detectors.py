@@ -1,6 +1,7 @@
 """Small detectors of all families with random weights, and what is done after their heads, box by box."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -49,17 +50,38 @@ def ssd(**settings):
     return detection.ssd.SSD(Backbone(), anchors, (64, 80), 4, head=head, **settings)
 
 
-def faster_rcnn(**settings):
+def faster_rcnn(kind=detection.FasterRCNN, **settings):
     anchors = AnchorGenerator(((16,), (32,)), ((0.5, 1.0, 2.0),) * 2)
     pool = MultiScaleRoIAlign(["0", "1"], 3, 2, canonical_scale=24)
     counts = {"rpn_post_nms_top_n_test": 60, "box_detections_per_img": 20, "box_score_thresh": 0.2}
     head = detection.faster_rcnn.TwoMLPHead(8 * 9, 16)
     predictor = detection.faster_rcnn.FastRCNNPredictor(16, 4)
     settings = {"box_roi_pool": pool, "box_head": head, "box_predictor": predictor, **counts, **SIZES, **settings}
-    return detection.FasterRCNN(Backbone(), rpn_anchor_generator=anchors, **settings)
+    return kind(Backbone(), rpn_anchor_generator=anchors, **settings)
 
 
-TORCHVISION = {"RetinaNet": retinanet, "FCOS": fcos, "SSD": ssd, "FasterRCNN": faster_rcnn}
+def ssdlite(**settings):
+    anchors = DefaultBoxGenerator([[2], [2, 3]])
+    norm = partial(nn.BatchNorm2d, eps=0.001)
+    head = detection.ssdlite.SSDLiteHead([8, 8], anchors.num_anchors_per_location(), 4, norm)
+    return detection.ssd.SSD(Backbone(), anchors, (64, 80), 4, head=head, score_thresh=0.1, nms_thresh=0.55, **settings)
+
+
+def mask_rcnn(**settings):
+    kind, parts = detection.MaskRCNN, detection.mask_rcnn
+    masks = {"mask_head": parts.MaskRCNNHeads(8, (8,), 1), "mask_predictor": parts.MaskRCNNPredictor(8, 8, 4)}
+    return faster_rcnn(kind, mask_roi_pool=MultiScaleRoIAlign(["0", "1"], 4, 2), **masks, **settings)
+
+
+def keypoint_rcnn(**settings):
+    kind, parts = detection.KeypointRCNN, detection.keypoint_rcnn
+    points = {"keypoint_head": parts.KeypointRCNNHeads(8, (8,)), "keypoint_predictor": parts.KeypointRCNNPredictor(8, 3)}
+    return faster_rcnn(kind, keypoint_roi_pool=MultiScaleRoIAlign(["0", "1"], 4, 2), **points, **settings)
+
+
+#: Heads of boxes on proposals, alone or beside heads of masks or keypoints.
+OF_REGIONS = {"FasterRCNN": faster_rcnn, "MaskRCNN": mask_rcnn, "KeypointRCNN": keypoint_rcnn}
+TORCHVISION = {"RetinaNet": retinanet, "FCOS": fcos, "SSD": ssd, "SSDlite": ssdlite, **OF_REGIONS}
 
 
 def made(name, seed=0):

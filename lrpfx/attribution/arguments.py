@@ -174,13 +174,24 @@ def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -
     if isinstance(reference, Mapping):
         given = dict(reference)
     elif isinstance(reference, tuple):
+        if len(reference) > len(by_name):
+            raise InputError(
+                f"reference= has {len(reference)} items, but the inputs are {', '.join(by_name)}", topic="references"
+            )
         given = dict(zip(by_name, reference, strict=False))
     else:
-        given = {next(iter(by_name)): reference}
+        signals = [name for name in by_name if name in names_of_references and floating_tensors(by_name[name])]
+        if len(signals) > 1:
+            raise InputError(
+                f"the inputs {', '.join(map(repr, signals))} need a reference each: a dict by their names, or a tuple in their "
+                "order. A list holds several references, over which relevance is averaged",
+                topic="references",
+            )
+        given = {next(iter(signals or by_name)): reference}
     found = {}
     for name, of_reference in names_of_references.items():
         value = by_name.get(name)
-        found[of_reference] = _fitting(given.pop(name, value), value, name)
+        found[of_reference] = _fitting(given.pop(name, value), value, repr(name))
     if given:
         raise InputError(
             f"reference= names {', '.join(map(repr, given))}, but the inputs are {', '.join(by_name)}", topic="references"
@@ -189,29 +200,49 @@ def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -
 
 
 def _fitting(reference: Any, value: Any, name: str) -> Any:
-    """The reference of an input in its shape. `InputError` if it does not fit."""
+    """The reference of an input in its shape and memory format. `InputError` if it does not fit."""
+    if isinstance(value, Mapping):
+        known = reference if isinstance(reference, Mapping) else {}
+        if known.keys() != value.keys():
+            keys = ", ".join(map(repr, value))
+            raise InputError(f"the reference of {name} is a dict with the keys {keys}", topic="references")
+        return {key: _fitting(known[key], item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        if not isinstance(reference, (tuple, list)) or len(reference) != len(value):
+            raise InputError(f"the reference of {name} is a tuple or list of {len(value)} items", topic="references")
+        pairs = enumerate(zip(reference, value, strict=True))
+        items = [_fitting(one, item, f"{name}[{place}]") for place, (one, item) in pairs]
+        return tuple(items) if isinstance(value, tuple) else items
     if not isinstance(value, torch.Tensor):
         return reference
+    if reference is value:  # none is given
+        return value.detach()
     if isinstance(reference, (int, float)) and not isinstance(reference, bool):
-        return torch.full_like(value, reference)
+        if isinstance(reference, float) and not value.is_floating_point():
+            raise InputError(f"the reference of {name}, which has dtype {value.dtype}, is no {reference}", topic="references")
+        reference = torch.full_like(value, reference, requires_grad=False)
     if not isinstance(reference, torch.Tensor):
-        raise InputTypeError(f"the reference of {name!r} is a tensor, not {type(reference).__name__}", topic="references")
+        raise InputTypeError(f"the reference of {name} is a tensor, not {type(reference).__name__}", topic="references")
+    if not_dense(reference) is not None:
+        raise InputTypeError(f"the reference of {name} is {not_dense(reference)}", topic="references")
     for fact in ("dtype", "device"):
         if getattr(reference, fact) != getattr(value, fact):
             raise InputError(
-                f"the reference of {name!r} has {fact} {getattr(reference, fact)}, but the input {getattr(value, fact)}",
+                f"the reference of {name} has {fact} {getattr(reference, fact)}, but the input {getattr(value, fact)}",
                 topic="references",
             )
     if reference.is_floating_point() and not torch.isfinite(reference).all():
-        raise InputError(f"the reference of {name!r} has values that are not finite", topic="references")
+        raise InputError(f"the reference of {name} has values that are not finite", topic="references")
     try:
-        return reference.detach().expand_as(value)
+        expanded = reference.detach().expand_as(value)
     except RuntimeError as error:
+        several = "; several references are a list, such as list(reference[:, None])" if reference.ndim == value.ndim else ""
         raise InputError(
-            f"the reference of {name!r} has the shape {tuple(reference.shape)}, which cannot be broadcast to that of the "
-            f"input, {tuple(value.shape)}",
+            f"the reference of {name} has the shape {tuple(reference.shape)}, which cannot be broadcast to that of the "
+            f"input, {tuple(value.shape)}{several}",
             topic="references",
         ) from error
+    return torch.empty_like(value, requires_grad=False).copy_(expanded)  # in its memory format, which views depend on
 
 
 def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:

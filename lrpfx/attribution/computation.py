@@ -180,6 +180,9 @@ class Computation:
             forward = self._run(runner, self._traced, further)
         if info.carries_multiplier:
             self._starts = [multiplier_of_start(forward.output, seed, name) for seed in self.seeds]
+            if self._references:  # a value of 0 differs from the reference, too
+                pairs = zip(self.targets, self.seeds, strict=True)
+                self._starts = [one.multiplier(forward.output, seed) for one, seed in pairs]
         return runner, forward
 
     def _relevances(

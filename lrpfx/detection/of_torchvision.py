@@ -170,6 +170,8 @@ class FasterRCNNHeads(TorchvisionHeads):
         maps = self.maps(padded)
         sizes = _ImageList(padded, [tuple(image.shape[2:])])
         (proposals,), _ = self.detector.rpn(sizes, maps)
+        if not len(proposals):
+            proposals = proposals.new_zeros(1, 4)  # a region without an area is no box
         raw = self._of_proposals(maps, image, proposals[None])
         _, index = self.best(raw.confidences)
         places, are_there = Candidates(self.candidates(raw)).found(self.limit)

@@ -22,6 +22,7 @@ from lrpfx.request.layouts import channel_dimension
 from lrpfx.request.mixtures import experts_of_rows, product_of, routing_of
 from lrpfx.request.names import resolve_names
 from lrpfx.request.targets import Target, without_arrays
+from lrpfx.runtime.differences import BySigns
 from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.numbers import is_whole
@@ -233,11 +234,24 @@ def checked_place(graph: fx.Graph, place: SomePlace) -> SomePlace:
         raise InputTypeError(
             f"a condition is at a node, or at an edge as a pair of names, not at {place!r}", topic="conditions"
         )
-    source, _ = ends_of(graph, place)
+    source, reader = ends_of(graph, place)
+    for one in (source, reader):
+        by_signs = next((user for user in one.users if _reads_terms_of(user, one)), None) if one is not None else None
+        if one is not None and by_signs is not None:
+            raise InputError(
+                f"positive and negative terms of {node_info(one).name} have multipliers of their own: set the condition on "
+                f"{node_info(by_signs).name}, which reads it, at the same entries",
+                topic="conditions",
+            )
     dtype = node_info(source).dtype
     if node_info(source).role is not Role.DATA or (dtype is not None and not dtype.is_floating_point):
         raise InputError(f"{node_info(source).name} carries no relevance, which a condition could keep", topic="conditions")
     return place
+
+
+def _reads_terms_of(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a call passes relevance to the terms of a value, besides that to the value itself."""
+    return user.op == "call_module" and isinstance(node_info(user).form, BySigns) and user.args[0] is node
 
 
 def key_of(place: Place) -> Key:

@@ -1,5 +1,6 @@
 """The rules, under Zennit's names."""
 
+from lrpfx.rules.differences import Difference, RevealCancel
 from lrpfx.rules.formulas import (
     AbsoluteRatio,
     AlphaBeta,
@@ -31,6 +32,7 @@ __all__ = [
     "AlphaBeta",
     "BasicHook",
     "ClampMod",
+    "Difference",
     "Epsilon",
     "Flat",
     "Gamma",
@@ -44,6 +46,7 @@ __all__ = [
     "ReLUBetaSmooth",
     "ReLUDeconvNet",
     "ReLUGuidedBackprop",
+    "RevealCancel",
     "SignalTakesAll",
     "SoftmaxTaylor",
     "Uniform",

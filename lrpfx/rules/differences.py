@@ -1,14 +1,17 @@
-"""The rule of differences from a reference."""
+"""The rules of differences from a reference."""
 
 import torch
+from torch import fx
 
 from lrpfx.errors import RuleError
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Between
+from lrpfx.ir.node import node_info
+from lrpfx.ir.operator import Between, Operator, WeightLayout
 from lrpfx.operators.layer import Layer
 from lrpfx.rules.hook import Hook
 from lrpfx.runtime.differences import (
     AtMidpoint,
+    BySigns,
     BySlope,
     BySlopes,
     OfChannelNormalization,
@@ -117,6 +120,51 @@ class Difference(Hook):
         if row.entries.elementwise or issubclass(row.kind, kinds.Activation):
             return BySlope() if inputs == 1 else BySlopes()
         return None
+
+
+class RevealCancel(Difference):
+    """Positive and negative terms of a sum have multipliers of their own, where `Difference` has one slope for both.
+
+    For element-wise functions of what a dense layer or a convolution returns. Terms that cancel in the sum get relevance: of
+    the smaller of two inputs, a - relu(a - b), both get a share.
+
+    References
+    ----------
+    .. [1] Shrikumar et al. 2017, section 3.5.3, https://arxiv.org/abs/1704.02685
+
+    Examples
+    --------
+    >>> composite = lrpfx.composites.DeepLIFT(reveal_cancel="dense")
+    """
+
+    def check(self, layer: Layer) -> None:
+        """Raise `RuleError` for other layers."""
+        super().check(layer)
+        if not isinstance(super().multiplier_form(layer), BySlope):
+            raise RuleError(f"{self} is for element-wise functions of one value", topic="references")
+        if row_before(layer) is None:
+            raise RuleError(
+                f"{self} is for functions of what a dense layer or a convolution returns, and this one reads "
+                f"{getattr(layer.inputs[0], 'name', 'something else')}: give it Difference()",
+                topic="references",
+            )
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        return BySigns()
+
+
+def row_before(layer: Layer) -> Operator | None:
+    """The row of the dense layer or convolution whose output an element-wise function reads; None for others."""
+    source = layer.inputs[0] if len(layer.inputs) == 1 else None
+    row = node_info(source).operator if isinstance(source, fx.Node) else None
+    return row if row is not None and row.linear.weight_layout is not None else None
+
+
+def reveals(layer: Layer, places: str) -> bool:
+    """Whether `RevealCancel` is for a layer at these places: "dense", or "linear" for convolutions, too."""
+    row = row_before(layer)
+    fits = row is not None and (places != "dense" or row.linear.weight_layout is WeightLayout.DENSE)
+    return fits and isinstance(Difference().multiplier_form(layer), BySlope)
 
 
 def _what_depends(layer: Layer) -> str:

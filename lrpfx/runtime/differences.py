@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lrpfx.errors import InputError, RuleError
+from lrpfx.ir.node import floating_tensors
 from lrpfx.operators.attention import softmax_dimension
 from lrpfx.operators.layer import Operation
 from lrpfx.operators.normalization import per_channel
@@ -22,8 +23,8 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
 from lrpfx.support.derivatives import derivative_of, vjp
-from lrpfx.support.tensors import detached, only_finite, relevance_from, save_values, saved_values
-from lrpfx.support.torch_internals import apply, is_traced, is_transformed
+from lrpfx.support.tensors import detached, is_floating, only_finite, relevance_from, save_values, saved_values
+from lrpfx.support.torch_internals import apply, is_traced, is_transformed, pytree
 
 Tensors = Sequence[torch.Tensor]
 Pair = tuple[torch.Tensor, torch.Tensor]  # a value, and that for the reference
@@ -38,19 +39,27 @@ MOST_APART = 0.2
 def reference_of(value: Any, reference: Any) -> Any:
     """The reference of an input: what was given for it or, where no relevance is asked for, the input itself."""
     if reference is None:
-        if isinstance(value, torch.Tensor) and value.requires_grad:
+        if any(one.requires_grad for one in floating_tensors(value)):
             raise InputError(
                 "the module explains differences from a reference: lrpfx.attribute(explain_model, x, target, reference=...)",
                 topic="references",
             )
         return value
-    return detached(reference)
+    return pytree.tree_map(detached, reference)
 
 
-def carry_difference(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets (value - reference) * m."""
-    carried: torch.Tensor = apply(_CarryDifference, value, reference)
-    return carried
+def carry_difference(value: Any, reference: Any) -> Any:
+    """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets (value - reference) * m.
+
+    So does each tensor of floating-point numbers in a nested value.
+    """
+    if isinstance(value, torch.Tensor):
+        return apply(_CarryDifference, value, reference)
+
+    def carried(one: Any, other: Any) -> Any:
+        return apply(_CarryDifference, one, other) if is_floating(one) else one
+
+    return pytree.tree_map(carried, value, reference)
 
 
 class _CarryDifference(torch.autograd.Function):
@@ -141,11 +150,17 @@ class AtMidpoint(DifferenceForm):
         if row is not None and row.entries.elementwise and len(means) == 2 and not others:  # without another product
             first, last = (multiplier * one for one in reversed(means))
             return [first.sum_to_size(means[0].shape), last.sum_to_size(means[1].shape)]
-        adjoint: Any = operation.adjoint(multiplier, [*means, *others])
-        if adjoint is None:
-            adjoint = vjp(lambda *inputs: operation([*inputs, *others]), *means)[1](multiplier)
-        found: Tensors = adjoint
-        return found
+        return _adjoint(operation, multiplier, [*means, *others])
+
+
+def _adjoint(operation: Operation, multiplier: torch.Tensor, values: Sequence[Any]) -> Tensors:
+    """The ordinary derivatives of an operation, times the multiplier."""
+    found: Any = operation.adjoint(multiplier, values)
+    if found is None:
+        inputs, others = values[: operation.inputs], values[operation.inputs :]
+        found = vjp(lambda *changed: operation([*changed, *others]), *inputs)[1](multiplier)
+    adjoint: Tensors = found
+    return adjoint
 
 
 class _OfOneInput(torch.autograd.Function):
@@ -202,20 +217,59 @@ class BySlope(FormOfOneInput):
     def prepared(
         self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
     ) -> Tensors:
-        row, alone = operation.operator, not any(isinstance(value, torch.Tensor) for value in values[1:])
-        return [
-            slope(
-                _first_result(operation, values),
-                values[0],
-                reference,
-                (output, other),
-                of_entries=alone,
-                clips=row is not None and row.values.clips,
-            )
-        ]
+        alone = not any(isinstance(value, torch.Tensor) for value in values[1:])
+        function = _first_result(operation, values)
+        return [slope(function, values[0], reference, (output, other), of_entries=alone, clips=_clips(operation))]
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
         return multiplier * prepared[0]
+
+
+def _clips(operation: Operation) -> bool:
+    return operation.operator is not None and operation.operator.values.clips
+
+
+@dataclass(frozen=True)
+class BySigns(DifferenceForm):
+    """An element-wise function of what a dense layer or a convolution returns, by its positive and its negative terms.
+
+    The terms w Δh of Δx add up to Δx⁺ and Δx⁻ by their signs. Both are inputs of the function, each in turn with a slope
+    (RevealCancel). Relevance of x is that of the whole slope s, and the terms get what differs from it: m (s⁺ - s) for positive
+    ones, m (s⁻ - s) for negative ones, and the mean of both where Δh is 0. This adds up to 0.
+
+    The data inputs are x and h, and the other values end with those of the layer, which begin at `first`. Since |w Δh| is
+    |w| |Δh|, the sums of terms by sign take one more call of the layer, and their multipliers two more of its adjoint.
+    """
+
+    layer: Operation | None = None  # the compiler knows it where it places the form
+    first: int = 0
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        if self.layer is None:
+            raise RuleError("a form by signs is placed without the layer before it", topic="defects")
+        (value, signal, *_), (reference, other_signal) = values, references
+        change, own = signal - other_signal, values[self.first :]
+        magnitudes = [
+            parameter.abs() if name == "weight" else torch.zeros_like(parameter)
+            for name, parameter in zip(self.layer.parameters, own, strict=False)
+        ]
+        size_of_terms = self.layer([change.abs(), *magnitudes, *own[len(magnitudes) :]])
+        with_positive = reference + (value - reference + size_of_terms) / 2
+        with_negative = reference + (value - reference - size_of_terms) / 2
+
+        def slope_between(first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+            return slope(_first_result(operation, values), last, first, clips=_clips(operation))
+
+        whole = slope_between(reference, value)
+        of_positive = slope_between(reference, with_positive) + slope_between(with_negative, value)
+        of_negative = slope_between(reference, with_negative) + slope_between(with_positive, value)
+        of_terms = multiplier * ((of_positive + of_negative) / 4 - whole)
+        of_sizes = multiplier * (of_positive - of_negative) / 4
+        (of_signal,) = _adjoint(self.layer, of_terms, [signal, *own])
+        (of_size,) = _adjoint(self.layer, of_sizes, [signal, *magnitudes, *own[len(magnitudes) :]])
+        return [multiplier * whole, of_signal + change.sign() * of_size]
 
 
 @dataclass(frozen=True)

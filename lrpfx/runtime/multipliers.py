@@ -19,8 +19,8 @@ from lrpfx.operators.layer import Operation
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall, share_of, with_linear_shares
 from lrpfx.support.derivatives import vjp
-from lrpfx.support.tensors import relevance_from, save_values, saved_values
-from lrpfx.support.torch_internals import apply
+from lrpfx.support.tensors import is_floating, relevance_from, save_values, saved_values
+from lrpfx.support.torch_internals import apply, pytree
 
 Absorbed = dict[str, Any]
 
@@ -154,10 +154,14 @@ def carry_multiplier(value: torch.Tensor) -> torch.Tensor:
     return carried
 
 
-def carry_relevance(value: torch.Tensor) -> torch.Tensor:
-    """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets R = value * m."""
-    carried: torch.Tensor = apply(_CarryRelevance, value)
-    return carried
+def carry_relevance(value: Any) -> Any:
+    """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets R = value * m.
+
+    So does each tensor of floating-point numbers in a nested value, such as an input that is a list.
+    """
+    if isinstance(value, torch.Tensor):
+        return apply(_CarryRelevance, value)
+    return pytree.tree_map(lambda leaf: apply(_CarryRelevance, leaf) if is_floating(leaf) else leaf, value)
 
 
 class _WithShares(torch.autograd.Function):

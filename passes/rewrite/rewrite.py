@@ -17,19 +17,21 @@ from lrpfx.ir.node import (
     data_calls,
     has_info,
     is_data,
+    map_arguments,
     node_info,
     nodes_by_name,
     nodes_in,
     set_info,
     update_info,
 )
-from lrpfx.operators.layer import FunctionalModule, Layer, Operation
+from lrpfx.operators.layer import FunctionalModule, Layer, Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN, SUPPORTED, VALIDATED
 from lrpfx.passes.rewrite.pair_with_reference import takes_differences
 from lrpfx.rules.modifiers import ParamMod
 from lrpfx.rules.rule import Rule
+from lrpfx.runtime.differences import BySigns
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
 from lrpfx.runtime.live_derivatives import LiveParameter
 from lrpfx.runtime.module_tree import ModuleTree, free_name
@@ -62,10 +64,13 @@ class Rewrite(GraphPass):
                 topic="derivative-of-relevance",
             )
         ruled = [node for node in data_calls(program.graph) if node_info(node).rule is not None]
-        layers = [program.layer(node) for node in ruled]
+        layers = {node: program.layer(node) for node in ruled}
         tree = ModuleTree(program.root)
         by_name = nodes_by_name(program.graph)
-        for node, layer in zip(ruled, layers, strict=True):
+        for node, layer in layers.items():
+            if isinstance(node_info(node).form, BySigns):
+                layer, form = _with_terms(layer, layers[layer.inputs[0]])
+                update_info(node, form=form)
             _RewrittenCall(program.graph, tree, node, layer, by_name).rewrite(self.switch)
         if self.switch is not None:
             _hold_operands(program.graph, tree, self.switch)
@@ -169,6 +174,21 @@ class _RewrittenCall:
             node = self.graph.create_node("get_attr", value)
         set_info(node, NodeInfo(value, source=self.info.source, role=Role.PARAMETER))
         return node
+
+
+def _with_terms(layer: Layer, before: Layer) -> tuple[Layer, BySigns]:
+    """A function of the output of the layer before it, which reads the terms of that output, too, and its form."""
+    operation, linear = layer.operation, before.operation
+
+    def moved(leaf: Any) -> Any:
+        return Slot(leaf.index + 1) if isinstance(leaf, Slot) and leaf.index else leaf
+
+    args, kwargs = map_arguments((operation.args, operation.kwargs), moved)
+    found = copy.copy(layer)
+    found.operation = Operation(operation.function, args, kwargs, 2, operation.parameters, operation.operator)
+    found.inputs = (*layer.inputs, *before.inputs)
+    found.extras = (*layer.extras, *(before.parameters[name] for name in linear.parameters), *before.extras)
+    return found, BySigns(linear, 2 + len(operation.parameters) + len(layer.extras))
 
 
 def _hold_operands(graph: fx.Graph, tree: ModuleTree, switch: Switch) -> None:

@@ -319,6 +319,65 @@ class TwoInputs(nn.Module):
         return self.left(a).sigmoid() * self.right(b)
 
 
+def test_a_fraction_is_no_reference_of_tokens():
+    model, ids = Lookup().double().eval(), torch.randint(1, 20, (2, 4))
+    explain_model = lrpfx.transform(model, DeepLIFT(), ids)
+    with pytest.raises(lrpfx.InputError, match=r"which has dtype torch.int64, is no 0\.5"):
+        lrpfx.attribute(explain_model, ids, 1, reference=0.5)
+
+
+@pytest.mark.parametrize("reference", [0, torch.zeros(2, 4).double(), [torch.zeros(2, 4).double(), torch.zeros(2, 5).double()]])
+def test_several_inputs_need_a_reference_each(reference):
+    """A list is several references, and no list of those of the inputs."""
+    model, given = TwoInputs().double().eval(), (torch.randn(2, 4).double(), torch.randn(2, 5).double())
+    explain_model = lrpfx.transform(model, DeepLIFT(), given)
+    with pytest.raises(lrpfx.InputError, match="the inputs 'a', 'b' need a reference each: a dict by their names"):
+        lrpfx.attribute(explain_model, given, 1, reference=reference)
+
+
+class OfList(nn.Module):
+    def forward(self, tensors):
+        return tensors[0].sigmoid() * tensors[1]
+
+
+def test_inputs_in_a_list_have_references_in_a_list():
+    given = {"tensors": [torch.randn(2, 3).double(), torch.randn(2, 3).double()]}
+    model = OfList().eval()
+    explain_model = lrpfx.transform(model, DeepLIFT(), given)
+    references = [torch.zeros(2, 3).double(), torch.ones(3).double()]
+    found = lrpfx.attribute(explain_model, given, 1, reference={"tensors": references})
+    difference = (model(**given) - model([references[0], references[1].expand(2, 3)]))[:, 1]
+    torch.testing.assert_close(sum(one.sum(1) for one in found.relevance["tensors"]), difference)
+    for wrong, message in ((references[:1], "is a tuple or list of 2 items"), ([0.5, "b"], r"\[1\] is a tensor, not str")):
+        with pytest.raises(lrpfx.InputError, match=message):
+            lrpfx.attribute(explain_model, given, 1, reference={"tensors": wrong})
+
+
+@pytest.mark.parametrize("shape", [(), (6, 6), (1, 3, 1, 1), (2, 3, 6, 6)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_reference_of_any_shape_that_can_be_broadcast(shape, memory_format):
+    """Views in forward depend on the strides of values."""
+    torch.manual_seed(0)
+    last = nn.Linear(108, 2).double()
+    model = Of(lambda x, w: x).double().eval()
+    model.forward = lambda x: last(torch.tanh(x).permute(0, 2, 3, 1).contiguous().view(len(x), -1))
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64).to(memory_format=memory_format)
+    reference = torch.randn(shape, dtype=torch.float64)
+    found = lrpfx.attribute(lrpfx.transform(model, DeepLIFT(), x), x, 1, reference=reference)
+    difference = (model(x) - model(reference.expand_as(x)))[:, 1].detach()
+    torch.testing.assert_close(found.relevance.flatten(1).sum(1), difference)
+
+
+def test_relevance_that_starts_at_a_value_of_zero():
+    """A unit that is off for the input, and on for the reference, differs, too."""
+    model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    hidden, other = model[:2](x).detach(), model[:2](reference).detach()
+    assert ((hidden == 0) & (other != 0)).any()
+    relevance = lrpfx.attribute(explain_model, x, start="1", reference=reference).relevance
+    torch.testing.assert_close(relevance.sum(1), (hidden - other).sum(1))
+
+
 def test_several_inputs_and_one_that_keeps_its_value():
     torch.manual_seed(0)
     model, a, b = TwoInputs().double().eval(), torch.randn(2, 4).double(), torch.randn(2, 5).double()
@@ -341,6 +400,10 @@ def test_several_inputs_and_one_that_keeps_its_value():
         ({"y": torch.zeros(4, 5).double()}, "reference= names 'y', but the inputs are input"),
         ([], "reference= is an empty list"),
         ("zeros", "is a tensor, not str"),
+        (float("nan"), "has values that are not finite"),
+        (torch.zeros(7, 5).double(), "several references are a list"),
+        ((torch.zeros(4, 5).double(), 0), "reference= has 2 items, but the inputs are input"),
+        (torch.zeros(4, 5).double().to_sparse(), "is of layout torch.sparse_coo"),
     ],
 )
 def test_references_that_do_not_fit(reference, message):

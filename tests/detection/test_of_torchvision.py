@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers import assert_close
-from small_detectors import TORCHVISION, made, replace_kernels
+from small_detectors import OF_REGIONS, TORCHVISION, made, replace_kernels
 from torch import nn
 from torchvision.models.detection import FasterRCNN
 from torchvision.ops import MultiScaleRoIAlign
@@ -14,11 +14,14 @@ from lrpfx.detection.of_torchvision import pooled_regions
 from lrpfx.request import Box
 from lrpfx.request.boxes import Candidates
 
+#: Of random weights that find several classes, where 0 does not.
+SEEDS = {"KeypointRCNN": 1}
+
 
 @pytest.fixture(params=TORCHVISION)
 def detector(request, monkeypatch):
     replace_kernels(monkeypatch)
-    return made(request.param)
+    return made(request.param, seed=SEEDS.get(request.param, 0))
 
 
 @pytest.fixture
@@ -116,6 +119,7 @@ def seeds_by_hand(detector, x, count):
     return padded, result
 
 
+@pytest.mark.filterwarnings("ignore:the map is empty")  # of a code to which no positive weight leads
 @pytest.mark.parametrize("kind", [EpsilonPlus, GammaByDepth])
 def test_relevance_is_that_of_the_raw_heads_with_a_seed_by_hand(dense_detector, image, kind):
     detector = dense_detector
@@ -131,15 +135,20 @@ def test_relevance_is_that_of_the_raw_heads_with_a_seed_by_hand(dense_detector, 
             if edge is not None and (whole[edge] != corners[edge] or not seed.any()):
                 continue  # the image cuts it off, or the network leaves the anchor's edge
             expected = lrpfx.attribute(raw, padded, seed).relevance[..., : x.shape[2], : x.shape[3]]
-            assert_close(lrpfx.attribute(explain_model, x, Box(number, what)).relevance, expected, 1e-5)
-            compared += 1
+            found = lrpfx.attribute(explain_model, x, Box(number, what)).relevance
+            if expected.any():
+                assert_close(found, expected, 1e-5)
+                compared += 1
+            else:
+                assert not found.any()
     assert compared > 12
 
 
 @pytest.mark.parametrize("kind", [EpsilonPlus, GammaByDepth])
-def test_relevance_of_regions_is_that_of_their_head_with_a_seed_by_hand(image, kind, monkeypatch):
+@pytest.mark.parametrize("name", OF_REGIONS)
+def test_relevance_of_regions_is_that_of_their_head_with_a_seed_by_hand(image, name, kind, monkeypatch):
     replace_kernels(monkeypatch)
-    detector, composite = made("FasterRCNN"), kind(epsilon=1e-12, stabilizer=1e-12)
+    detector, composite = made(name), kind(epsilon=1e-12, stabilizer=1e-12)
     heads = lrpfx.detection.heads(detector)
     x = input_of(heads, image)
     (proposals,) = heads.further(x)

@@ -149,6 +149,16 @@ def test_regions_through_the_front_door(photograph, monkeypatch):
         assert one.ledger.unexplained < 1e-6 and one.boxes[2].overlay()
 
 
+def test_no_region_is_no_box(photograph, monkeypatch):
+    """A detector whose first stage proposes nothing finds nothing, and says so as others do."""
+    replace_kernels(monkeypatch)
+    detector = made("MaskRCNN", seed=2).float()
+    detector.rpn.score_thresh = 1.0
+    explainer = lrpfx.Explainer(detector, composite=EpsilonPlus())
+    with pytest.raises(lrpfx.InputError, match="finds no box 0: it finds none"):
+        explainer(photograph)
+
+
 @pytest.mark.filterwarnings("ignore:the map is empty")  # of an edge that is cut off, or that the network does not move
 @pytest.mark.parametrize("name", ["RetinaNet", "FCOS", "SSD", "FasterRCNN"])
 def test_compiled_with_a_small_example_as_with_the_photograph(name, photograph, monkeypatch):

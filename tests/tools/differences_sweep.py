@@ -1,17 +1,24 @@
-"""Differences from a reference: what DeepLIFT misses on networks of torchvision, transformers, timm and recurrent ones.
+"""Differences from a reference: what DeepLIFT misses on networks of torchvision, transformers, timm, and others.
 
-Run as a program, it examines each network in a separate process, with a time limit, and writes the table of
-docs/differences.md. Names as arguments examine only networks whose names contain one of them, and write nothing.
+Run as a program, it examines each network in a separate process, with a limit of processor time, and writes the table of
+docs/differences.md. Names as arguments examine only networks whose names contain one of them, and write nothing. After
+`--rows FILE`, what is found is appended to the file, one line for each network, and what it holds already is not examined
+again.
 """
 
 import json
-import subprocess
+import multiprocessing
+import resource
+import signal
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+import pytest
+import small_detectors
 import torch
 import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 
@@ -27,7 +34,7 @@ from lrpfx.composites import DeepLIFT
 from lrpfx.ir.node import floating_tensors
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "differences.md"
-SECONDS = 300
+SECONDS = 60  # of the processor, for each network
 MOST, MOST_IN_PART = 1e-9, 1e-6  # the latter for networks that compute in part in single precision
 #: Networks of timm with building blocks that torchvision's lack.
 TIMM = (
@@ -49,6 +56,22 @@ class Recurrent(nn.Module):
 
 
 RECURRENT = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+STATE_SPACE = "state space"  # the modality of architectures
+
+
+class LogitsOfBoxes(nn.Module):
+    """The logits of all boxes of a detector, before any are chosen."""
+
+    def __init__(self, detector):
+        super().__init__()
+        self.heads = lrpfx.detection.heads(detector)
+
+    def forward(self, x, proposals=None):
+        if proposals is None:
+            return self.heads.raw(x).logits.flatten(1)
+        return self.heads._of_proposals(self.heads.maps(self.heads.padded(x)), x, proposals).logits.flatten(1)
+
+
 #: What the reference of an input is: zeros of what carries content; masks and positions keep their values.
 CONTENT = ("input_ids", "pixel_values", "input_values", "input_features", "inputs_embeds", "decoder_input_ids", "x")
 
@@ -57,9 +80,11 @@ def networks():
     """The networks by group: name -> names."""
     return {
         "torchvision": classifiers(),
-        "transformers": [one.name for one in ARCHITECTURES],
+        "transformers": [one.name for one in ARCHITECTURES if one.modality != STATE_SPACE],
+        "state-space models": [one.name for one in ARCHITECTURES if one.modality == STATE_SPACE],
         "timm": list(TIMM),
         "recurrent": list(RECURRENT),
+        "detectors' heads": [*small_detectors.TORCHVISION, *small_detectors.TRANSFORMERS, "Yolo"],
     }
 
 
@@ -67,9 +92,12 @@ def examine(group, name):
     """The larger gap of two references, relative to the larger output, and the node with the largest part of it."""
     said, output, target = {}, None, largest
     torch.manual_seed(0)
+    constants = ()
     if group == "torchvision":
         model = _perturbed(random_model(name))
-        inputs = {"x": smallest_input(model)[0]}
+        inputs = {"x": smallest_input(model)[0][:1]}
+    elif group == "detectors' heads":
+        model, inputs, constants = _detector(name)
     elif group == "timm":
         import timm
 
@@ -85,12 +113,40 @@ def examine(group, name):
         if one.called_before:
             with torch.no_grad():
                 model(**inputs, **said)
-    given = {**inputs, **said} if group == "transformers" else next(iter(inputs.values()))
-    explain_model = lrpfx.transform(model, DeepLIFT(), given)
+    given = {**inputs, **said} if len(inputs) > 1 or said or "x" not in inputs else inputs["x"]
+    explain_model = lrpfx.transform(model, DeepLIFT(), given, constants=constants)
     gaps = [gap(explain_model, given, inputs, output, target, random) for random in (False, True)]
-    accounts = lrpfx.ledger(explain_model, given, target, output=output, reference=_references(given, inputs, True))
+    row = {"gap": max(gaps)}
+    if row["gap"] > MOST:
+        ask = partial(lrpfx.ledger, explain_model, given, target, output=output)
+        row["worst"] = _place_of_gap(ask(reference=_references(given, inputs, gaps[1] > gaps[0])))
+    return row
+
+
+def _detector(name):
+    """The logits of the boxes of a small detector, the inputs, and the names of those that are no signals."""
+    torch.manual_seed(0)
+    if name in small_detectors.TRANSFORMERS:
+        detector = small_detectors.of_transformers(name)
+    elif name == "Yolo":
+        detector = small_detectors.yolo().double()
+    else:
+        small_detectors.replace_kernels(pytest.MonkeyPatch())
+        detector = small_detectors.made(name).double()
+    model = LogitsOfBoxes(detector).eval()
+    inputs = {"x": torch.rand(1, 3, 64, 96 if name == "Yolo" else 64, dtype=torch.float64)}
+    names = model.heads.further_names
+    further = model.heads.further(inputs["x"])
+    return model, {**inputs, **dict(zip(names, further, strict=True))}, names
+
+
+def _place_of_gap(accounts):
+    """The node that explains least of its difference, or what constants take that differ for the reference."""
     worst = max(accounts, key=lambda entry: abs(entry.unexplained))
-    return {"gap": max(gaps), "nodes": len(lrpfx.assignment(explain_model)), "worst": f"{worst.name} ({worst.kind})"}
+    booked = max(accounts, key=lambda entry: abs(entry.constants))
+    if abs(booked.constants) > abs(worst.unexplained):
+        return f"{booked.name} ({booked.kind}): constants that differ for the reference"
+    return f"{worst.name} ({worst.kind})"
 
 
 def _perturbed(model):
@@ -129,16 +185,31 @@ def _reference(value, random):
 
 
 def examine_apart(group, name):
-    """`examine` in a separate process, so that a crash or an endless loop is a row of the table."""
-    command = [sys.executable, __file__, "--one", group, name]
+    """`examine` in a process of its own, so that a crash or an endless loop is a row of the table."""
+    context = multiprocessing.get_context("fork")  # what is imported stays so
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, group, name))
+    process.start()
+    sender.close()
     try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
-    except subprocess.TimeoutExpired:
-        return {"error": f"more than {SECONDS} seconds"}
-    if run.returncode:
-        told = [text for text in run.stderr.splitlines() if "Error" in text] or [f"exit {run.returncode}"]
-        return {"error": shortened(told[-1])}
-    return json.loads(run.stdout.splitlines()[-1])
+        row = receiver.recv()
+    except EOFError:
+        row = None
+    process.join()
+    if row is None:
+        code = process.exitcode
+        return {"error": f"more than {SECONDS} seconds" if code == -signal.SIGXCPU else f"exit code {code}"}
+    return row
+
+
+def _send(sender, group, name):
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    try:
+        sender.send(examine(group, name))
+    except Exception as error:
+        sender.send({"error": shortened(" ".join(f"{type(error).__name__}: {error}".split()))})
 
 
 def summary(rows):
@@ -157,22 +228,29 @@ def summary(rows):
     return "\n".join([*lines, *(["", "The others:", "", *others] if len(others) > 2 else [])])
 
 
-def main(words):
+def main(words, kept):
     rows = {}
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept is not None and kept.exists() else []
+    known = {(group, name): row for group, name, row in known}
     for group, names in networks().items():
         for name in names:
             if words and not any(word in (group, name) or (len(word) > 2 and word in name) for word in words):
                 continue
-            row = rows.setdefault(group, {})[name] = examine_apart(group, name)
-            print(group, name, json.dumps(row), flush=True)
+            row = known.get((group, name))
+            if row is None:
+                row = examine_apart(group, name)
+                print(group, name, json.dumps(row), flush=True)
+                if kept is not None:
+                    with kept.open("a") as file:
+                        print(json.dumps([group, name, row]), file=file)
+            rows.setdefault(group, {})[name] = row
     return rows
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        warnings.simplefilter("ignore")
-        print(json.dumps(examine(*sys.argv[2:])))
-    else:
-        found = main(sys.argv[1:])
-        if not sys.argv[1:]:
-            write_between(DOCUMENT, "networks", summary(found))
+    words = sys.argv[1:]
+    kept = Path(words[words.index("--rows") + 1]) if "--rows" in words else None
+    words = [word for word in words if word not in ("--rows", str(kept))]
+    found = main(words, kept)
+    if not words:
+        write_between(DOCUMENT, "networks", summary(found))

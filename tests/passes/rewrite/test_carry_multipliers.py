@@ -367,6 +367,27 @@ def test_both_front_ends():
         assert relative(exported, traced) <= 1e-13
 
 
+class OfList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = dense()
+
+    def forward(self, tensors):
+        return self.dense(tensors[0].softmax(-1)) * tensors[1]["factor"]
+
+
+def test_inputs_that_hold_tensors():
+    torch.manual_seed(0)
+    model, given = OfList().double().eval(), {"tensors": [torch.rand(2, 6).double(), {"factor": torch.rand(2, 6).double()}]}
+    found = [
+        lrpfx.attribute(lrpfx.transform(model, AttnLRP(), given, optimize=optimize), given, 1).relevance["tensors"]
+        for optimize in (True, False)
+    ]
+    assert_close(found[0][0], found[1][0], 1e-12)
+    assert_close(found[0][1]["factor"], found[1][1]["factor"], 1e-12)
+    assert found[0][0].abs().max() > 0
+
+
 def test_not_for_live_weights():
     """Relevance that can be differentiated keeps the rules as written."""
     net, x = network("SwiGLU")
