@@ -396,9 +396,10 @@ def _probes(
     key = (recording, sizes)
     layouts = cache_of(module).layouts
     if key not in layouts:
+        recorder = recorder_of(module, recording)
         with torch.no_grad():
-            _, *layers = arguments.call(recorder_of(module, recording), {**references, **masks.holders()})
-        values = [torch.empty_like(layer, device="meta") for layer in layers]
+            _, *layers = arguments.call(recorder, {**references, **masks.holders()})
+        values = [torch.empty_like(layer, device="meta") for layer in layers[: len(recorded_by(recorder))]]
         layouts[key] = values, masks.layouts()
     device = next((leaf.device for leaf in pytree.tree_leaves(arguments.passed) if isinstance(leaf, torch.Tensor)), None)
     values, masked = layouts[key]

@@ -21,6 +21,7 @@ from lrpfx.runtime.differences import (
     OfLogSum,
     OfNormalization,
     OfNormalized,
+    OfPooled,
     OfPowerRoot,
     OfQuotient,
     OfRoot,
@@ -107,6 +108,8 @@ class Difference(Hook):
         if between in _OF_TWO and inputs == 1:  # a bound, a factor or a numerator that is constant
             is_factor = between is Between.QUOTIENT and layer.operation.names_of_inputs == [row.data[0]]
             return Derivative() if is_factor else BySlope()
+        if issubclass(row.kind, kinds.MaxPool) and "return_indices" in row.arguments and row.dimensions.spatial:
+            return OfPooled(row.dimensions.spatial)
         if between is not None:
             return _FORMS[between]
         if issubclass(row.kind, kinds.Detach):

@@ -171,19 +171,19 @@ class _OfOneInput(torch.autograd.Function):
     @staticmethod
     def forward(form: "FormOfOneInput", operation: Operation, *values: Any) -> tuple[torch.Tensor, ...]:
         *own, reference, other = values
-        output: torch.Tensor = operation(own)
-        return output, *form.prepared(operation, own, reference, output, other)
+        return form.result(operation, own, reference, other)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.form, ctx.operation, *values = inputs
-        ctx.count = len(values)
+        ctx.count, ctx.shape = len(values), values[0].shape
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output[1:])
 
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor, *_: Any) -> Any:
-        return None, None, ctx.form.multiplier(ctx.saved_tensors, multiplier), *(None for _ in range(ctx.count - 1))
+        found = ctx.form.multiplier(ctx.saved_tensors, multiplier, ctx.shape)
+        return None, None, found, *(None for _ in range(ctx.count - 1))
 
 
 class FormOfOneInput(_ReferenceForm):
@@ -200,28 +200,29 @@ class FormOfOneInput(_ReferenceForm):
         return operation(values[:-2])
 
     @abstractmethod
-    def prepared(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
-    ) -> Tensors:
-        """Tensors that are not the inputs. `other`: the output for the reference."""
+    def result(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """The output, and what is prepared: tensors that are not the inputs. `other`: the output for the reference."""
 
     @abstractmethod
-    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
-        """That of the input, from what is prepared."""
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """That of the input, which has this shape, from what is prepared."""
 
 
 @dataclass(frozen=True)
 class BySlope(FormOfOneInput):
     """The slope Δy/Δx of an element-wise function of one input (the Rescale rule)."""
 
-    def prepared(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
-    ) -> Tensors:
+    def result(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        output: torch.Tensor = operation(values)
         alone = not any(isinstance(value, torch.Tensor) for value in values[1:])
-        function = _first_result(operation, values)
-        return [slope(function, values[0], reference, (output, other), of_entries=alone, clips=_clips(operation))]
+        function, pair = _first_result(operation, values), (output, other)
+        return output, slope(function, values[0], reference, pair, of_entries=alone, clips=_clips(operation))
 
-    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         return multiplier * prepared[0]
 
 
@@ -329,16 +330,17 @@ def slope(
     `clips`: whether each result is the input or a bound, so that differences of results are exact.
     """
     output, other = results or (function(value), function(reference))
-    small = value == reference if clips else _is_small(value, reference)
+    difference = value - reference
+    small = difference == 0 if clips else _is_small(difference, value, reference)
     if reads_values(value):  # a few derivatives cost less than all of them
-        found, count = (output - other) / (value - reference), int(small.count_nonzero())
+        found, count = (output - other) / difference, int(small.count_nonzero())
         if count == 0:
             return found
         if of_entries and count < MOST_APART * small.numel():
-            places = small.nonzero(as_tuple=True)
-            found[places] = _derivative(function, value[places], reference[places])
+            found, places = found.contiguous(), small.flatten().nonzero()[:, 0]
+            found.view(-1)[places] = _derivative(function, value.flatten()[places], reference.flatten()[places])
             return found
-    return _quotient(output - other, value - reference, small, _derivative(function, value, reference))
+    return _quotient(output - other, difference, small, _derivative(function, value, reference))
 
 
 def reads_values(value: torch.Tensor) -> bool:
@@ -352,12 +354,14 @@ def _derivative(function: Callable[[torch.Tensor], torch.Tensor], value: torch.T
 
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
     """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
-    return _quotient(change, value - reference, _is_small(value, reference), derivative)
+    difference = value - reference
+    return _quotient(change, difference, _is_small(difference, value, reference), derivative)
 
 
-def _is_small(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def _is_small(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Whether the difference of a value is within its rounding."""
     bound = _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) / 2
-    return (value - reference).abs() <= bound * (value + reference).abs()
+    return difference.abs() <= bound * (value + reference).abs()
 
 
 def _quotient(change: torch.Tensor, difference: torch.Tensor, small: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
@@ -384,9 +388,10 @@ class _OfProbabilities(FormOfOneInput):
     Δz with the weights s. Multipliers hence do not depend on a shift of z, as derivatives do not.
     """
 
-    def prepared(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor
-    ) -> Tensors:
+    def result(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        output: torch.Tensor = operation(values)
         dtype = torch.float32 if output.dtype in (torch.float16, torch.bfloat16) else output.dtype
         dim = self.dimension(operation, values)
         means = self.means((values[0].to(dtype), reference.to(dtype)), (output.to(dtype), other.to(dtype)), dim)
@@ -394,7 +399,7 @@ class _OfProbabilities(FormOfOneInput):
         if not reads_values(total) or not total.isfinite().all():  # all entries of a softmax are masked
             means = only_finite(means)
             total = means.sum(dim, True)
-        return means, _reciprocal(total)
+        return output, means, _reciprocal(total)
 
     def dimension(self, operation: Operation, values: Sequence[Any]) -> Any:
         """The dimensions over which p adds up to 1."""
@@ -422,7 +427,7 @@ class OfSoftmax(_OfProbabilities):
         ours, theirs = (z.amax(dim, True) - p.amax(dim, True).log() for z, p in zip(values, outputs, strict=True))
         return logarithmic_means(values[0] - values[1] - (ours - theirs), outputs)
 
-    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         means, scale = prepared
         mean = (multiplier * means).sum_to_size(scale.shape) * scale
         return ((multiplier - mean) * means).to(multiplier.dtype)
@@ -435,7 +440,7 @@ class OfLogSoftmax(_OfProbabilities):
     def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
         return logarithmic_means(outputs[0] - outputs[1], (outputs[0].exp(), outputs[1].exp()))
 
-    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         means, scale = prepared
         return (multiplier - multiplier.sum_to_size(scale.shape) * scale * means).to(multiplier.dtype)
 
@@ -452,7 +457,7 @@ class OfLogSum(_OfProbabilities):
         ours, theirs = (one - one.logsumexp(dim, True) for one in values)
         return logarithmic_means(ours - theirs, (ours.exp(), theirs.exp()))
 
-    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor) -> torch.Tensor:
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         means, scale = prepared
         return (multiplier.reshape(scale.shape) * scale * means).to(multiplier.dtype)
 
@@ -684,6 +689,44 @@ class OfLargest(DifferenceForm):
         smallest = self.smallest or operation.arguments(values).get("reduce") == "amin"
         function = _first_result(operation, values)
         return _through_largest(function, values[: operation.inputs], references, multiplier, smallest)
+
+
+@dataclass(frozen=True)
+class OfPooled(FormOfOneInput):
+    """Maxima of windows as `OfLargest`, by the places of the maxima, which pooling finds, too.
+
+    The entry that is largest for x has the share of its difference that the maximum gains, and that for r what it loses.
+    `spatial`: the number of dimensions of the windows.
+    """
+
+    spatial: int
+
+    def result(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        function: Any = operation.listed.function
+        arguments = {**operation.arguments(values), "return_indices": True}
+        output, places = function(**arguments)
+        _, others = function(**{**arguments, "input": reference})
+
+        def entries(of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+            return self._flat(of).gather(-1, self._flat(at)).view_as(at)
+
+        gain, loss = (output - other).clamp(min=0), (output - other).clamp(max=0)
+        before, after = entries(reference, places), entries(values[0], others)
+        gained = _quotient(gain, output - before, output == before, torch.ones_like(gain))
+        lost = _quotient(loss, after - other, after == other, torch.zeros_like(loss))
+        return output, places, others, gained, lost
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        places, others, gained, lost = prepared
+        found = self._flat(multiplier.new_zeros(shape))
+        for at, share in ((places, gained), (others, lost)):
+            found = found.scatter_add(-1, self._flat(at), self._flat(multiplier * share))
+        return found.view(shape)
+
+    def _flat(self, value: torch.Tensor) -> torch.Tensor:
+        return value.flatten(-self.spatial)
 
 
 def _through_largest(

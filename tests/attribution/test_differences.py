@@ -256,6 +256,18 @@ def test_the_lowered_program_takes_the_reference(optimize):
     torch.testing.assert_close(found["relevance"], expected)
 
 
+def test_compiled_modules():
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(12, 3)).double().eval()
+    x, reference = torch.randn(2, 2, 8, dtype=torch.float64), torch.randn(2, 2, 8, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    compiled = torch.compile(explain_model, fullgraph=True, backend="aot_eager")
+    for question in ({"target": 1}, {"target": 1, "record": ["1", "3"]}, {"targets": [0, 2], "record_multipliers": "1"}):
+        expected, found = (lrpfx.attribute(one, x, reference=reference, **question) for one in (explain_model, compiled))
+        torch.testing.assert_close(found.relevance, expected.relevance)
+        torch.testing.assert_close(found.reference_output, expected.reference_output)
+        torch.testing.assert_close(found.layers | found.multipliers, expected.layers | expected.multipliers)
+
+
 def test_conditions_and_targets():
     model, x, reference = network(), torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     explain_model = lrpfx.transform(model, DeepLIFT(), x)

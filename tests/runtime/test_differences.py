@@ -86,7 +86,8 @@ def multipliers(function, value, reference, multiplier, dim=-1):
     """The multipliers of a function of a softmax, by its form."""
     call, form = FUNCTIONS[function]
     operation = Operation(call, (Slot(0), dim), {}, 1, (), operator_named(function))
-    return form.multiplier(form.prepared(operation, [value], reference, call(value, dim), call(reference, dim)), multiplier)
+    _, *prepared = form.result(operation, [value], reference, call(reference, dim))
+    return form.multiplier(prepared, multiplier, value.shape)
 
 
 @pytest.mark.parametrize("dim", [1, -1])
@@ -135,14 +136,14 @@ def test_multipliers_of_a_softmax_are_integrals_along_a_line_of_logarithms(funct
 
 
 class Calls(TorchDispatchMode):
-    """Counts calls of ReLU and of GELU."""
+    """Counts calls of ReLU, of GELU and of pooling."""
 
     def __init__(self):
         super().__init__()
         self.calls = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls += function in (torch.ops.aten.relu.default, torch.ops.aten.gelu.default)
+        self.calls += str(function).startswith(("aten.relu.", "aten.gelu.", "aten.max_pool"))
         return function(*args, **(kwargs or {}))
 
 
@@ -164,3 +165,39 @@ def test_of_each_function_only_the_slope_is_saved():
     with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
         lrpfx.attribute(explain_model, x, 1, reference=reference)
     assert sum(one.shape == x.shape for one in saved) == 6 + 2  # and input and reference, where multipliers end
+
+
+WINDOWS = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+    {"kernel_size": 2, "stride": 1, "dilation": 2},
+]
+
+
+@pytest.mark.parametrize("options", WINDOWS, ids=["apart", "with padding", "that overlap"])
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_pooling_by_places_has_the_multipliers_of_any_maximum(dimensions, options):
+    """Values hold zeros and equal entries, as behind ReLU. The other form knows nothing of places."""
+    torch.manual_seed(0)
+    row = operator_named(f"max_pool{dimensions}d")
+    operation = Operation(row.function, (Slot(0),), options, 1, (), row)
+    value, reference = torch.randn(2, 2, 3, *[7] * dimensions, dtype=torch.float64).flatten(1, 2).clamp(min=0)
+    value[:2], reference[2:4] = reference[:2], value[2:4].round()
+    form, others = differences.OfPooled(dimensions), differences.OfLargest()
+    output, *prepared = form.result(operation, [value], reference, operation([reference]))
+    assert output.equal(operation([value]))
+    multiplier = torch.randn_like(output)
+    (expected,) = others.multipliers(operation, [value], [reference], multiplier)
+    torch.testing.assert_close(form.multiplier(prepared, multiplier, value.shape), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_pooling_runs_once_for_the_input_and_twice_for_the_reference():
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, 3)).double().eval()
+    x, reference = torch.randn(2, 1, 6, 6, dtype=torch.float64), torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    with Calls() as counted:
+        found = lrpfx.attribute(explain_model, x, 1, reference=reference)
+    assert counted.calls == 3
+    program = lrpfx.lower(explain_model, {"input": x, "input_reference": reference})
+    relevance = program.module()(x, reference, torch.ones(2, dtype=torch.int64))["relevance"]
+    torch.testing.assert_close(relevance, found.relevance)
