@@ -21,6 +21,7 @@ from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.detection.choice import heads, is_detector
 from lrpfx.detection.detector_heads import DetectorHeads
+from lrpfx.detection.of_masks import is_of_masks, semantic_map
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
 from lrpfx.explanation.arrays import Form, Reading, each_tensor, read
@@ -151,9 +152,9 @@ class Explainer(Generic[Found]):
     Parameters
     ----------
     model
-        A module in evaluation mode, also a whole detector (see docs/detection.md), what `lrpfx.capture` or `lrpfx.transform`
-        returns (the latter also compiled by torch.compile), or a runner that `lrpfx.load` returns, whose file may hold the
-        preprocessing and the categories.
+        A module in evaluation mode, also a whole detector (see docs/detection.md) or a segmenter of queries (see
+        docs/segmentation.md), what `lrpfx.capture` or `lrpfx.transform` returns (the latter also compiled by torch.compile), or
+        a runner that `lrpfx.load` returns, whose file may hold the preprocessing and the categories.
     composite
         The rules, or the name of a composite, which gets the range of values of the preprocessing if it needs it; by default
         they are chosen by what the model consists of (see docs/photographs.md), and the explanation says which.
@@ -290,6 +291,8 @@ class Explainer(Generic[Found]):
         model = given
         if isinstance(model, nn.Module) and is_detector(model) and not isinstance(model, DetectorHeads):
             model = heads(model)
+        if isinstance(model, nn.Module) and self.captured is None and output is None and is_of_masks(model):
+            model = semantic_map(model)
         self.model = model
         if isinstance(composite, str):
             composite_class(composite)  # an error for a name that there is not
