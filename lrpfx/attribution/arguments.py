@@ -173,12 +173,14 @@ def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -
     by_name = {(names[key] if isinstance(key, int) else key): value for key, value in arguments.values.items()}
     if isinstance(reference, Mapping):
         given = dict(reference)
+        if not given:
+            raise InputError("reference= is an empty dict", topic="references")
     elif isinstance(reference, tuple):
-        if len(reference) > len(by_name):
+        if not 0 < len(reference) <= len(by_name):
             raise InputError(
                 f"reference= has {len(reference)} items, but the inputs are {', '.join(by_name)}", topic="references"
             )
-        given = dict(zip(by_name, reference, strict=False))
+        given = {name: one for name, one in zip(by_name, reference, strict=False) if one is not None}
     else:
         signals = [name for name in by_name if name in names_of_references and floating_tensors(by_name[name])]
         if len(signals) > 1:

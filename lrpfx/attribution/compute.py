@@ -163,7 +163,8 @@ def attribute(
     reference
         What the inputs are compared with, for `lrpfx.composites.DeepLIFT`: relevance sums to the difference of the outputs.
         A tensor that can be broadcast to the input, a number, a tuple or dict of these for several inputs (the reference of one
-        that is left out is the input itself), or a list of references, over which relevance is averaged (DeepSHAP).
+        that is left out, or None in the tuple, is the input itself), or a list of references, over which relevance is averaged
+        (DeepSHAP).
 
     Raises
     ------

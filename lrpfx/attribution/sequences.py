@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.targets import TargetLike
 from lrpfx.runtime.explain_module import explainable
 
@@ -37,6 +37,8 @@ def hypothetical_contributions(
     ------
     InputError
         The sequences are not one-hot; and as for `lrpfx.attribute`.
+    InputTypeError
+        The reference is neither a tensor nor a number nor a list of them.
 
     References
     ----------
@@ -65,7 +67,10 @@ def hypothetical_contributions(
             topic="references",
         )
     found = []
-    for one in reference if isinstance(reference, list) else [reference]:
+    references = reference if isinstance(reference, list) else [reference]
+    if not references or not all(isinstance(one, (int, float, torch.Tensor)) for one in references):
+        raise InputTypeError("the reference of sequences is a tensor, a number or a list of these", topic="references")
+    for one in references:
         attribution = attribute(explain_model, sequences, target, reference=one, record_multipliers=names)
         multipliers = attribution.multipliers[names[0]]
         letters = torch.as_tensor(one, dtype=sequences.dtype, device=sequences.device).expand_as(sequences)

@@ -22,9 +22,9 @@ from lrpfx.request.layouts import channel_dimension
 from lrpfx.request.mixtures import experts_of_rows, product_of, routing_of
 from lrpfx.request.names import resolve_names
 from lrpfx.request.targets import Target, without_arrays
-from lrpfx.runtime.differences import BySigns
+from lrpfx.runtime.differences import BySigns, carry_difference
 from lrpfx.runtime.masked_relevance import KeepRelevanceBy, checked_mask
-from lrpfx.runtime.multipliers import multiplier_from
+from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance, multiplier_from
 from lrpfx.support.numbers import is_whole
 from lrpfx.support.torch_internals import apply
 
@@ -277,7 +277,7 @@ def ends_of(graph: fx.Graph, place: Place) -> tuple[fx.Node, fx.Node | None]:
         return resolve_names(graph, [place])[0], None
     source, reader = resolve_names(graph, place)
     if _read_by(source, reader) is None:
-        readers = [name for name, node in named_nodes(graph) if _MASKED not in node.meta and _read_by(source, node) is not None]
+        readers = [name for name, node in named_nodes(graph) if not _passes_on(node) and _read_by(source, node) is not None]
         raise InputError(
             f"{place[1]} does not read {place[0]}; its readers are {', '.join(readers) or 'none'}", topic="conditions"
         )
@@ -289,11 +289,16 @@ _MASKED = "lrpfx_masked"
 
 
 def _read_by(source: fx.Node, reader: fx.Node) -> fx.Node | None:
-    """What `reader` reads of the value of `source`: the node itself, or a mask on it; None if it reads neither."""
+    """What `reader` reads of the value of `source`: the node itself, or what passes it on; None if it reads neither."""
     if reader in source.users:
         return source
-    masks = (user for user in source.users if _MASKED in user.meta)
-    return next((found for mask in masks if (found := _read_by(mask, reader)) is not None), None)
+    others = (user for user in source.users if _passes_on(user))
+    return next((found for one in others if (found := _read_by(one, reader)) is not None), None)
+
+
+def _passes_on(node: fx.Node) -> bool:
+    """Whether a node has the value of its first argument: it masks relevance, or converts it to multipliers or back."""
+    return _MASKED in node.meta or node.target in (carry_multiplier, carry_relevance, carry_difference)
 
 
 def insert_masks(graph: fx.Graph, places: Sequence[Place], names: Sequence[str], modules: Sequence[str] = ()) -> None:
@@ -319,7 +324,7 @@ def insert_masks(graph: fx.Graph, places: Sequence[Place], names: Sequence[str],
         made.meta[_MASKED] = True
         info = node_info(source)
         view = replace(NodeInfo(f"{info.name}.{names[number]}"), operator=operator_named("view"), description="mask")
-        facts = {name: getattr(info, name) for name in _FACTS_OF_VALUES}
+        facts = {name: getattr(node_info(read), name) for name in _FACTS_OF_VALUES}
         set_info(made, replace(view, **facts))
         for user in [user for user in read.users if user is not made]:
             # what the reader reads a second time, as in x + x, has an alias

@@ -278,6 +278,17 @@ def test_conditions_and_targets():
     torch.testing.assert_close(both[1], whole)
 
 
+@pytest.mark.parametrize("composite", [DeepLIFT(), lrpfx.composites.AttnLRP()], ids=["DeepLIFT", "AttnLRP"])
+def test_conditions_on_edges_where_relevance_becomes_multipliers(composite):
+    model, x = network(), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, composite, x)
+    given = {"reference": torch.randn_like(x)} if explain_model.reference_names else {}
+    whole = lrpfx.attribute(explain_model, x, 1, **given).relevance
+    masks = [{("input", "0"): torch.eye(5, dtype=torch.bool)[place]} for place in range(5)]
+    each = lrpfx.attribute(explain_model, x, 1, conditions=masks, **given).relevance
+    torch.testing.assert_close(each, whole[None] * torch.eye(5, dtype=torch.float64)[:, None])
+
+
 def test_several_references_are_averaged():
     model, x = network(), torch.randn(4, 5, dtype=torch.float64)
     references = [torch.randn(1, 5, dtype=torch.float64) for _ in range(3)]
@@ -400,6 +411,9 @@ def test_several_inputs_and_one_that_keeps_its_value():
     one = lrpfx.attribute(explain_model, {"a": a, "b": b}, 1, reference={"b": torch.ones_like(b)}).relevance
     torch.testing.assert_close(one["b"].sum(1), (model(a, b) - model(a, torch.ones_like(b)))[:, 1].detach())
     assert one["a"].abs().max() == 0
+    torch.testing.assert_close(
+        lrpfx.attribute(explain_model, (a, b), 1, reference=(None, torch.ones_like(b))).relevance[1], one["b"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -412,6 +426,8 @@ def test_several_inputs_and_one_that_keeps_its_value():
         ({"y": torch.zeros(4, 5).double()}, "reference= names 'y', but the inputs are input"),
         ([], "reference= is an empty list"),
         ("zeros", "is a tensor, not str"),
+        ({}, "reference= is an empty dict"),
+        ((), "reference= has 0 items"),
         (float("nan"), "has values that are not finite"),
         (torch.zeros(7, 5).double(), "several references are a list"),
         ((torch.zeros(4, 5).double(), 0), "reference= has 2 items, but the inputs are input"),

@@ -100,3 +100,11 @@ def test_other_composites_have_no_contributions():
     explain_model = lrpfx.transform(network(), lrpfx.composites.EpsilonPlus(), x)
     with pytest.raises(lrpfx.InputError, match="0 inputs have one here"):
         hypothetical_contributions(explain_model, x, 0, reference=0)
+
+
+@pytest.mark.parametrize("reference", [{"input": 0.25}, (0.25,), [], None, [torch.zeros(1), None]])
+def test_references_of_sequences_are_tensors_or_numbers(reference):
+    x = random_sequences(2)
+    with pytest.raises(lrpfx.InputTypeError, match="a tensor, a number or a list of these") as error:
+        hypothetical_contributions(lrpfx.transform(network(), DeepLIFT(), x), x, 0, reference=reference)
+    assert error.value.topic == "references"
