@@ -118,8 +118,9 @@ def _factors(node: fx.Node) -> list[fx.Node]:
 def _is_behind_layer(program: Program, node: fx.Node) -> bool:
     """Whether a sum or product with parameters comes behind a layer, and may be a part of it: no shapes tell."""
     info, data = node_info(node), [one for one in node.all_input_nodes if is_data(one)]
-    learned = any(is_learned(one, program.root) for one in node.all_input_nodes if one not in data)
-    if info.shape is not None or info.kind not in (Sum, Product) or len(data) != 1 or not learned:
+    if info.shape is not None or info.kind not in (Sum, Product) or len(data) != 1:
+        return False
+    if not any(is_learned(one, program.root) for one in node.all_input_nodes if one not in data):
         return False
     (source,) = data
     while source.op == "call_function" and (row := node_info(source).operator) is not None and row.entries.moves:

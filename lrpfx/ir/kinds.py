@@ -39,7 +39,8 @@ class SubclassMeta(type):
     def __subclasscheck__(cls, subclass: type) -> bool:
         if super().__subclasscheck__(subclass) or issubclass(subclass, cls.__subclass__):
             return True
-        return any(f"{base.__module__}.{base.__qualname__}" in cls.__subclass_names__ for base in subclass.__mro__)
+        names = cls.__subclass_names__
+        return bool(names) and any(f"{base.__module__}.{base.__qualname__}" in names for base in subclass.__mro__)
 
 
 class Kind(metaclass=SubclassMeta):

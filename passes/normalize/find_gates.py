@@ -5,7 +5,7 @@ from typing import Any
 from torch import fx
 
 from lrpfx.ir.kinds import Activation, AvgPool, Embedding, Gate, Product, Statistic, Sum
-from lrpfx.ir.node import Role, ancestors_of, calls, is_data, node_info, update_info
+from lrpfx.ir.node import Role, calls, is_data, node_info, update_info
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -13,6 +13,8 @@ from lrpfx.passes.properties import CANONICAL, DECOMPOSED, GATED
 
 #: The certainty of a factor that is bounded, but may be negative or a signal.
 _BOUNDED = 1
+#: Inputs of the model, for each value.
+_Inputs = dict[fx.Node, frozenset[fx.Node]]
 
 
 class FindGates(GraphPass):
@@ -35,6 +37,7 @@ class FindGates(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
+        inputs = _inputs_of_values(program.graph)
         for node in calls(program.graph):
             operator = node_info(node).operator
             if operator is None or not operator.product.scaled or not all(is_data(argument) for argument in node.args[:2]):
@@ -45,9 +48,9 @@ class FindGates(GraphPass):
             assert isinstance(signal, fx.Node) and isinstance(scale, fx.Node)
             if operator.merging.affine_in == operator.data:  # either may be the signal
                 pairs = ((signal, scale), (scale, signal))
-                certainties = [_certainty(*pair) for pair in pairs]
+                certainties = [_certainty(*pair, inputs) for pair in pairs]
                 if certainties[0] == certainties[1]:
-                    activations = [_is_activation(factor) and not _ends_tower(factor, other) for factor, other in pairs]
+                    activations = [_is_activation(factor) and not _ends_tower(factor, other, inputs) for factor, other in pairs]
                     if activations[0] == activations[1] or not operator.product.activated:
                         result.reasons.append((node_info(node).name, "no factor is known to scale the other"))
                         continue
@@ -85,7 +88,7 @@ def _is_activation(value: fx.Node) -> bool:
     return False
 
 
-def _certainty(value: fx.Node, other: fx.Node) -> int:
+def _certainty(value: fx.Node, other: fx.Node, inputs: _Inputs) -> int:
     """How certain it is that `value` scales `other` in a product."""
     factor, is_shifted = value, False
     while value.op == "call_function":
@@ -94,7 +97,7 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
             return 0
         scales = operator.values.scales
         certainty = scales(bound_arguments(value, operator)) if callable(scales) else scales
-        if certainty == _BOUNDED and not is_shifted and _ends_tower(factor, other):
+        if certainty == _BOUNDED and not is_shifted and _ends_tower(factor, other, inputs):
             return 0
         if certainty or callable(scales):
             return certainty
@@ -102,7 +105,7 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
         if issubclass(operator.kind, Gate):  # a scale that is scaled itself, such as a share of a sum
             data = data[:1]
         if len(data) > 1 and operator.entries.moves:  # parts that are put together
-            return min(_certainty(one, other) for one in data)
+            return min(_certainty(one, other, inputs) for one in data)
         is_shifted = is_shifted or issubclass(operator.kind, Sum)
         affine = issubclass(operator.kind, (Product, Sum)) or operator.neutral
         if not affine or len(data) != 1:
@@ -111,25 +114,21 @@ def _certainty(value: fx.Node, other: fx.Node) -> int:
     return 0
 
 
-def _ends_tower(value: fx.Node, other: fx.Node) -> bool:
+def _ends_tower(value: fx.Node, other: fx.Node, inputs: _Inputs) -> bool:
     """Whether an input of the model reaches a product by `value` alone."""
-    return bool(_inputs_of(value) - _inputs_of(other))
+    return bool(inputs[value] - inputs[other])
 
 
-def _inputs_of(value: fx.Node) -> set[fx.Node]:
-    """The model's inputs that carry relevance to a value, by themselves or through an embedding."""
-    found: set[fx.Node] = set()
-    seen, pending = {value}, [value]
-    while pending:
-        node = pending.pop()
-        if node.op == "placeholder":
-            found.add(node)
-        elif node_info(node).kind is Embedding:
-            found.update(one for one in ancestors_of(node) if one.op == "placeholder")
-        else:
-            read = {one for one in node.all_input_nodes if is_data(one)} - seen
-            seen |= read
-            pending += read
+def _inputs_of_values(graph: fx.Graph) -> _Inputs:
+    """The model's inputs that carry relevance to each value, by themselves or through an embedding."""
+    found: _Inputs = {}
+    read_at_all: _Inputs = {}  # whether or not with relevance
+    nothing = frozenset[fx.Node]()
+    for node in graph.nodes:
+        of_node = frozenset({node}) if node.op == "placeholder" else nothing
+        read_at_all[node] = of_node.union(*(read_at_all[one] for one in node.all_input_nodes))
+        carried = (found[one] for one in node.all_input_nodes if is_data(one))
+        found[node] = read_at_all[node] if node_info(node).kind is Embedding else of_node.union(*carried)
     return found
 
 

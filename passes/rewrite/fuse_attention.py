@@ -93,7 +93,7 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
     rule = _rule_module(root, output).rule
     ruled = RuledOperation(rule, operation, (), (), 3, name=name, form=Derivative(shares))
     _place(root, name, RuleModule(ruled, row.name, ()))
-    region = _region(graph, output, inside, given)
+    region = _region(output, inside, given)
     _replace(
         graph, region, name, output, given, replace(node_info(output), name=name, operator=row, form=ruled.form, part=None)
     )
@@ -102,7 +102,7 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
 def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
     """Run the parts as one module that recomputes them; False if something else reads a part."""
     graph, output = program.graph, parts["output"]
-    region = _region(graph, output, set(parts.values()))
+    region = _region(output, set(parts.values()))
     if any(node is not output and not set(node.users) <= set(region) for node in region):
         return False
     given = list(dict.fromkeys(read for node in region for read in node.all_input_nodes if read not in region))
@@ -118,15 +118,17 @@ def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
     return True
 
 
-def _region(graph: fx.Graph, output: fx.Node, parts: set[fx.Node], kept: Sequence[fx.Node] = ()) -> list[fx.Node]:
+def _region(output: fx.Node, parts: set[fx.Node], kept: Sequence[fx.Node] = ()) -> list[fx.Node]:
     """The parts, conversions between them, and values of shapes that only they read, in order, without those in `kept`."""
-    region = {output}
-    for node in reversed([one for one in graph.nodes if one.op != "output"]):
-        is_between = node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes)
-        serves = node.op == "call_function" and node.users and set(node.users) <= region
-        if node in parts or (serves and is_between and node not in kept):
-            region.add(node)
-    return [node for node in graph.nodes if node in region]
+    region, pending = {output, *parts}, [output, *parts]
+    while pending:
+        for node in pending.pop().all_input_nodes:
+            if node in region or node in kept or node.op != "call_function" or not set(node.users) <= region:
+                continue
+            if node_info(node).role is Role.METADATA or any(read in parts for read in node.all_input_nodes):
+                region.add(node)
+                pending.append(node)
+    return sorted(region)
 
 
 def _replace(graph: fx.Graph, region: list[fx.Node], name: str, output: fx.Node, given: list[fx.Node], info: NodeInfo) -> None:
