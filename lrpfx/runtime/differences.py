@@ -414,8 +414,8 @@ class _OfProbabilities(FormOfOneInput):
 def logarithmic_means(changes: torch.Tensor, shares: Pair) -> torch.Tensor:
     """(p - p⁰) / (log p - log p⁰), which changes by `changes`, without cancellation."""
     distance = -changes.abs()
-    factor = torch.expm1(distance) / distance  # 1 in the limit, and where entries are masked for both
-    return torch.maximum(*shares) * torch.where(distance < 0, factor, torch.ones_like(factor))
+    factor = (torch.expm1(distance) / distance).nan_to_num(1.0)  # in the limit, and where entries are masked for both
+    return torch.maximum(*shares) * factor
 
 
 @dataclass(frozen=True)
