@@ -87,6 +87,7 @@ class Between(enum.Enum):
     SMALLER = "the smaller of two"
     LARGEST = "the largest of several"
     SMALLEST = "the smallest of several"
+    SAMPLING = "values at places that depend on the input"
     PRODUCT = "the product of several"
     RUNNING_PRODUCT = "the product of all entries so far"
     RECURRENT = "a recurrent layer"

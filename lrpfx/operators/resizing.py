@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from lrpfx.ir import kinds
-from lrpfx.ir.operator import Bound, Channels, NotAffineError, Operator
+from lrpfx.ir.operator import Between, Bound, Channels, NotAffineError, Operator
 from lrpfx.operators import signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import grid_sampled
@@ -61,6 +61,7 @@ ROWS: tuple[Operator, ...] = (
         aten="grid_sampler.default grid_sampler_2d.default grid_sampler_3d.default",
         aliases="interpolation_mode=mode",
         controls="grid",
+        between=Between.SAMPLING,
         channels_second=True,
         sample=call(input=IMAGE, grid=signal(2, 3, 3, 2), mode="bilinear", padding_mode="border", align_corners=True),
     ),

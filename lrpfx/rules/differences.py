@@ -26,6 +26,7 @@ from lrpfx.runtime.differences import (
     OfQuotient,
     OfRoot,
     OfRunningLogSum,
+    OfSampling,
     OfShares,
     OfSoftmax,
     Same,
@@ -60,6 +61,7 @@ _FORMS: dict[Between, MultiplierForm] = {
     Between.SMALLER: OfLarger(smaller=True),
     Between.LARGEST: OfLargest(),
     Between.SMALLEST: OfLargest(smallest=True),
+    Between.SAMPLING: OfSampling(),
     Between.PRODUCT: OfProduct(),
     Between.RUNNING_PRODUCT: OfProduct(running=True),
     Between.RECURRENT: OfRecurrent(),
@@ -110,6 +112,8 @@ class Difference(Hook):
             return Derivative() if is_factor else BySlope()
         if issubclass(row.kind, kinds.MaxPool) and "return_indices" in row.arguments and row.dimensions.spatial:
             return OfPooled(row.dimensions.spatial)
+        if between is Between.SAMPLING and layer.operation.names_of_inputs == [row.data[0]]:
+            return Derivative()  # at places that are constant
         if between is not None:
             return _FORMS[between]
         if issubclass(row.kind, kinds.Detach):

@@ -738,3 +738,44 @@ def _through_largest(
     gains, losses = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
     inputs = zip(gains, losses, values, references, pull(multiplier), strict=True)
     return [quotient(gain + loss, value, other, derivative) for gain, loss, value, other, derivative in inputs]
+
+
+@dataclass(frozen=True)
+class OfSampling(DifferenceForm):
+    """Values of maps at the places of a grid: the maps have the mean derivative at both grids, and the grid what is left.
+
+    The coordinates of a place take their values one after another, in both orders, as in `BySlopes`; what its samples gain over
+    all channels and the mean of both maps, is shared among them.
+    """
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        count = operation.inputs
+        ours, theirs = operation.arguments(values), operation.arguments([*references, *values[count:]])
+        maps, grids = (ours["input"], theirs["input"]), (ours["grid"], theirs["grid"])
+
+        def sampled(of: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = operation.listed.function(**{**ours, "input": of, "grid": grid})  # type: ignore[misc]
+            return found
+
+        def of_maps() -> torch.Tensor:
+            both = (vjp(lambda of, grid=grid: sampled(of, grid), maps[0])[1](multiplier)[0] for grid in grids)
+            first, last = both
+            return (first + last) / 2
+
+        def of_grid() -> torch.Tensor:
+            map = (maps[0] + maps[1]) / 2  # samples are linear in it
+            gains = torch.zeros_like(grids[0])
+            places = torch.arange(grids[0].shape[-1], device=gains.device)
+            for order in (range(len(places)), reversed(range(len(places)))):
+                grid, before = grids[1], sampled(map, grids[1])
+                for place in order:
+                    grid = torch.where(places == place, grids[0], grid)
+                    after = sampled(map, grid)
+                    gain = (multiplier * (after - before)).sum(1)
+                    gains, before = gains + gain.unsqueeze(-1) * (places == place) / 2, after
+            derivative = vjp(lambda grid: sampled(map, grid), (grids[0] + grids[1]) / 2)[1](multiplier)[0]
+            return quotient(gains, grids[0], grids[1], derivative)
+
+        return [of_maps() if name == "input" else of_grid() for name in operation.names_of_inputs]

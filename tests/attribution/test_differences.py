@@ -99,6 +99,14 @@ OPERATIONS = {
     "larger": lambda x, w: torch.maximum(x, x.flip(1) * w),
     "smaller": lambda x, w: torch.minimum(x, x.flip(1) * w),
     "norm": lambda x, w: x.norm(dim=1, keepdim=True) * x,
+    "samples at places": lambda x, w: (
+        F.grid_sample(x.view(-1, 1, 2, 4), x.view(-1, 2, 2, 2).tanh(), align_corners=False).flatten(1).repeat(1, 2)
+    ),
+    "samples of constants": lambda x, w: (
+        F.grid_sample(w.view(1, 1, 2, 4).expand(len(x), -1, -1, -1), x.view(-1, 2, 2, 2).tanh(), align_corners=True)
+        .flatten(1)
+        .repeat(1, 2)
+    ),
     "standard deviation": lambda x, w: x / (1 + x.std(1, keepdim=True)),
     "variance": lambda x, w: x.var(1, keepdim=True) * x,
     "normalized": lambda x, w: F.normalize(x + 1),
@@ -468,10 +476,7 @@ def test_rules_without_a_reference_are_named():
     ("function", "message"),
     [
         (lambda x, w: torch.linalg.norm(x.view(-1, 2, 4), 2, (1, 2))[:, None] * x, r"norm.*order 2 has no formula"),
-        (
-            lambda x, w: F.grid_sample(x.view(-1, 1, 2, 4), x.view(-1, 2, 2, 2), align_corners=False).flatten(1).repeat(1, 2),
-            r"grid_sample whose grid depends on the input",
-        ),
+        (lambda x, w: x.norm(0, dim=1, keepdim=True) * x, "norm of the order 0 has no formula"),
     ],
 )
 def test_operations_without_a_formula_are_named(function, message):

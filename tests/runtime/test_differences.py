@@ -201,3 +201,27 @@ def test_pooling_runs_once_for_the_input_and_twice_for_the_reference():
     program = lrpfx.lower(explain_model, {"input": x, "input_reference": reference})
     relevance = program.module()(x, reference, torch.ones(2, dtype=torch.int64))["relevance"]
     torch.testing.assert_close(relevance, found.relevance)
+
+
+SAMPLING = [(2, "bilinear", "zeros"), (2, "bicubic", "border"), (2, "nearest", "reflection"), (3, "bilinear", "zeros")]
+
+
+@pytest.mark.parametrize(("dimensions", "mode", "padding"), SAMPLING)
+def test_multipliers_of_sampling(dimensions, mode, padding):
+    """Some coordinates are equal, and some samples are outside of the maps."""
+    torch.manual_seed(0)
+    row = operator_named("grid_sample")
+    options = {"mode": mode, "padding_mode": padding, "align_corners": False}
+    operation = Operation(row.function, (Slot(0), Slot(1)), options, 2, (), row)
+    maps, others = torch.randn(2, 2, 3, *[5] * dimensions, dtype=torch.float64)
+    grid, other_grid = torch.randn(2, 2, *[4] * dimensions, dimensions, dtype=torch.float64) * 0.7
+    other_grid[0, ..., 0], other_grid[1, 0] = grid[0, ..., 0], grid[1, 0]
+    output, other = operation([maps, grid]), operation([others, other_grid])
+    multiplier = torch.randn_like(output)
+    form = differences.OfSampling()
+    of_maps, of_grid = form.multipliers(operation, [maps, grid], [others, other_grid], multiplier)
+    explained = (of_maps * (maps - others)).flatten(1).sum(1) + (of_grid * (grid - other_grid)).flatten(1).sum(1)
+    torch.testing.assert_close(explained, (multiplier * (output - other)).flatten(1).sum(1), rtol=1e-11, atol=1e-11)
+    found = form.multipliers(operation, [maps, grid], [maps, grid], multiplier)
+    for one, expected in zip(found, torch.func.vjp(lambda *both: operation(both), maps, grid)[1](multiplier), strict=True):
+        torch.testing.assert_close(one, expected)
