@@ -760,9 +760,9 @@ class OfSampling(DifferenceForm):
             return found
 
         def of_maps() -> torch.Tensor:
-            both = (vjp(lambda of, grid=grid: sampled(of, grid), maps[0])[1](multiplier)[0] for grid in grids)
-            first, last = both
-            return (first + last) / 2
+            first, last = (vjp(lambda of, grid=grid: sampled(of, grid), maps[0])[1](multiplier)[0] for grid in grids)
+            mean: torch.Tensor = (first + last) / 2
+            return mean
 
         def of_grid() -> torch.Tensor:
             map = (maps[0] + maps[1]) / 2  # samples are linear in it
