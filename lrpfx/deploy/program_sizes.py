@@ -42,7 +42,10 @@ def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> lis
     The sizes of the variants are greater than 1 and differ from all other sizes: tracing would treat equal sizes as the same.
     """
     if len({len(tensor) for tensor in inputs.values()}) > 1:
-        raise invalid(f"the inputs have different batch sizes: {', '.join(str(len(tensor)) for tensor in inputs.values())}")
+        of_graph = {"x", "edge_index"} <= set(inputs)
+        remedy = "graphs have programs for one number of nodes and edges" if of_graph else "they may be of one size alone"
+        sizes = ", ".join(f"{name} {len(tensor)}" for name, tensor in inputs.items())
+        raise invalid(f"the inputs have different batch sizes, {sizes}: {remedy}, with dynamic_batch=False")
     opened = [OpenSize(tuple((name, 0) for name in inputs), ())]
     for guard in module.guards:
         if isinstance(guard, SharedSize) and all(number for _, number in guard.of):

@@ -294,7 +294,8 @@ def _explained(
     if not layers:
         raise InputError(
             "no messages flow along the edges of the data: the model adds up nothing by the targets in edge_index "
-            "(scatter_add, index_add and their like); lrpfx.attribute gives the relevance of its inputs",
+            "(scatter_add, index_add and their like), or each edge is from a node to itself; lrpfx.attribute gives the "
+            "relevance of its inputs",
             topic="graph-networks",
         )
     record = (*compiled.record, *(layer.messages for layer in layers))

@@ -188,7 +188,13 @@ def other_batch(named: Named, dimensions: set[Dimension]) -> Named | None:
 
 
 def resized(named: Mapping[str, Any], sizes: Mapping[Dimension, int]) -> Named:
-    """The arguments with other sizes: entries are repeated from the start, or left out at the end."""
+    """The arguments with other sizes: entries are repeated from the start, or left out at the end.
+
+    Integers may count entries that are left out, as the edges of a graph count its nodes: they count others then.
+    """
+    tensors = dict(tensors_in(named))
+    fewer = {tensors[place].shape[number]: size for (place, number), size in sizes.items()}
+    fewer = {old: new for old, new in fewer.items() if new < old}
 
     def change(name: str, path: Any, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -198,6 +204,9 @@ def resized(named: Mapping[str, Any], sizes: Mapping[Dimension, int]) -> Named:
             new = sizes.get((place, number), old)
             if new != old:
                 leaf = leaf.index_select(number, torch.arange(new, device=leaf.device) % old)
+        if fewer and leaf.dtype in (torch.int32, torch.int64) and leaf.numel() and int(leaf.min()) >= 0:
+            counted = [new for old, new in fewer.items() if int(leaf.max()) < old]
+            leaf = leaf % min(counted) if counted else leaf
         return leaf
 
     return {

@@ -220,3 +220,131 @@ def test_errors():
         lrpfx.explain(Reading().double().eval(), graph(), 1).walks()
     with pytest.raises(InputError, match="more than 3"):
         lrpfx.explain(network, graph(), 1).walks(limit=3)
+
+
+def motif(is_there):
+    """A random tree with a ring of three nodes, 15 to 17, which are of the kinds 0, 1 and 2, or not."""
+    edges = [(node, int(torch.randint(node, ()))) for node in range(1, 15)]
+    edges += [(15, 16), (16, 17), (17, 15), (15 + int(torch.randint(3, ())), int(torch.randint(15, ())))]
+    kinds = torch.randint(6, (18,))
+    kinds[15:] = torch.arange(3)
+    if not is_there:
+        kinds[15 + int(torch.randint(3, ()))] = 3 + int(torch.randint(3, ()))
+    forth = torch.tensor(edges).T
+    return SimpleNamespace(x=torch.eye(6)[kinds], edge_index=torch.cat([forth, forth.flip(0)], 1))
+
+
+def layers_of_torch_geometric():
+    geometric = pytest.importorskip("torch_geometric.nn")
+    return {
+        "GCN": geometric.GCNConv,
+        "GAT": lambda before, after: geometric.GATConv(before, after // 4, heads=4),
+        "GIN": lambda before, after: geometric.GINConv(
+            nn.Sequential(nn.Linear(before, after), nn.ReLU(), nn.Linear(after, after))
+        ),
+        "SAGE": geometric.SAGEConv,
+    }
+
+
+class OfTorchGeometric(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.second, self.head = layer(6, 32), layer(32, 32), nn.Linear(32, 2)
+
+    def forward(self, x, edge_index):
+        states = self.second(self.first(x, edge_index).relu(), edge_index).relu()
+        return self.head(states.unflatten(0, (-1, 18)).mean(1) if len(states) % 18 == 0 else states.mean(0, keepdim=True))
+
+
+def trained(layer, steps=300):
+    """The network, trained on graphs of 18 nodes each."""
+    torch.manual_seed(0)
+    model, graphs = OfTorchGeometric(layer).float(), [motif(number % 2 == 0) for number in range(400)]
+    optimizer = torch.optim.Adam(model.parameters(), 0.005)
+    for _ in range(steps):
+        places = torch.randperm(400)[:48].tolist()
+        edges = torch.cat([graphs[place].edge_index + 18 * number for number, place in enumerate(places)], 1)
+        output = model(torch.cat([graphs[place].x for place in places]), edges)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(output, torch.tensor(places) % 2).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def gradient_times_messages(model, data):
+    """Of each edge, in both layers."""
+    kept = []
+    hooks = [
+        layer.register_message_forward_hook(lambda layer, given, messages: kept.append(messages))
+        for layer in (model.first, model.second)
+    ]
+    output = model(data.x.clone().requires_grad_(), data.edge_index)[0, 0]
+    products = [one * gradient for one, gradient in zip(kept, torch.autograd.grad(output, kept), strict=True)]
+    for hook in hooks:
+        hook.remove()
+    return sum(one.flatten(1).sum(1)[: data.edge_index.shape[1]] for one in products).detach().numpy()
+
+
+def area_under_curve(scores, wanted):
+    higher, others = scores[wanted][:, None], scores[~wanted]
+    return (higher > others).mean() + (higher == others).mean() / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "ahead"), [("GCN", 0.95, 0.0), ("GAT", 0.9, -0.04), ("GIN", 0.95, 0.0), ("SAGE", 0.95, 0.0)]
+)
+def test_edges_of_a_planted_motif_are_found(name, least, ahead):
+    """Better than by the gradient times the messages, but for attention, where it is ahead."""
+    torch.set_default_dtype(torch.float32)
+    model = trained(layers_of_torch_geometric()[name])
+    graphs = [motif(True) for _ in range(30)]
+    explainer = lrpfx.Explainer(model)
+    found = explainer(graphs, 0)
+    rings = [(one.edge_index > 14).all(0).numpy() for one in graphs]
+    areas = [
+        np.mean([area_under_curve(one, ring) for one, ring in zip(some, rings, strict=True)])
+        for some in ([one.edges for one in found], [gradient_times_messages(model, one) for one in graphs])
+    ]
+    assert areas[0] >= least and areas[0] >= areas[1] + ahead, areas
+    for one in found[:3]:
+        total = np.zeros(18)
+        for walk in one.walks(None):
+            total[walk.nodes[0]] += walk.relevance
+        np.testing.assert_allclose(total, one.nodes, rtol=1e-4, atol=1e-4)
+
+
+def ring_of(count):
+    forth = torch.stack([torch.arange(count), (torch.arange(count) + 1) % count])
+    return {"x": torch.randn(count, 6), "edge_index": torch.cat([forth, forth.flip(0)], 1)}
+
+
+@pytest.mark.parametrize("name", ["GCN", pytest.param("GAT", marks=pytest.mark.thorough), "GIN", "SAGE"])
+def test_graphs_of_other_sizes_and_programs(name):
+    """Smaller graphs than the first, too: what is captured does not depend on the numbers of nodes that edges name."""
+    model = OfTorchGeometric(layers_of_torch_geometric()[name]).double().eval()
+    explainer = lrpfx.Explainer(model)
+    explainer(ring_of(20), 1)
+    compiled = explainer.explain_model
+    for count in (5, 2, 31):
+        data = ring_of(count)
+        found, alone = explainer(data, 1), lrpfx.explain(model, data, 1)
+        np.testing.assert_allclose(found.answers[0].input_relevance, alone.answers[0].input_relevance, atol=1e-9)
+        np.testing.assert_allclose(found.layers_of_edges, alone.layers_of_edges, atol=1e-9)
+    assert explainer.explain_model is compiled
+    with pytest.raises(InputError, match="dynamic_batch=False"):
+        lrpfx.lower(compiled, data)
+    program = lrpfx.lower(compiled, data, dynamic_batch=False)
+    other = {"x": torch.randn(31, 6), "edge_index": torch.randint(31, (2, 62))}
+    result = program.module()(*other.values(), torch.tensor([1]))
+    expected = lrpfx.explain(model, other, 1).answers[0].input_relevance
+    np.testing.assert_allclose(result["relevance"], expected, atol=1e-9)
+
+
+def test_arrays_and_precision_of_the_data():
+    """NumPy, also of features of edges, and other precision than that of the model."""
+    network = WithFeatures().float().eval()
+    data = {"x": np.array([[0], [1], [2], [3], [0]]), "edge_index": EDGES.numpy(), "edge_attr": np.random.rand(7, 2)}
+    found = lrpfx.explain(network, data, 1, composite="AttnLRP")
+    assert found.edge_features["edge_attr"].shape == (7,)
+    with pytest.raises(InputError, match="from a node to itself"):
+        lrpfx.explain(Network().eval(), {"x": torch.randn(1, 3), "edge_index": torch.zeros(2, 2).long()}, 1)

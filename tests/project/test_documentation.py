@@ -29,6 +29,7 @@ def own_backends():
 #: what the guides compare with
 OTHERS = {
     "detection.md": "facenet-pytorch",
+    "graphs.md": "torch_geometric",
     "series_and_tables.md": "torchcrepe",
     "from_pytorch_grad_cam.md": "grad-cam",
     "from_captum.md": "captum",
