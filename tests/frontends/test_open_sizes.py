@@ -485,3 +485,24 @@ def test_a_size_that_follows_from_another_is_never_negative():
     model = Complements()
     explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=(x, y), capture="export")
     assert_close(explain_model(x[:1], y[:1]), model(x[:1], y[:1]))
+
+
+class Counted(nn.Module):
+    """Sums by integers that count rows of the first input, and a branch on a size, which only torch.export can follow."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+        self.eval()
+
+    def forward(self, rows, places):
+        values = self.layer(rows) if len(rows) < 1000 else rows
+        return torch.zeros_like(values).index_add(0, places[1], values[places[0]]).mean(0, keepdim=True)
+
+
+def test_integers_that_count_rows_do_not_fix_the_number_of_rows():
+    model, places = Counted(), torch.tensor([[0, 8, 3, 7], [8, 0, 1, 6]])
+    explain_model = lrpfx.transform(model, COMPOSITE, example_inputs=(torch.randn(9, 3), places))
+    for count in (9, 4, 2, 30):
+        given = torch.randn(count, 3), torch.randint(count, (2, 5))
+        assert_close(explain_model(*given), model(*given))
