@@ -64,6 +64,7 @@ class Dense(Network):
     def build(self) -> None:
         self.weight, self.bias, self.scale, self.shift = _parameter(6, 6), _parameter(6), _parameter(6), _parameter(6)
         self.register_buffer("mask", (torch.rand(6, 6) > 0.4).float())
+        self.register_buffer("channels", torch.tensor([True, False, True, True, False, True]))
         self.register_buffer("integers", torch.randint(-127, 128, (6, 6)).to(torch.int8))
         self.head = nn.Linear(6, 4)
 
@@ -90,6 +91,7 @@ class Images(Network):
         self.scale, self.shift = _parameter(4), _parameter(4)
         self.register_buffer("mean", torch.randn(4))
         self.register_buffer("variance", torch.rand(4))
+        self.register_buffer("kept", torch.tensor([True, False, True, True]))
         self.head = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -331,6 +333,16 @@ def _with_column(m, x):
     return F.linear(both, torch.cat([m.weight, m.bias[:, None]], 1))
 
 
+def _filled(constant):
+    """A dense layer of whose outputs those without a mask are a constant, which a function of the network makes."""
+
+    def layer(m, x):
+        kept = m.channels.to(x.dtype)
+        return F.linear(x, m.weight * kept[:, None], m.bias * kept + constant(m) * (1 - kept))
+
+    return layer
+
+
 def _of_low_rank(m, x):
     return F.linear(F.linear(x, m.weight[:2]), m.weight[:, :2], m.bias)
 
@@ -509,6 +521,18 @@ DENSE = {
         _linear,
         lambda m, x: x @ m.weight.T + torch.stack([m.shift, m.bias])[torch.ones(3, dtype=torch.long)],
     ),
+    "where(mask of outputs, y, 3)": (
+        _filled(lambda m: 3.0),
+        lambda m, x: torch.where(m.channels, F.linear(x, m.weight, m.bias), 3.0),
+    ),
+    "where(mask of outputs, parameter, y)": (
+        _filled(lambda m: m.shift),
+        lambda m, x: torch.where(~m.channels, m.shift, x @ m.weight.T + m.bias),
+    ),
+    "y.masked_fill(mask of outputs, 3)": (
+        _filled(lambda m: 3.0),
+        lambda m, x: F.linear(x, m.weight, m.bias).masked_fill(~m.channels, 3.0),
+    ),
     "0 + x @ W.T - 0.0 + b": (_linear, lambda m, x: 0 + x @ m.weight.T - 0.0 + m.bias),
     "x @ W.T, a term for each half": (
         _linear,
@@ -585,8 +609,16 @@ SEQUENCES = {
 # --- convolutions -----------------------------------------------------------------------------------------------------------
 
 
-def _conv(m, x):
-    return F.conv2d(x, m.weight, m.bias, padding=1)
+def _conv(m, x, scale=None, bias=None):
+    """A convolution; if a scale and a bias of the channels are given, one whose channels are scaled, with this bias."""
+    weight = m.weight if scale is None else m.weight * scale[:, None, None, None]
+    return F.conv2d(x, weight, m.bias if bias is None else bias, padding=1)
+
+
+def _channels_written(m, x):
+    y = _conv(m, x)
+    y[:, ~m.kept] = 2.0
+    return y
 
 
 def _padded(m, x):
@@ -936,6 +968,24 @@ IMAGES = {
         lambda m, x: torch.cat(
             [F.conv2d(x, m.weight[part], m.bias[part], padding=1) for part in (slice(0, 2), slice(2, 4))], 1
         ),
+    ),
+    "conv2d.masked_fill(mask of channels, 2) * scale": (
+        lambda m, x: _conv(m, x, m.kept * m.scale, (m.bias * m.kept + 2 * (1 - m.kept.double())) * m.scale),
+        lambda m, x: (
+            _conv(m, x).masked_fill(~m.kept.view(1, -1, 1, 1).expand(x.shape[0], -1, 8, 8), 2.0) * m.scale.view(-1, 1, 1)
+        ),
+    ),
+    "conv2d.index_fill": (
+        lambda m, x: _conv(m, x, m.kept, m.bias * m.kept + 2 * (1 - m.kept.double())),
+        lambda m, x: _conv(m, x).index_fill(1, torch.tensor([1]), 2.0),
+    ),
+    "conv2d * mask of channels + 2 * other mask": (
+        lambda m, x: _conv(m, x, m.kept, m.bias * m.kept + 2 * (1 - m.kept.double())),
+        lambda m, x: _conv(m, x) * m.kept[:, None, None] + 2.0 * (~m.kept).view(-1, 1, 1),
+    ),
+    "y[:, mask of channels] = 2": (
+        lambda m, x: _conv(m, x, m.kept, m.bias * m.kept + 2 * (1 - m.kept.double())),
+        _channels_written,
     ),
     "zeros among the channels": (
         _conv,
@@ -1703,7 +1753,7 @@ EXPERTS = {
     "einsum(p * one_hot(argmax))": (_one_chosen, _by_einsum(_largest)),
 }
 
-_WRITING = (_column_by_column, _half_by_half, _written_over, _written_between_zeros, _in_parts, _in_part)
+_WRITING = (_column_by_column, _half_by_half, _written_over, _in_parts, _in_part, _written_between_zeros, _channels_written)
 
 PAIRS: dict[str, Pair] = {
     **{name: Pair(*pair, Dense) for name, pair in DENSE.items()},

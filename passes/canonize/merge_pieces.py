@@ -64,7 +64,10 @@ class MergePieces(GraphPass):
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def applies(self, program: Program) -> bool:
-        return any(_pieces(node) is not None or _constant_features(program, node) for node in calls(program.graph))
+        return any(
+            _pieces(node) is not None or _constant_features(program, node) or _overwritten(node) is not None
+            for node in calls(program.graph)
+        )
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
@@ -82,7 +85,21 @@ class MergePieces(GraphPass):
                 result.details.append((node_info(features.cat).name, f"merged into {node_info(node).name}"))
                 result.matches += 1
                 features.merge(program)
+            layer = _overwritten(node)
+            if layer is not None:
+                reason = f"it writes a constant into a part of {node_info(layer).name}, which is no part of the layer"
+                result.reasons.append((node_info(node).name, f"{reason}; torch.where with a mask of channels is one"))
         return result
+
+
+def _overwritten(node: fx.Node) -> fx.Node | None:
+    """The linear layer a part of whose result a call replaces by a constant that is not 0, as in y[:, 1] = 2."""
+    if not (is_call_of(node, "fill") or is_call_of(node, "copy")):
+        return None
+    view, *constants = (*node.args, *node.kwargs.values())
+    if any(map(is_data, constants)) or 0 in map(number_filling, constants):
+        return None
+    return next((one for one in _origins(view)[1:] if is_layer_of_parameters(one)), None)
 
 
 # --- pieces of a layer ------------------------------------------------------------------------------------------------------

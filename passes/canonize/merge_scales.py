@@ -28,6 +28,7 @@ from lrpfx.ir.operator import NotAContractionError, Operator, Repeats, WeightLay
 from lrpfx.operators.channels import pads
 from lrpfx.operators.contractions import added_by_index, keeps_all
 from lrpfx.operators.layer import bound_arguments
+from lrpfx.operators.mixing import keeps_places
 from lrpfx.operators.table import operator_named, spelling_of
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import (
@@ -59,12 +60,17 @@ def scaled_bias(bias: torch.Tensor | None, scale: torch.Tensor, shift: torch.Ten
     return shift if bias is None else bias * scale + shift
 
 
+def channels_of_number(weight: torch.Tensor, sizes: tuple[int, ...], number: float) -> torch.Tensor:
+    """The same number for each channel, in the dtype of a weight, in a shape whose other sizes are 1."""
+    return weight.new_full(sizes, number)
+
+
 class MergeScales(GraphPass):
     """Merge constants that scale the output channels of a linear layer, or are added to them, into its weight and bias.
 
-    A bias that is added by hand is the layer's bias, and a batch norm that is written out is part of the layer. The constants
-    may follow views, selections and averages of places, and conversions that keep the channels. Positive numbers that only
-    scale the result change no relevance, so they stay.
+    A bias that is added by hand is the layer's bias, and a batch norm that is written out is part of the layer. So is a
+    constant that takes the place of whole channels. The constants may follow views, selections and averages of places, and
+    conversions that keep the channels. Positive numbers that only scale the result change no relevance, so they stay.
     """
 
     name = "merge_scales"
@@ -229,7 +235,7 @@ def _narrowed(program: Program, constant: fx.Node) -> Alone | None:
     if row.weighs_channels or (row.product.contraction is not None and not row.entries.adds_up):
         return _of_number(program, constant, row)
     fills = row.name == "outer" and number_filling(constant.args[0]) is not None
-    found = [alone_of(program, one) for one in constant.args if row.merging.affine_in or fills]
+    found = [alone_of(program, one) for one in constant.args if keeps_places(row) or fills]
     parts = [one for one in found if one is not None]
     if constant.kwargs or len(parts) < len(constant.args) or all(one.is_number for one in parts):
         return None
@@ -399,9 +405,11 @@ def _adds_dimensions(index: Any) -> bool:
     return added_by_index(index if isinstance(index, tuple) else (index,)) is not None
 
 
-def _insert(program: Program, node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+def _insert(
+    program: Program, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> fx.Node:
     info = replace(node_info(node), name=f"{node_info(node).name}.narrowed", role=Role.PARAMETER, shape=None)
-    return insert_call(program.graph, node, target, args, info)
+    return insert_call(program.graph, node, target, args, info, kwargs)
 
 
 def _through_views(value: fx.Node) -> list[fx.Node]:
@@ -426,7 +434,30 @@ def _may_keep_channels(operator: Operator) -> bool:
 
 
 def _may_merge(node: fx.Node) -> bool:
-    return value_and_constant(node) != (None, None)
+    return value_and_constant(node) != (None, None) or _filled(node) is not None or _with_size(node) is not None
+
+
+def _with_size(node: fx.Node) -> fx.Node | None:
+    """The operand of a sum, product or quotient whose other operand is computed from sizes of the run; None for other calls."""
+    row = node_info(node).operator if node.op == "call_function" else None
+    values = [one for one in node.all_input_nodes if is_data(one)]
+    if row is None or not row.merging.affine_in or len(values) != 1:
+        return None
+    return values[0] if Role.METADATA in {node_info(one).role for one in node.all_input_nodes} else None
+
+
+#: Calls that write constants at fixed places of a value, besides those whose rows say what they choose between.
+_WRITES = ("index_fill", "index_put")
+
+
+def _filled(node: fx.Node) -> fx.Node | None:
+    """The value of which a call replaces entries by constants, at places that no input changes; None for other calls."""
+    row = node_info(node).operator if node.op == "call_function" else None
+    if row is None or not (row.entries.chooses or row.name in _WRITES):
+        return None
+    values = [one for one in node.all_input_nodes if is_data(one)]
+    others = {node_info(one).role for one in node.all_input_nodes if one not in values}
+    return values[0] if len(values) == 1 and others <= {Role.PARAMETER, Role.METADATA} else None
 
 
 #: Affine operations on the channels of a layer, and which entry of the constant of each is that of a channel.
@@ -457,6 +488,15 @@ def _chain(program: Program, layer: fx.Node) -> tuple[_Chain, tuple[str, str] | 
                 break
             place, value = moved, user
             continue
+        if _filled(user) is value:
+            refused = "it fills the result of a max pooling"
+            affine = refused if behind_maximum else _as_affine(program, layer, user, value, place, channels)
+            if isinstance(affine, str):
+                reason = (node_info(user).name, affine)
+                break
+            user = affine
+        if _with_size(user) is value and any(map(_may_merge, _through_views(user))):
+            reason = (node_info(user).name, "its constant is computed from sizes that only a run knows; pass a number")
         if value_and_constant(user)[0] is not value:
             break
         problem = _problem(program, layer, user, place, channels, weight)
@@ -470,6 +510,53 @@ def _chain(program: Program, layer: fx.Node) -> tuple[_Chain, tuple[str, str] | 
     while found and only_scales(found[-1][0]):
         found.pop()
     return found, reason
+
+
+def _as_affine(program: Program, layer: fx.Node, node: fx.Node, value: fx.Node, place: Place, channels: int) -> fx.Node | str:
+    """Write constants in place of whole channels of a value as a product and a sum.
+
+    Returns the product, or the reason why there is none. Infinite constants, such as those of masks of scores, are no bias.
+    """
+    info, row = node_info(node), row_of(node)
+    weight, shape = bound_arguments(layer, row_of(layer))["weight"], node_info(value).shape
+    others = [one for one in node.all_input_nodes if one is not value]
+    constants = {one: alone_of(program, one) if row.entries.chooses else None for one in others}
+    if shape is not None:
+        sizes = tuple(size if dim - len(shape) in place.dims else 1 for dim, size in enumerate(shape))
+    elif row.entries.chooses and len(place.dims) == 1:
+        sizes = (place.size(channels), *[1] * (-1 - place.dims[0]))
+    else:
+        return "the shape of its operand is not known; pass example_inputs"
+    unknown = None in constants.values() if row.entries.chooses else any(node_info(one).role is Role.METADATA for one in others)
+    if unknown or info.dtype != node_info(value).dtype:
+        return "it is not known to fill whole channels"
+    made = {one: one if alone is None else alone.make() for one, alone in constants.items()}
+
+    def result_for(number: float) -> fx.Node:
+        filled = made | {value: _insert(program, node, channels_of_number, (weight, sizes, number))}
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), filled.__getitem__)
+        return _insert(program, node, node.target, args, kwargs)
+
+    shift = result_for(0.0)
+    scale = _insert(program, node, torch.sub, (result_for(1.0), shift))
+    try:
+        is_finite = bool(parameter_value(scale, program.root).isfinite().all())
+        tensor = parameter_value(weight, program.root)
+        problems = [_problem_of(program, layer, value, one, place, channels, tensor) for one in (scale, shift)]
+    except (RuntimeError, TypeError, ValueError, IndexError):  # constants of other shapes than channels have
+        is_finite, problems = True, ["it is not known to fill whole channels"]
+    problem = next(filter(None, problems), None if is_finite else "it fills channels with a number that is not finite")
+    if problem is not None:
+        remove_unread(program.graph)
+        return problem
+    total: Any = value
+    for name, what in (("mul", scale), ("add", shift)):
+        operation = operator_named(name)
+        described = replace(info, name=f"{info.name}.{name}", operator=operation, description=name)
+        total = insert_call(program.graph, node, operation.canonical, (total, what), described)
+    product: fx.Node = total.args[0]
+    replace_call(node, total)
+    return product
 
 
 def _behind_maximum(program: Program, value: fx.Node, pooling: fx.Node, place: Place) -> Place | None:
@@ -500,13 +587,21 @@ def _problem(program: Program, layer: fx.Node, node: fx.Node, place: Place, chan
     `place`: the dimensions of the channels, from the end. A view may have split them into several, and moved them apart.
     """
     value, constant = value_and_constant(node)
+    return _problem_of(program, layer, value, constant, place, channels, weight)
+
+
+def _problem_of(
+    program: Program, layer: fx.Node, value: fx.Node, constant: Any, place: Place, channels: int, weight: torch.Tensor
+) -> str | None:
+    """The reason why a constant does not scale or shift the channels of a layer in `value`; None if it does."""
     if not isinstance(constant, fx.Node):
         is_number = isinstance(constant, (int, float)) and not isinstance(constant, bool)
         return None if constant is None or is_number else f"its constant is {constant!r}"
     tensor = parameter_value(constant, program.root)
     if isinstance(tensor, (int, float)):
         return None
-    if not isinstance(tensor, torch.Tensor) or (tensor.dtype != weight.dtype and tensor.ndim):
+    keeps_dtype = isinstance(tensor, torch.Tensor) and torch.promote_types(tensor.dtype, weight.dtype) == weight.dtype
+    if not isinstance(tensor, torch.Tensor) or (tensor.ndim and not keeps_dtype):
         return "its constant has another dtype than the weight"
     if tensor.device != weight.device and tensor.ndim:
         return "its constant is on another device than the weight"
@@ -533,7 +628,7 @@ def _merge(program: Program, layer: fx.Node, chain: _Chain) -> None:
     bound = bound_arguments(layer, operator)
     weight, bias, groups = bound["weight"], bound.get("bias"), bound.get("groups", 1)
     channels = output_channels(parameter_value(weight, program.root), operator, groups)
-    added = _plain_bias(program, chain, channels) if bias is None else None
+    added = _plain_bias(program, chain, channels, weight) if bias is None else None
     if added is not None:
         next(calls(program.graph)).prepend(added)
         _set_parameters(layer, weight, added, [chain[0][0]])
@@ -570,8 +665,8 @@ def _set_parameters(layer: fx.Node, weight: fx.Node, bias: fx.Node, chain: Seque
     update_info(layer, merged=(*info.merged, *(node_info(node).name for node in chain)))
 
 
-def _plain_bias(program: Program, chain: _Chain, channels: int) -> fx.Node | None:
-    """The parameter that a chain adds, if it does nothing else."""
+def _plain_bias(program: Program, chain: _Chain, channels: int, weight: fx.Node) -> fx.Node | None:
+    """The parameter that a chain adds, if it does nothing else and has the dtype of the weight."""
     first, order = chain[0]
     coefficients = row_of(first).merging.coefficients
     constant = value_and_constant(first)[1]
@@ -579,7 +674,8 @@ def _plain_bias(program: Program, chain: _Chain, channels: int) -> fx.Node | Non
         return None
     if not isinstance(constant, fx.Node) or constant.op != "get_attr":
         return None
-    return constant if parameter_value(constant, program.root).shape == (channels,) else None
+    value, dtype = parameter_value(constant, program.root), parameter_value(weight, program.root).dtype
+    return constant if value.shape == (channels,) and value.dtype == dtype else None
 
 
 def _factor(node: fx.Node) -> Any:

@@ -135,6 +135,37 @@ def test_a_constant_for_each_place_stays():
     assert "(3, 6), which is not one value for each channel" in dict(stages["merge_scales"].reasons)["add"]
 
 
+def _second_output_written(m, x):
+    y = x @ m.weight.T
+    y[:, 1] = 2.0
+    return y
+
+
+@pytest.mark.parametrize(
+    ("network", "layer", "capture", "reason"),
+    [
+        (Dense, lambda m, x: torch.where(m.mask[:3] > 0, x @ m.weight.T, 2.0), "symbolic", "not one value for each channel"),
+        (Dense, lambda m, x: (x @ m.weight.T).masked_fill(~m.channels, -torch.inf), "symbolic", "not finite"),
+        (Dense, lambda m, x: x @ m.weight.T / x.shape[-1] ** 0.5 + m.bias, "symbolic", "sizes that only a run knows"),
+        (Dense, _second_output_written, "export", "a constant into a part of matmul.linear, which is no part of the layer"),
+        (
+            Images,
+            lambda m, x: nn.functional.max_pool2d(nn.functional.conv2d(x, m.weight, padding=1), 2).index_fill(
+                1, torch.tensor([1]), 2.0
+            ),
+            "symbolic",
+            "fills the result of a max pooling",
+        ),
+    ],
+)
+def test_constants_that_stay_beside_a_layer_are_in_the_history(network, layer, capture, reason):
+    model = network(layer)
+    x = model.example()
+    explain_model = lrpfx.transform(model, GammaByDepth(), example_inputs=x, capture=capture)
+    assert torch.allclose(explain_model(x), model(x), rtol=1e-9)
+    assert any(reason in why for stage in lrpfx.history(explain_model) for _, why in stage.reasons)
+
+
 @pytest.mark.parametrize(
     "bias",
     [
