@@ -22,6 +22,11 @@ class YoloHeads(DetectorHeads):
 
     most = 1000
 
+    def __init__(self, detector: nn.Module, threshold: float | None = None) -> None:
+        super().__init__(detector, threshold)
+        #: Pixels of the input between places of each map: numbers, which a graph can be made with.
+        self.strides = [float(one) for one in self.network.model[-1].stride]
+
     @property
     def network(self) -> Any:
         """The modules that run one after the other, and what is kept for later ones."""
@@ -48,7 +53,7 @@ class YoloHeads(DetectorHeads):
         return names if isinstance(names, Mapping) else None
 
     def input_of(self, given: Callable[..., Any] | None) -> Callable[..., Any]:
-        step = int(max(float(one) for one in self.network.model[-1].stride))
+        step = int(max(self.strides))
         return (lambda photograph: in_grey(photograph, step)) if given is None else given
 
     def raw(self, images: torch.Tensor) -> RawHeads:
@@ -62,7 +67,7 @@ class YoloHeads(DetectorHeads):
         prefix = "one2one_" if self.has_no_doubles else ""
         logits, corners = [], []
         for level, feature in enumerate(features):
-            stride = float(head.stride[level])
+            stride = self.strides[level]
             logits.append(getattr(head, f"{prefix}cv3")[level](feature).flatten(2).transpose(1, 2))
             codes = getattr(head, f"{prefix}cv2")[level](feature).flatten(2).transpose(1, 2)
             left, above, right, below = columns(_distances(codes, head.reg_max) * stride)
