@@ -171,6 +171,20 @@ class Joined(nn.Module):
         return torch.cat(maps, 1)
 
 
+class Halves(nn.Module):
+    """A block that goes on with a list of halves, as Ultralytics' C2f."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(channels, channels, 1), nn.Conv2d(3 * channels // 2, channels, 1)
+        self.m = nn.ModuleList([nn.Sequential(nn.Conv2d(channels // 2, channels // 2, 3, 1, 1), nn.SiLU())])
+
+    def forward(self, x):
+        found = list(self.first(x).chunk(2, 1))
+        found.extend(one(found[-1]) for one in self.m)
+        return x + self.last(torch.cat(found, 1))
+
+
 class Yolo(nn.Module):
     """Modules with the places of what they read, as Ultralytics' DetectionModel has them."""
 
@@ -178,7 +192,7 @@ class Yolo(nn.Module):
         super().__init__()
         layers = [
             (-1, nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.SiLU())),
-            (-1, nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.SiLU())),
+            (-1, nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.SiLU(), Halves(8))),
             (-1, nn.Sequential(nn.Conv2d(8, 16, 3, 2, 1), nn.SiLU())),
             (-1, nn.Upsample(scale_factor=2)),
             ([-1, 1], Joined()),

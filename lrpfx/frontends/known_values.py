@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.ir.node import ancestors_of, attribute_of
+from lrpfx.ir.node import ancestors_of, attribute_of, function_name
 from lrpfx.operators.table import lookup_method, spelling_of, writes_in_place
 from lrpfx.support.tensors import is_floating
 from lrpfx.support.torch_internals import FakeTensorMode
@@ -62,6 +62,10 @@ class _Evaluation:
 def _writes(node: fx.Node) -> bool:
     """Whether a call may overwrite one of its arguments."""
     return "out" in node.kwargs or writes_in_place(node)
+
+
+#: Names of the argument that says how many pieces there are.
+_PIECES = ("chunks", "split_size_or_sections", "split_size", "indices_or_sections", "sections")
 
 
 class KnownValues:
@@ -124,6 +128,22 @@ class KnownValues:
         """The number of sizes in a shape, or None. The graph is then valid only for inputs with that many dimensions."""
         value = self._structures(node)
         return len(value) if isinstance(value, torch.Size) and self._hold_dimensions(node) else None
+
+    def count_of_pieces(self, node: fx.Node) -> int | None:
+        """The number of pieces into which a call divides a tensor, or None.
+
+        It is one that a size does not change unnoticed: a tensor of another size has as many pieces, or too few for the graph.
+        """
+        if function_name(node) not in ("chunk", "split", "tensor_split") or len(node.all_input_nodes) != 1:
+            return None
+        given = dict(enumerate(node.args)) | node.kwargs
+        wanted = next((given[one] for one in (1, *_PIECES) if one in given), None)
+        if isinstance(wanted, int):
+            count = None if function_name(node) == "split" else wanted
+        else:
+            count = len(wanted) if function_name(node) == "split" and isinstance(wanted, (list, tuple)) else None
+        pieces = self._structures(node)
+        return count if isinstance(pieces, (list, tuple)) and len(pieces) == count else None
 
     def _hold_dimensions(self, node: fx.Node) -> bool:
         """Fix the numbers of dimensions of all inputs of `node`, if they determine that of `node`."""

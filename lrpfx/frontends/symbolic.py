@@ -581,7 +581,7 @@ class _Tracer(fx.Tracer):
         value = self.known.value(obj.node)
         if value is not None:
             return iter(value)
-        count = self.known.count_of_sizes(obj.node)
+        count = self.known.count_of_sizes(obj.node) or self.known.count_of_pieces(obj.node)
         return super().iter(obj) if count is None else iter([obj[index] for index in range(count)])  # type: ignore[index]
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -78,6 +78,83 @@ def test_relevance_is_that_of_the_logits_with_a_seed_by_hand(detector, x):
     assert_close(explain_model(other), heads(other), 1e-9)
 
 
+def test_export_follows_the_heads(x):
+    heads = lrpfx.detection.heads(yolo())
+    explain_model = lrpfx.transform(heads, EpsilonPlus(), x, capture="export")
+    assert_close(explain_model(x), heads(x), 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*functions of their own")
+@pytest.mark.parametrize("name", ["yolov8n.yaml", "yolo11n.yaml", "yolov10n.yaml", "yolo26n.yaml"])
+def test_the_package_itself(name, x, tmp_path, monkeypatch):
+    """Its networks with random weights, where it is installed: what they return, and relevance of logits with a seed by hand."""
+    monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
+    tasks = pytest.importorskip("ultralytics.nn.tasks")
+    detector = spread(tasks.DetectionModel(name, ch=3, nc=3, verbose=False), name in ("yolov10n.yaml", "yolo26n.yaml"))
+    heads = lrpfx.detection.heads(detector)
+    with torch.no_grad():
+        output, candidates = detector(x)[0][0], Candidates(heads(x))
+    if heads.has_no_doubles:  # corners, confidence, class
+        expected = sorted([(float(row[4]), int(row[5]), row[:4]) for row in output if row[4] > 0.25], key=lambda one: -one[0])
+    else:
+        middle, sides = output.T[:, :2], output.T[:, 2:4]
+        corners, expected = torch.cat([middle - sides / 2, middle + sides / 2], 1), []
+        for label in range(3):
+            likely = (output[4 + label] > 0.25).nonzero()[:, 0]
+            scores = output[4 + label, likely]
+            kept = suppressed(corners[likely], scores, 0.7)
+            expected += [(float(scores[one]), label, corners[likely[one]]) for one in kept]
+        expected = sorted(expected, key=lambda one: -one[0])[:300]
+    assert len(expected) > 10 and (heads.has_no_doubles or name in ("yolov8n.yaml", "yolo11n.yaml"))
+    places = candidates.found(len(expected))[0][0]
+    assert_close(candidates.confidences[0, places], torch.tensor([one[0] for one in expected]), 1e-9)
+    assert_close(candidates.corners[0, places], torch.stack([one[2] for one in expected]), 1e-6)
+    assert candidates.labels[0, places].tolist() == [one[1] for one in expected]
+    composite = EpsilonPlus(epsilon=1e-12, stabilizer=1e-12)
+    explain_model = lrpfx.transform(heads, composite, x)
+    raw = OfPackage(detector).eval()
+    itself, logits = lrpfx.transform(raw, composite, x), raw(x).detach()
+    for number in range(3):
+        confidence, label = expected[number][:2]
+        place = (logits[0, label].sigmoid() - confidence).abs().argmin()
+        seed = torch.zeros_like(logits)
+        seed[0, label, place] = logits[0, label, place]
+        wanted = lrpfx.attribute(itself, x, seed).relevance
+        assert_close(lrpfx.attribute(explain_model, x, Box(number)).relevance, wanted, 1e-6)
+
+
+def spread(detector, end2end):
+    """A detector of the package whose confidences are spread out, without doubles if it has heads for that."""
+    torch.manual_seed(0)
+    detector = detector.double().eval()
+    head = detector.model[-1]
+    head.end2end = end2end
+    with torch.no_grad():
+        for module in detector.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.normal_(module.running_mean, std=0.1)
+                nn.init.uniform_(module.running_var, 0.05, 0.2)  # values grow from layer to layer
+        logits = OfPackage(detector)(torch.rand(1, 3, 64, 96))
+        for last in (one[-1] for one in (head.one2one_cv3 if end2end else head.cv3)):
+            last.weight.mul_(2 / logits.std(2).mean())
+            last.bias.zero_()
+    return detector
+
+
+class OfPackage(nn.Module):
+    """The logits of the classes at all places, as the package's network holds them beside its output."""
+
+    def __init__(self, detector):
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, x):
+        found = self.detector(x)[1]
+        found = found["one2one" if self.detector.model[-1].end2end else "one2many"] if "one2one" in found else found
+        return found["scores"]
+
+
 class Wrapper(nn.Module):
     """As the class YOLO holds its model."""
 
