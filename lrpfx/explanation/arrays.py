@@ -131,7 +131,7 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
             given = _numbers_of_frame(given)
     else:
         columns = None
-        given = given if isinstance(given, torch.Tensor) else np.asarray(given)
+        given = _array_of(given)
         if given.ndim == 1:
             given, several = given[None], False
         shown = _as_numpy(given)
@@ -163,7 +163,7 @@ def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None)
     elif _is_pandas_series(given):
         names = names or (str(given.name),) if given.name is not None else names
         steps, given = tuple(given.index), given.to_numpy()
-    values = _as_numpy(given if isinstance(given, torch.Tensor) else np.asarray(given))
+    values = _as_numpy(_array_of(given))
     several = values.ndim == 3
     if values.ndim == 2 and names is not None and len(names) == 1 and 1 not in values.shape:
         several, batch, channels_first = True, values, False  # (batch, steps), with one feature
@@ -180,7 +180,7 @@ def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None)
         )
     if not batch.size:
         raise InputError(f"the series, of shape {batch.shape}, are empty", topic="tables-series-and-waves")
-    inputs = _prepared(torch.from_numpy(batch), preprocess, len(batch))
+    inputs = _prepared(torch.from_numpy(_native(batch)), preprocess, len(batch))
     if not isinstance(inputs, torch.Tensor) or tuple(inputs.shape) != batch.shape:
         raise InputError(
             "preprocess= of series returns one tensor of their shape: let the model do what changes steps or features",
@@ -192,7 +192,7 @@ def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None)
 
 
 def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
-    values = _as_numpy(given if isinstance(given, torch.Tensor) else np.asarray(given))
+    values = _as_numpy(_array_of(given))
     if values.ndim not in (1, 2, 3) or not values.size:
         raise InputError(
             f"waves are arrays (samples,), (batch, samples) or (batch, channels, samples), not of shape {values.shape}",
@@ -205,7 +205,7 @@ def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
             topic="tables-series-and-waves",
         )
     batch = values[None] if values.ndim == 1 else values
-    inputs = _prepared(torch.from_numpy(np.ascontiguousarray(batch)), preprocess, len(batch))
+    inputs = _prepared(torch.from_numpy(_native(batch)), preprocess, len(batch))
     if not isinstance(inputs, torch.Tensor) or inputs.shape[-1] != batch.shape[-1] or len(inputs) != len(batch):
         raise InputError(
             "preprocess= of waves returns one tensor with as many samples: let the model do what changes them, such as a "
@@ -270,7 +270,7 @@ def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Te
             "the tensor that the model takes; for photographs and texts, the model needs layers for them",
             topic="volumes",
         )
-    tensor = torch.from_numpy(np.ascontiguousarray(made)) if isinstance(made, np.ndarray) else made.detach().cpu()
+    tensor = torch.from_numpy(_native(made)) if isinstance(made, np.ndarray) else made.detach().cpu()
     tensor = tensor.as_subclass(torch.Tensor)
     tensor = tensor[0] if tensor.ndim == 5 and len(tensor) == 1 else tensor[None] if tensor.ndim == 3 else tensor
     if tensor.ndim != 4 or not tensor.numel():
@@ -350,7 +350,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
         return value.detach().cpu()
     try:
         array = np.asarray(_numbers_of_frame(value) if is_frame(value) else value)
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(_native(array))
     except TypeError:
         raise InputTypeError(
             f"a model takes tensors of numbers, which a {type(value).__name__} of {getattr(value, 'dtype', 'objects')} is not: "
@@ -383,6 +383,11 @@ def _features_of(inputs: Any) -> int:
 
 
 def _numbers_of_frame(frame: Any) -> np.ndarray[Any, Any]:
+    names = list(map(str, frame.columns))
+    if len(set(names)) < len(names) or not names:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        what = "no columns" if twice is None else f"two columns named {twice!r}"
+        raise InputError(f"the DataFrame has {what}", topic="tables-series-and-waves")
     columns = [(str(name), np.asarray(frame[name])) for name in frame.columns]
     wrong = [name for name, column in columns if column.dtype.kind not in "fiub"]
     if wrong:
@@ -402,6 +407,27 @@ def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
             f"tables, series and waves are arrays of numbers, not of {array.dtype}", topic="tables-series-and-waves"
         )
     return array
+
+
+def _array_of(given: Any) -> Any:
+    """A tensor as it is, and what NumPy makes an array of, such as a list of samples of one shape. Raises `InputError`."""
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(given, (list, tuple)):
+        given = [_detached(one) for one in given]
+    try:
+        return np.asarray(given)
+    except ValueError:
+        shapes = {str(np.shape(one)) for one in given}
+        raise InputError(
+            f"the samples have different shapes, {', '.join(sorted(shapes))}: explain them one by one, or fill them up to one",
+            topic="tables-series-and-waves",
+        ) from None
+
+
+def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array in the form that torch takes: contiguous, and in the byte order of the machine."""
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
 def _detached(value: Any) -> Any:

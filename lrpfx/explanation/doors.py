@@ -1,6 +1,7 @@
 """Which door takes an input: what to write where it is of another kind than it was read as."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +79,7 @@ _READINGS = {
     None: "photographs (batch, channels, height, width)",
     "table": "a table (rows, features)",
     "series": "series (batch, steps, features)",
-    "wave": "waves",
+    "wave": "waves (batch, samples) or (batch, channels, samples)",
     "volume": "a volume (channels, depth, height, width)",
 }
 OTHERS = (
@@ -110,6 +111,12 @@ def what_it_is(given: Any) -> str:
 
 def misread(error: InputError, inputs: Any, form: str | None) -> InputError:
     """The error of a model that fails on an input, with what it was read as. `inputs`: as the model was given them."""
+    if isinstance(inputs, Mapping):
+        tensors = {name: one for name, one in inputs.items() if isinstance(one, torch.Tensor)}
+        read = ", ".join(
+            f"{name} {tuple(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for name, one in tensors.items()
+        )
+        return type(error)(f"{str(error).rstrip('.')}. The model's inputs were {read}", topic=error.topic)
     shape = f" of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
     return type(error)(
         f"{str(error).rstrip('.')}. The model's input{shape} was read as {_READINGS[form]}; {OTHERS}", topic=error.topic

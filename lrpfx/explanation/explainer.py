@@ -618,6 +618,8 @@ class Explainer(Generic[Found]):
         return TextExplanations(found) if several else found[0]
 
     def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
+        if self.reading.form is not None or self.reading.rate is not None:
+            raise InputError("form= and rate= are for numbers, and a graph was given: leave them out", topic="graph-networks")
         if isinstance(self.model, Runner):
             raise InputError("programs of graph networks take tensors: call the runner itself", topic="graph-networks")
         if self.captured is None:
@@ -803,7 +805,7 @@ class Explainer(Generic[Found]):
         try:
             made = transform(source, composite, example_inputs=examples, constants=constants)
         except InputError as error:
-            if error.topic != "example-inputs" or not isinstance(inputs, torch.Tensor) or not self._is_own:
+            if error.topic != "example-inputs" or not isinstance(inputs, (torch.Tensor, Mapping)) or not self._is_own:
                 raise
             raise misread(error, inputs, self._form) from error
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"

@@ -59,8 +59,8 @@ def is_graph(value: Any) -> bool:
 
 
 def are_graphs(given: Any) -> TypeGuard[Any]:
-    """Whether a value is the data of a graph or a list of such."""
-    return is_graph(given) or (isinstance(given, (list, tuple)) and bool(given) and all(map(is_graph, given)))
+    """Whether a value is the data of a graph or a list with such."""
+    return is_graph(given) or (isinstance(given, (list, tuple)) and any(map(is_graph, given)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,14 +275,18 @@ def explain_graphs(
     progress: bool = False,
 ) -> list[GraphExplanation]:
     """Explain each graph. `compiled_for`: the compiled model for the model's inputs. `model`: takes tensors by name."""
-    steps = enumerate(progress_bar(graphs, progress, "explaining", "graph"))
-    return [_explained(compiled_for, model, graph, wanted.of_sample(place), place) for place, graph in steps]
+    read = [(str(getattr(one, "name", None) or f"graph {place + 1}"), _values_of(one)) for place, one in enumerate(graphs)]
+    steps = enumerate(progress_bar(read, progress, "explaining", "graph", len(read)))
+    return [_explained(compiled_for, model, name, values, wanted.of_sample(place)) for place, (name, values) in steps]
 
 
 def _explained(
-    compiled_for: Callable[[dict[str, Any]], CompiledModel], model: nn.Module, graph: Any, given: Sequence[Target], place: int
+    compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    model: nn.Module,
+    name: str,
+    values: Mapping[str, Any],
+    given: Sequence[Target],
 ) -> GraphExplanation:
-    values = _values_of(graph)
     inputs = {name: on_device_of(model, value, True) for name, value in _inputs(model, values).items()}
     compiled = compiled_for(inputs)
     module, count = compiled.explain_model, len(inputs["x"])
@@ -315,7 +319,6 @@ def _explained(
         answers.append(AnswerOfGraph(category, as_array(of_nodes), kept, of_edges=further, messages=np.stack(messages)))
     facts = (outputs, compiled.categories, tuple(answers), module.composite, compiled.scores)
     edge_index = as_array(inputs["edge_index"])
-    name = str(getattr(graph, "name", None) or f"graph {place + 1}")
     explanation = GraphExplanation(name, *facts, edge_index, _positions(values, edge_index, count), node)
     keep_origin(explanation, Origin(compiled.with_output(output), inputs, tuple(targets), outputs))
     return explanation
@@ -329,6 +332,8 @@ def _of_target(relevance: Any, number: int) -> Any:
 
 def _values_of(graph: Any) -> dict[str, Any]:
     """The attributes of the data. Raises `InputError` and `InputTypeError` for data that are no graph."""
+    if not is_graph(graph):
+        raise InputTypeError(f"a {type(graph).__name__} among the graphs has no x and edge_index", topic="graph-networks")
     read = getattr(graph, "to_dict", None)
     values = dict(graph) if isinstance(graph, Mapping) else dict(read()) if callable(read) else dict(vars(graph))
     values |= {
@@ -348,7 +353,9 @@ def _values_of(graph: Any) -> dict[str, Any]:
     if not x.ndim or not edges.numel():
         raise InputError("the graph has no nodes or no edges", topic="graph-networks")
     if int(edges.min()) < 0 or int(edges.max()) >= len(x):
-        raise InputError(f"edge_index names nodes 0 to {int(edges.max())}, but x has {len(x)} rows", topic="graph-networks")
+        raise InputError(
+            f"edge_index names nodes {int(edges.min())} to {int(edges.max())}, but x has {len(x)} rows", topic="graph-networks"
+        )
     batch = values.get("batch")
     if isinstance(batch, torch.Tensor) and batch.numel() and bool((batch != batch.flatten()[0]).any()):
         raise InputError("batch= says that there are several graphs: pass a list of them", topic="graph-networks")

@@ -1,5 +1,7 @@
 """A wrong kind of input is an error that names the door for it, and what the error says to write works."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,6 +27,9 @@ def of_series():
 
 def of_volumes():
     return nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+
+
+GRAPH = {"x": torch.rand(2, 3), "edge_index": torch.tensor([[0], [1]])}
 
 
 class OfTwo(nn.Module):
@@ -53,11 +58,44 @@ class OfTwo(nn.Module):
         (of_series, torch.rand(5, 3, 10), {}, "read as series"),
         (of_volumes, Image.new("RGB", (8, 8)), {}, "a volume is an array"),
         (OfTwo, torch.rand(1, 3, 4, 4), {}, "dict by the names"),
+        (
+            lambda: nn.Bilinear(3, 4, 2),
+            {"input1": torch.rand(1, 3), "input2": torch.rand(1, 5)},
+            {},
+            r"input2 \(1, 5\) of float",
+        ),
+        (dense, pd.DataFrame(np.ones((2, 3)), columns=["a", "a", "b"]), {}, "two columns named 'a'"),
+        (dense, pd.DataFrame(index=[0, 1]), {}, "no columns"),
+        (dense, [np.ones(3), np.ones(2)], {"form": "table"}, "different shapes"),
+        (of_series, [torch.ones(2, 10), torch.ones(2, 9)], {"form": "series"}, "different shapes"),
+        (of_series, [np.ones(10), np.ones(9)], {"rate": 8}, "different shapes"),
+        (of_series, torch.rand(2, 9), {"rate": 8}, "channels, samples"),
+        (dense, [GRAPH, 3], {}, "int among the graphs"),
+        (dense, {**GRAPH, "edge_index": torch.tensor([[-1], [0]])}, {}, "nodes -1 to 0"),
+        (dense, GRAPH, {"form": "table"}, "a graph was given"),
     ],
 )
 def test_the_error_names_the_door(make, given, settings, message):
     with pytest.raises(InputError, match=message):
         lrpfx.explain(make().eval(), given, **settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "settings"),
+    [
+        (dense, [torch.ones(3, requires_grad=True), torch.ones(3)], {"form": "table"}),
+        (dense, np.ones((2, 3), dtype=">f8"), {}),
+        (dense, np.ones((2, 6))[::-1, ::2], {}),
+        (of_series, np.ones((2, 2, 10), dtype=">f4"), {}),
+        (of_volumes, np.random.default_rng(0).random((4, 5, 6)).astype(">f4"), {}),
+    ],
+)
+def test_forms_of_memory(make, given, settings):
+    model = make()
+    plain = torch.stack(list(given)).detach() if isinstance(given, list) else torch.from_numpy(given.astype("=f8").copy())
+    found, expected = lrpfx.explain(model, given, **settings), lrpfx.explain(model, plain, **settings)
+    for one, other in zip(*(each if isinstance(each, Sequence) else [each] for each in (found, expected)), strict=True):
+        np.testing.assert_allclose(one.relevance, other.relevance, rtol=1e-5, atol=1e-7)
 
 
 def test_what_the_errors_say_to_write_works():
