@@ -16,6 +16,7 @@ from lrpfx.command_line.terminal import in_options
 from lrpfx.errors import InputError, os_errors, printable
 from lrpfx.support.files import check_place, whole_file
 from lrpfx.support.runs import check_same_run, sole_writer
+from lrpfx.support.table import as_cell, from_cell
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Results:
 
     def _append(self, row: Sequence[Any]) -> None:
         with self.folder.writing():
-            csv.writer(self.file).writerow(map(_as_text, row))
+            csv.writer(self.file).writerow(map(as_cell, row))
             self.file.flush()
 
     def raise_problems(self, what: str) -> None:
@@ -190,7 +191,7 @@ def _rows(table: Path, folder: ResultFolder) -> dict[str, list[str]]:
         return {}
     try:
         with open(table, newline="", encoding="utf-8") as file:
-            rows = [list(map(_from_text, row)) for row in csv.reader(file) if len(row) == len(folder.all_columns)]
+            rows = [list(map(from_cell, row)) for row in csv.reader(file) if len(row) == len(folder.all_columns)]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(
             f"{table} is damaged ({error}): choose another folder, or remove it to start over", topic="results-of-commands"
@@ -198,32 +199,9 @@ def _rows(table: Path, folder: ResultFolder) -> dict[str, list[str]]:
     return {row[0]: row for row in rows[1:]}
 
 
-#: How a cell begins that a spreadsheet takes for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-
-
-def _as_text(cell: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: behind an apostrophe, unless it holds numbers."""
-    if not isinstance(cell, str) or not cell.lstrip("'").startswith(_FORMULA) or _holds_numbers(cell):
-        return cell
-    return f"'{cell}"
-
-
-def _from_text(cell: str) -> str:
-    """The cell of which `_as_text` made this one."""
-    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
-
-
-def _holds_numbers(cell: str) -> bool:
-    try:
-        return bool([float(one) for one in cell.split(";")])
-    except ValueError:
-        return False
-
-
 def write_rows(table: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Write a table, whole or not at all, without cells that a spreadsheet takes for formulas."""
     text = io.StringIO()
-    csv.writer(text).writerows(map(_as_text, row) for row in rows)
+    csv.writer(text).writerows(map(as_cell, row) for row in rows)
     with whole_file(table, ".csv") as temporary:
         temporary.write_text(text.getvalue(), newline="", encoding="utf-8")

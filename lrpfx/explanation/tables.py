@@ -18,6 +18,7 @@ from lrpfx.support.files import as_path, written
 from lrpfx.support.html import image_html
 from lrpfx.support.numbers import counted, whole_number
 from lrpfx.support.optional_packages import optional_package
+from lrpfx.support.table import as_csv
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -188,7 +189,7 @@ def save_table_or_picture(explained: Any, path: str | Path) -> Path:
     """Write the sheet of an explanation, or its DataFrame as .csv, and return the path."""
     target = as_path(path)
     if target.suffix == ".csv":
-        return written(target, explained.to_pandas().to_csv().encode())
+        return written(target, as_csv(explained.to_pandas()).encode())
     return save_picture(explained.sheet(), target)
 
 

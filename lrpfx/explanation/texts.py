@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.explanation.arrays import is_frame
 from lrpfx.text.tokens import is_native_encoding
 
 #: Inputs of models of text. What else an encoding or a row of a data set holds is not for the model, such as labels.
@@ -63,6 +64,10 @@ class ReadText:
 
 def texts_in(given: Any) -> tuple[list[Any], bool]:
     """The texts, and whether there are several: `read` reads each of them. Raises `InputError` and `InputTypeError`."""
+    if is_frame(given):
+        raise InputTypeError(
+            "a DataFrame is not a text: pass the column that holds the texts, such as frame['text']", topic="sentences"
+        )
     if isinstance(given, Mapping):
         found, several = _texts_of_mapping(given)
     elif isinstance(given, str) or _is_chat(given) or _is_row_of_ids(given) or is_native_encoding(given):

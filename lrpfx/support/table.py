@@ -1,5 +1,7 @@
 """Tables: columns with the types of their values, and rows, in every form that they are shown or passed on in."""
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -76,3 +78,34 @@ class Rows(Sequence[Row], Generic[Row]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+#: How a cell begins that a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def as_cell(value: Any) -> Any:
+    """A value as a cell of CSV that no spreadsheet takes for a formula: behind an apostrophe, unless it holds numbers."""
+    if not isinstance(value, str) or not value.lstrip("'").startswith(_FORMULA) or _holds_numbers(value):
+        return value
+    return f"'{value}"
+
+
+def from_cell(cell: str) -> str:
+    """The text of which `as_cell` made this cell."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+
+
+def _holds_numbers(cell: str) -> bool:
+    try:
+        return bool([float(one) for one in cell.split(";")])
+    except ValueError:
+        return False
+
+
+def as_csv(frame: "DataFrame") -> str:
+    """A DataFrame as CSV, with cells and headers that no spreadsheet takes for formulas."""
+    text = io.StringIO()
+    rows = csv.reader(io.StringIO(frame.to_csv(), newline=""))
+    csv.writer(text, lineterminator="\n").writerows(map(as_cell, row) for row in rows)
+    return text.getvalue()

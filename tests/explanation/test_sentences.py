@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -303,6 +304,7 @@ def test_contrasts_and_positions():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (pd.DataFrame({"text": ["the film"]}), r"a DataFrame is not a text: .*frame\['text'\]"),
         ({"words": [1]}, "a mapping with the keys 'words' is not a text"),
         ({"input_ids": [3], "pixel_values": torch.rand(2)}, "holds 'pixel_values', which is not text"),
         ({"input_ids": [3, 4], "attention_mask": [1]}, "different lengths: input_ids 2, attention_mask 1"),

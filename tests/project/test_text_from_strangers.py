@@ -10,6 +10,7 @@ import lrpfx
 from lrpfx.command_line import results
 from lrpfx.composites import EpsilonPlus
 from lrpfx.errors import printable
+from lrpfx.support.table import from_cell
 
 #: An escape sequence, a bell, and marks that change the direction of text.
 CONTROLS = "\x1b[31m\x07\u202e\u200f\u2066"
@@ -60,7 +61,20 @@ def test_no_cell_is_a_formula(cell, tmp_path):
         ((written, *numbers),) = csv.reader(file)
     assert (written == cell) == (cell in PLAIN) and numbers == ["0.5", "-0.5"]
     assert cell in PLAIN or written.startswith("'")
-    assert results._from_text(written) == cell
+    assert from_cell(written) == cell
+
+
+def test_no_name_is_a_formula_in_the_table_of_an_explanation(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    names = ["=1+1", "+a", "-b", "@c"]
+    frame = pandas.DataFrame(torch.randn(2, 4).numpy(), columns=names, index=["=2", "plain"])
+    found = lrpfx.explain(torch.nn.Linear(4, 1).eval(), frame)
+    with open(found.save(tmp_path / "table.csv"), newline="", encoding="utf-8") as file:
+        head, *rows = csv.reader(file)
+    assert [cell for cell in head if cell] == [f"'{name}" for name in names]
+    assert [row[0] for row in rows] == ["'=2", "plain"]
+    read = pandas.read_csv(tmp_path / "table.csv", index_col=0)
+    assert read.to_numpy() == pytest.approx(found.to_pandas().to_numpy())
 
 
 @pytest.mark.parametrize("name", ["<b>bold</b>", "<>", "a&b", "{x|y}"])
