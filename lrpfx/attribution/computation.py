@@ -258,7 +258,8 @@ class Computation:
         """For each target, what relevance adds up to: the seed, or what it explains of the difference from the reference."""
         if self.reference_output is None:
             return self.seeds
-        return [start * (self.output - self.reference_output) for start in self._starts]
+        difference = self.output - self.reference_output
+        return [torch.where(start == 0, torch.zeros_like(difference), start * difference) for start in self._starts]
 
     def objection(self) -> str | None:
         """Why the relevance of the inputs is implausible, or None."""

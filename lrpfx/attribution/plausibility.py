@@ -192,7 +192,12 @@ def missing_difference(
     for number, (seed, weight) in enumerate(zip(seeds, weights, strict=True)):
         explained = sum(float(one[number].detach().double().sum()) for one in relevances if one is not None)
         expected = float(seed.double().sum())
-        size = max(float((weight * one).double().abs().sum()) for one in outputs)
+        if not outputs[1][weight != 0].isfinite().all():
+            return (
+                "the output for the reference is not finite, so no relevance adds up to the difference: forward divides by "
+                "what the reference makes 0, or takes its logarithm. Compare with another reference"
+            )
+        size = max(float(relevance_from(one, weight).double().abs().sum()) for one in outputs)
         if not abs(explained - expected) <= UNEXPLAINED * size:
             return (
                 f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "

@@ -29,6 +29,7 @@ from lrpfx.request.conditions import Place, ends_of, insert_masks, mask_name
 from lrpfx.request.names import resolve_names
 from lrpfx.runtime.compiled_graph import copy_graph
 from lrpfx.runtime.explain_module import ExplainModule, TreeGraphModule, rule_module_of
+from lrpfx.support.tensors import only_finite
 
 #: How the names of inputs for probes begin.
 PROBE = "probe_"
@@ -167,8 +168,8 @@ def result_of_reference(result: Any) -> Any:
 
 
 def difference(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The difference of two values, without a gradient."""
-    return value.detach() - reference.detach()
+    """The difference of two values, without a gradient; 0 where it is not finite, as that of masked scores."""
+    return only_finite(value.detach() - reference.detach())
 
 
 def _constant_terms(graph: fx.Graph, module: ExplainModule) -> list[tuple[fx.Node, fx.Node]]:

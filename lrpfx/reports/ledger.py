@@ -406,7 +406,7 @@ class _Sweep:
         if not info.carries_multiplier:
             return carried
         if info.reference:
-            value = value - floating_tensors(self.values[self.by_name[info.reference]])[number]
+            value = only_finite(value - floating_tensors(self.values[self.by_name[info.reference]])[number])
         return relevance_from(value, carried)
 
     def seed(self, key: int, gradient: torch.Tensor | None) -> None:

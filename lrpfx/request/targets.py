@@ -651,4 +651,5 @@ def _of_class(output: torch.Tensor, classes: torch.Tensor | int) -> torch.Tensor
         return relevance_of_region(output, classes, predicted_region(output, classes))
     if isinstance(classes, torch.Tensor) and classes.ndim:
         classes = classes[:, None]
-    return output * (torch.arange(output.shape[1], device=output.device) == classes).to(output)
+    is_class = torch.arange(output.shape[1], device=output.device) == classes
+    return torch.where(is_class, output, torch.zeros_like(output))  # others may be minus infinity

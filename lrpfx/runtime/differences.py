@@ -76,7 +76,8 @@ class _CarryDifference(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
         value, reference = ctx.saved_tensors
-        return final(relevance_from(value - reference, multiplier)), None
+        difference = only_finite(value - reference)  # a mask of minus infinity for both has none
+        return final(relevance_from(difference, multiplier)), None
 
 
 class _OfDifferences(torch.autograd.Function):

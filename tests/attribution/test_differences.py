@@ -203,6 +203,62 @@ def test_a_choice_that_differs_is_unexplained():
     assert max(map(abs, others)) < 1e-12
 
 
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        return F.scaled_dot_product_attention(x, x, self.value(x), mask).mean(1)
+
+
+def test_masks_of_minus_infinity():
+    model, mask = (
+        Masked().double().eval(),
+        torch.zeros(1, 3, 3, dtype=torch.float64).index_fill(2, torch.tensor([2]), -torch.inf),
+    )
+    x, reference = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), (x, mask))
+    attribution = lrpfx.attribute(explain_model, (x, mask), 1, record="*", reference=(reference,))
+    found = attribution.relevance
+    assert all(torch.isfinite(one).all() for one in attribution.layers.values())
+    difference = (model(x, mask) - model(reference, mask))[:, 1].detach()
+    torch.testing.assert_close(found[0].sum((1, 2)), difference)
+    assert found[1].abs().max() == 0
+
+
+class OfLogarithm(nn.Module):
+    def forward(self, x):
+        return x.log()
+
+
+def test_an_output_for_the_reference_that_is_not_finite():
+    x, reference = torch.rand(2, 3, dtype=torch.float64), torch.tensor([[1.0, 0.0, 1.0]], dtype=torch.float64)
+    explain_model = lrpfx.transform(OfLogarithm(), DeepLIFT(), x)
+    with pytest.warns(lrpfx.LrpfxWarning, match="the output for the reference is not finite"):
+        lrpfx.attribute(explain_model, x, 1, reference=reference)
+
+
+class Suppresses(nn.Module):
+    """Logits of which one is always minus infinity."""
+
+    def forward(self, x):
+        return torch.tanh(x).masked_fill(torch.tensor([False, True, False]), -torch.inf)
+
+
+def test_outputs_of_minus_infinity_that_are_not_explained():
+    x, reference = torch.rand(2, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
+    explain_model = lrpfx.transform(Suppresses(), DeepLIFT(), x)
+    difference = (torch.tanh(x) - torch.tanh(reference))[:, 2]
+    for target in (2, {2: 1.0}):
+        relevance = lrpfx.attribute(explain_model, x, target, reference=reference).relevance
+        torch.testing.assert_close(relevance.sum(1), difference)
+    relevance = lrpfx.attribute(lrpfx.transform(Suppresses(), lrpfx.composites.AttnLRP(), x), x, 2).relevance
+    torch.testing.assert_close(relevance.sum(1), torch.tanh(x)[:, 2])
+    accounts = lrpfx.ledger(explain_model, x, 2, reference=reference)
+    assert accounts.seed == pytest.approx(float(difference.sum())) and accounts.unexplained < 1e-12
+
+
 class CountsPositions(nn.Module):
     """Positions are counted by the tokens that are not padding, and their vectors are constants, as in M2M100."""
 
