@@ -5,7 +5,6 @@ import dataclasses
 import logging
 import operator
 import os
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from lrpfx.operators.table import may_overwrite, writes_in_place
 from lrpfx.passes.choices import RecordChoices, RepeatChoices, largest_magnitude
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, random_error
 from lrpfx.passes.properties import OUT_OF_PLACE
-from lrpfx.runtime.compiled_graph import PassRecord
+from lrpfx.runtime.compiled_graph import Listing, PassRecord
 from lrpfx.support.torch_internals import FakeTensorMode, Interpreter, computes_in_tf32, pytree
 
 logger = logging.getLogger(__name__)
@@ -507,11 +506,11 @@ def record(program: Program, stage: str, name: str, result: PassResult, unverifi
             program.graph.lint()
         except Exception as error:
             raise PassError(f"the pass {name} left a malformed graph of {program.title}: {error}") from error
-        code = readable_code(program.graph)
+        listing: Listing | str = Listing(program.graph)
     else:
-        code = program.history[-1].code
+        listing = program.history[-1].listing
     details, reasons = tuple(result.details), tuple(result.reasons)
-    program.history.append(PassRecord(stage, name, result.matches, details, reasons, code, unverified))
+    program.history.append(PassRecord(stage, name, result.matches, details, reasons, listing, unverified))
     directory = os.environ.get(DUMP_VARIABLE)
     if directory:
         dump(program.history[-1], len(program.history), Path(directory))
@@ -538,12 +537,6 @@ def not_verified(program: Program, reason: str) -> None:
     """Record why the changes so far, and those to come, are not verified."""
     program.no_verification = reason
     program.history[:] = [dataclasses.replace(stage, unverified=stage.unverified and reason) for stage in program.history]
-
-
-def readable_code(graph: fx.Graph) -> str:
-    """The graph as Python code, without the statements that free values."""
-    lines = graph.python_code("self").src.strip("\n ").splitlines()
-    return "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
 
 
 def dump(stage: PassRecord, number: int, directory: Path) -> Path:

@@ -125,7 +125,7 @@ def _stages(module: ExplainModule) -> dict[str, Any]:
             "details": [list(place) for place in one.details],
             "reasons": [list(place) for place in one.reasons],
             "unverified": one.unverified,
-            "code": codes.setdefault(str(one.code), len(codes)),
+            "code": codes.setdefault(one.code, len(codes)),
         }
         for one in history(module)
     ]

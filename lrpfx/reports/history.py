@@ -26,10 +26,10 @@ class History(tuple[PassRecord, ...]):
 
         `matches` is a number; `details` and `reasons` have a line for each place.
         """
-        columns = {name: "int64" if name == "matches" else "str" for name in PassRecord.__dataclass_fields__}
-        texts = ({name: "\n".join(_lines(getattr(one, name))) for name in ("details", "reasons")} for one in self)
-        values = (vars(one) | text for one, text in zip(self, texts, strict=True))
-        return Table(columns, [[one[name] for name in columns] for one in values]).to_pandas()
+        names = ("stage", "name", "matches", "details", "reasons", "code", "unverified")
+        columns = {name: "int64" if name == "matches" else "str" for name in names}
+        rows = [[_text(getattr(one, name)) for name in names] for one in self]
+        return Table(columns, rows).to_pandas()
 
     def __str__(self) -> str:
         rows = [(one.stage, one.name, one.matches, len(one.reasons), one.unverified) for one in self]
@@ -43,6 +43,10 @@ class History(tuple[PassRecord, ...]):
             for one in self
         ]
         return Table(dict.fromkeys(self.columns, "str"), rows).to_html()
+
+
+def _text(value: str | int | tuple[tuple[str, str], ...]) -> str | int:
+    return "\n".join(_lines(value)) if isinstance(value, tuple) else value
 
 
 def _lines(places: tuple[tuple[str, str], ...]) -> list[str]:

@@ -1,5 +1,6 @@
 """What the compiler makes of a model, beside its modules and tensors; and graphs as copies and plain data."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -16,17 +17,44 @@ from lrpfx.support.html import element
 HISTORY = "lrpfx_history"
 
 
+class Listing:
+    """What a graph computes at one time, as Python code that is written when it is first read.
+
+    It keeps neither the graph nor its modules, whose tensors may be large.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._records: list[tuple[Any, ...]] = [(node.op, node.name, node.target, *_by_name(node), {}) for node in graph.nodes]
+        self._code: str | None = None
+
+    def __str__(self) -> str:
+        if self._code is None:
+            lines = restore_graph(self._records).python_code("self").src.strip("\n ").splitlines()
+            # Without the statements that free values.
+            self._code = "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
+            self._records = []
+        return self._code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
 @dataclass(frozen=True)
 class PassRecord:
-    """One step of the compilation: the result of a pass, and the graph after it as Python code."""
+    """One step of the compilation: the result of a pass, and the graph after it."""
 
     stage: str
     name: str
     matches: int
     details: tuple[tuple[str, str], ...]  # (qualified name, change at this place)
     reasons: tuple[tuple[str, str], ...]  # (qualified name, why this candidate was left alone)
-    code: str
+    listing: Listing | str
     unverified: str = ""  # why a change was not verified, if it was not
+
+    @property
+    def code(self) -> str:
+        """The graph after the pass as Python code."""
+        return str(self.listing)
 
     def __str__(self) -> str:
         lines = [f"# {self.stage.upper()} {self.name}: {self.matches} matched"]
@@ -95,17 +123,22 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 class _Reference:
     """A node by name, in the picklable form of a graph."""
 
+    __slots__ = ("name",)
+
     def __init__(self, name: str) -> None:
         self.name = name
+
+
+def _by_name(node: fx.Node) -> Any:
+    """The arguments of a node, with names in place of nodes."""
+    return map_arguments((node.args, node.kwargs), lambda leaf: _Reference(leaf.name) if isinstance(leaf, fx.Node) else leaf)
 
 
 def graph_state(graph: fx.Graph) -> list[tuple[Any, ...]]:
     """A graph as plain, picklable data."""
     records = []
     for node in graph.nodes:
-        args, kwargs = map_arguments(
-            (node.args, node.kwargs), lambda leaf: _Reference(leaf.name) if isinstance(leaf, fx.Node) else leaf
-        )
+        args, kwargs = _by_name(node)
         target = node.target
         if not isinstance(target, str):
             target = (dotted_path(target) or target,)

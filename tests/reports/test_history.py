@@ -1,6 +1,7 @@
 """The stages of a compilation as a table."""
 
-import dataclasses
+import copy
+import pickle
 
 import pytest
 import torch
@@ -57,9 +58,14 @@ def test_everything_is_escaped():
 def test_the_data_frame(stages):
     pandas = pytest.importorskip("pandas")
     frame = stages.to_pandas()
-    assert list(frame.columns) == [one.name for one in dataclasses.fields(PassRecord)]
+    assert list(frame.columns) == ["stage", "name", "matches", "details", "reasons", "code", "unverified"]
     assert frame["matches"].dtype == "int64" and list(frame["matches"]) == [one.matches for one in stages]
     assert all(pandas.api.types.is_string_dtype(frame[name]) for name in frame.columns if name != "matches")
     merged = frame.set_index("name").loc["merge_batch_norm"]
     assert merged["details"] == "bn1: merged into conv1\nbn2: merged into conv2" and merged["reasons"].startswith("norm: ")
     assert list(History([]).to_pandas().columns) == list(frame.columns)
+
+
+def test_code_is_that_of_its_stage_however_late_it_is_read(stages):
+    assert "batch_norm" in stages[0].code and "batch_norm" not in stages[-1].code
+    assert pickle.loads(pickle.dumps(stages[0])).code == copy.deepcopy(stages[0]).code == stages[0].code
