@@ -1,12 +1,13 @@
 """Which detector a model is: by its structure."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from lrpfx.detection import of_torchvision, of_transformers, of_ultralytics
-from lrpfx.detection.detector_heads import DetectorHeads
+from lrpfx.detection.detector_heads import DetectorHeads, checked_threshold
 from lrpfx.errors import InputError
 
 #: Families by the names of their classes, of which a model's is one or inherits.
@@ -41,20 +42,26 @@ def heads(model: nn.Module, threshold: float | None = None) -> DetectorHeads:
     Parameters
     ----------
     model
-        A detector of a known family: see docs/detection.md.
+        A detector of a known family (see docs/detection.md), or heads that get another threshold.
     threshold
         The confidence above which boxes count; by default that of the detector, or 0.5 if it has none.
 
     Raises
     ------
     InputError
-        The model is no detector of a known family.
+        The model is no detector of a known family, or the threshold is out of range.
+    CaptureError
+        A detector that proposes regions is in training mode.
 
     Examples
     --------
     >>> lrpfx.detection.is_detector(torch.nn.Linear(2, 2))
     False
     """
+    if isinstance(model, DetectorHeads):
+        found = copy.copy(model)  # of the same detector
+        found.given_threshold = model.given_threshold if threshold is None else checked_threshold(threshold)
+        return found
     family = _family(model)
     if family is None:
         known = ", ".join([*_BY_NAME, "ForObjectDetection of transformers", "YOLO from version 8 on"])

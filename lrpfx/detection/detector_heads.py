@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lrpfx.errors import InputError
+
 
 class RawHeads(NamedTuple):
     """What a detector says of each of its raw boxes.
@@ -51,7 +53,7 @@ class DetectorHeads(nn.Module):
         super().__init__()
         self.detector = detector
         self.train(detector.training)
-        self.given_threshold = threshold
+        self.given_threshold = checked_threshold(threshold)
 
     @property
     def overlap(self) -> float:
@@ -117,6 +119,15 @@ class DetectorHeads(nn.Module):
         flat = (confidences * (confidences > self.threshold)).flatten(1)
         best, index = functional.pad(flat, (0, self.most)).topk(self.most)
         return best, index * (best > 0)
+
+
+def checked_threshold(threshold: float | None) -> float | None:
+    """A confidence above which boxes count, as it was given. `InputError` for one that is out of range."""
+    if threshold is None:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
+        raise InputError(f"threshold is a confidence from 0 to below 1, not {threshold!r}", topic="detectors")
+    return float(threshold)
 
 
 def without_background(logits: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from lrpfx.detection.detector_heads import (
     sampled_regions,
     without_background,
 )
-from lrpfx.errors import InputError
+from lrpfx.errors import CaptureError, InputError
 from lrpfx.request.boxes import Candidates
 
 #: The side of an image that shows how much smaller maps are.
@@ -124,14 +124,17 @@ class FasterRCNNHeads(TorchvisionHeads):
     has_boxes_of_classes = True
 
     def __init__(self, detector: Any, threshold: float | None = None) -> None:
+        if detector.training:
+            raise CaptureError(
+                f"{type(detector).__name__} is in training mode, in which it proposes no regions: call detector.eval() first",
+                topic="training-mode",
+            )
         super().__init__(detector, threshold)
         #: Pixels of each map for one of the input, by the name of the map.
-        self.scales: dict[str, float] = {}
-        if not detector.training:
-            weight = next(detector.parameters())
-            with torch.no_grad():
-                maps = self.maps(weight.new_zeros(1, len(detector.transform.image_mean), _PROBE, _PROBE))
-            self.scales = {name: 2.0 ** round(math.log2(one.shape[2] / _PROBE)) for name, one in maps.items()}
+        weight = next(detector.parameters())
+        with torch.no_grad():
+            maps = self.maps(weight.new_zeros(1, len(detector.transform.image_mean), _PROBE, _PROBE))
+        self.scales = {name: 2.0 ** round(math.log2(one.shape[2] / _PROBE)) for name, one in maps.items()}
 
     @property
     def settings(self) -> Any:

@@ -534,7 +534,8 @@ class Explainer(Generic[Found]):
             file that is open for reading; a Pillow image; an array or a tensor, as for `lrpfx.pictures.photograph_of`, which is
             one photograph if it has three axes, and several if it has four; or a list or another iterable of all these, such as
             a generator, an array or a Series of paths. "~" is the home folder. Photographs are turned upright as their files
-            say. A file of a folder that cannot be read is left out with a warning, and `Explanations.problems` says why.
+            say. A file of a folder that cannot be read, or that does not show the box which is asked of a detector, is
+            left out with a warning, and `Explanations.problems` says why.
             With a tokenizer: a text, or an iterable of texts; each is a string, token ids, what the tokenizer returned, a row
             of a data set that holds it, or a chat, which is a list of messages with a role and their content.
             For a model of several inputs, they are a dict by the names of its arguments, or a tuple if it needs more than one:
@@ -593,8 +594,7 @@ class Explainer(Generic[Found]):
             names = ", ".join([*(one.name for one in unreadable[:3]), *["..."] * (len(unreadable) > 3)])
             warnings.warn(
                 LrpfxWarning(
-                    f"{len(unreadable)} of {len(unreadable) + len(found)} files could not be read; `problems` says why: "
-                    f"{names}",
+                    f"{len(unreadable)} of {len(unreadable) + len(found)} files were left out; `problems` says why: {names}",
                     topic="image-files",
                 ),
                 stacklevel=2,
@@ -703,18 +703,42 @@ class Explainer(Generic[Found]):
     def _explanations(self, images: Any, wanted: TargetsOfSamples, unreadable: list[Unreadable]) -> Iterator[Explanation]:
         count = 0
         for batch in self._batches(images, unreadable):
-            targets_of_batch = [self._targets_of(one, wanted) for one in batch]
-            count += len(batch)
-            inputs = torch.stack([one.input for one in batch])
-            compiled = self.compiled_for(inputs)
-            run = compiled.run(inputs, targets_of_batch)
-            kind = DetectionExplanation if isinstance(compiled, CompiledDetector) else Explanation
-            for one, output, answers, targets in zip(batch, run.outputs, run.answers, run.targets, strict=True):
-                shared = (output, self.categories, answers, run.rules, run.scores)
-                found = kind(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
-                keep_origin(found, Origin(compiled, one.input[None], targets, output))
-                yield found
+            try:
+                found = list(self._explained(batch, wanted))
+            except InputError as error:
+                if not isinstance(self.model, DetectorHeads) or error.topic != "detectors":
+                    raise
+                if len(batch) == 1 and not batch[0].photograph.is_of_folder:
+                    raise
+                found = list(self._each_alone(batch, wanted, unreadable))
+            count += len(found)
+            yield from found
         wanted.check_number(count + len(unreadable))
+
+    def _explained(self, batch: Sequence["_Prepared"], wanted: TargetsOfSamples) -> Iterator[Explanation]:
+        targets_of_batch = [self._targets_of(one, wanted) for one in batch]
+        inputs = torch.stack([one.input for one in batch])
+        compiled = self.compiled_for(inputs)
+        run = compiled.run(inputs, targets_of_batch)
+        kind = DetectionExplanation if isinstance(compiled, CompiledDetector) else Explanation
+        for one, output, answers, targets in zip(batch, run.outputs, run.answers, run.targets, strict=True):
+            shared = (output, self.categories, answers, run.rules, run.scores)
+            found = kind(one.photograph.name, *shared, one.photograph.image, one.geometry, one.input)
+            keep_origin(found, Origin(compiled, one.input[None], targets, output))
+            yield found
+
+    def _each_alone(
+        self, batch: Sequence["_Prepared"], wanted: TargetsOfSamples, unreadable: list[Unreadable]
+    ) -> Iterator[Explanation]:
+        """Photographs some without the box that is asked for: files of folders are left out, like unreadable ones."""
+        for one in batch:
+            try:
+                yield from self._explained([one], wanted)
+            except InputError as error:
+                problem = InputError(f"{one.photograph.name}: {error}", topic="detectors")
+                if not one.photograph.is_of_folder:
+                    raise problem from error
+                unreadable.append(Unreadable(one.photograph.name, problem))
 
     def _targets_of(self, one: "_Prepared", wanted: TargetsOfSamples) -> tuple[Target, ...]:
         """The targets of a photograph, as its input has them."""

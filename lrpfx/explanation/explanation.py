@@ -437,7 +437,7 @@ class Several(PlainData, Sequence[Kind]):
         return len(self.items)
 
     def __repr__(self) -> str:
-        failed = f"; {len(self.problems)} could not be read: {', '.join(self.problems)}" if self.problems else ""
+        failed = f"; {len(self.problems)} were left out: {', '.join(self.problems)}" if self.problems else ""
         return printable(f"<{len(self)} explanations: {', '.join(one.name for one in self.items)}{failed}>")
 
     def top(self, count: int = 5) -> list[list[Category]]:

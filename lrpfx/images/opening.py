@@ -4,7 +4,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from lrpfx.support.tensors import not_dense
 
 @dataclass(frozen=True)
 class Photograph:
-    """A photograph in RGB, and its name: that of its file, or else "image" and its number."""
+    """A photograph in RGB, its name, that of its file or else "image" and its number, and whether it was found in a folder."""
 
     image: Image.Image
     name: str
+    is_of_folder: bool = False
 
 
 def is_several(images: Any) -> bool:
@@ -45,7 +46,7 @@ def count_of(images: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file of a folder that could not be read: its name, and the error that says why."""
+    """A file of a folder that could not be read, or in which no box was found: its name, and the error that says why."""
 
     name: str
     error: InputError
@@ -66,7 +67,8 @@ def photographs_or_reasons(images: Any) -> Iterator[Photograph | Unreadable]:
     """The photographs, and in place of those files of folders that cannot be read, why. Errors: as for `photographs`."""
     for number, (image, name) in enumerate(_items(images)):
         try:
-            yield Photograph(_opened(image.path if isinstance(image, _Found) else image), name or f"image {number + 1}")
+            is_found = isinstance(image, _Found)
+            yield Photograph(_opened(image.path if is_found else image), name or f"image {number + 1}", is_found)
         except InputError as error:
             if not isinstance(image, _Found):
                 raise
@@ -258,7 +260,7 @@ def as_photographs(inputs: torch.Tensor) -> list[Photograph]:
 def as_seen(photograph: Photograph, input: torch.Tensor) -> Photograph:
     """The picture of a model's input (channels, height, width), under the name of the photograph that it was made of."""
     (seen,) = as_photographs(input[None])
-    return Photograph(seen.image, photograph.name)
+    return replace(photograph, image=seen.image)
 
 
 def as_image(values: torch.Tensor, limits: tuple[float, float] | None = None) -> Image.Image:

@@ -196,7 +196,8 @@ class Box(Target):
         if len(missing):
             sample = "" if len(output) == 1 else f" in sample {int(missing[0, 0])}"
             reason = self._reason(Candidates(output[missing[0, 0] : missing[0, 0] + 1]))
-            raise InputError(f"the detector finds no {self}{sample}: {reason}", topic="detectors")
+            unit = "" if self.corners is None else ", in pixels of the model's input"
+            raise InputError(f"the detector finds no {self}{unit}{sample}: {reason}", topic="detectors")
 
     def _reason(self, one: Candidates) -> str:
         """What there is in place of a box that is missing. `one`: the candidates of its sample."""

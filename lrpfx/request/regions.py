@@ -128,7 +128,8 @@ class Region(Target):
 
     def title(self, name_of: NameOf) -> str:
         where = " in a mask" if isinstance(self.mask, torch.Tensor) else " in its region" if self.mask else " at all places"
-        return f"{name_of(int(self.class_))}{where}{'' if self.positive else ', with negative outputs'}"
+        named = name_of(self.class_) if isinstance(self.class_, int) else self.class_
+        return f"{named}{where}{'' if self.positive else ', with negative outputs'}"
 
     def __str__(self) -> str:
         return self.title(lambda index: f"class {index}")

@@ -88,7 +88,7 @@ def test_export_follows_the_heads(x):
 @pytest.mark.filterwarnings("ignore:.*functions of their own")
 @pytest.mark.parametrize("name", ["yolov8n.yaml", "yolo11n.yaml", "yolov10n.yaml", "yolo26n.yaml"])
 def test_the_package_itself(name, x, tmp_path, monkeypatch):
-    """Its networks with random weights, where it is installed: what they return, and relevance of logits with a seed by hand."""
+    """Its networks with random weights, where it is installed: boxes are theirs, and relevance is that of a seed by hand."""
     monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
     tasks = pytest.importorskip("ultralytics.nn.tasks")
     detector = spread(tasks.DetectionModel(name, ch=3, nc=3, verbose=False), name in ("yolov10n.yaml", "yolo26n.yaml"))

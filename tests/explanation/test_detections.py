@@ -207,14 +207,51 @@ def test_a_threshold_of_ones_own(detector, photograph, explanation):
         none(photograph)
 
 
+def test_photographs_without_the_box(detector, explanation, photograph, tmp_path):
+    """In a folder they are left out, in a list they are named, and the others are explained."""
+    heads = lrpfx.detection.heads(detector, threshold=explanation.boxes[0].confidence - 1e-4)
+    explainer = lrpfx.Explainer(heads, composite=EpsilonPlus(), categories=NAMES)
+    dark = Image.new("RGB", photograph.size, (90, 90, 90))
+    for name, one in {"a.png": photograph, "b.png": dark, "c.png": photograph}.items():
+        one.save(tmp_path / name)
+    with pytest.warns(lrpfx.LrpfxWarning, match="1 of 3 files were left out; `problems` says why: b.png"):
+        found = explainer(tmp_path)
+    assert [one.name for one in found] == ["a.png", "c.png"] and "finds no box 0: it finds none" in found.problems["b.png"]
+    assert_close(torch.tensor(found[1].input_relevance), torch.tensor(explanation.input_relevance), 1e-5)
+    with pytest.raises(lrpfx.InputError, match="image 2: the detector finds no box 0"):
+        explainer([photograph, dark])
+    with pytest.raises(lrpfx.InputError, match=r"^a\.png: the detector finds no box 999"):
+        explainer(tmp_path, Box(999))
+
+
+@pytest.mark.parametrize("threshold", [1.0, -0.1, float("nan"), "much", True])
+def test_thresholds_are_checked(detector, threshold):
+    with pytest.raises(lrpfx.InputError, match="confidence from 0 to below 1"):
+        lrpfx.detection.heads(detector, threshold=threshold)
+
+
+def test_heads_get_another_threshold(detector):
+    heads = lrpfx.detection.heads(detector, threshold=0.3)
+    other = lrpfx.detection.heads(heads, threshold=0.6)
+    assert (heads.threshold, other.threshold, lrpfx.detection.heads(heads).threshold) == (0.3, 0.6, 0.3)
+    assert other.detector is detector
+
+
+def test_regions_in_training_mode_are_refused():
+    with pytest.raises(lrpfx.CaptureError, match="training mode") as caught:
+        lrpfx.Explainer(made("FasterRCNN").train())
+    assert caught.value.topic == "training-mode"
+
+
 @pytest.mark.parametrize(
     ("target", "kind", "message"),
     [
+        (lrpfx.Region("cat"), lrpfx.InputTypeError, r"lrpfx.Box.*not cat in its region"),
         ({0: 1.0, 1: -1.0}, lrpfx.InputTypeError, "lrpfx.Box"),
         (lambda output: output, lrpfx.InputTypeError, "lrpfx.Box"),
         ("hen", lrpfx.InputError, "hen"),
         (Box(999), lrpfx.InputError, "finds no box 999"),
-        (Box.near((0, 0, 1, 1)), lrpfx.InputError, "nearest"),
+        (Box.near((0, 0, 1, 1)), lrpfx.InputError, "in pixels of the model's input: the nearest"),
     ],
 )
 def test_other_targets_are_refused(explainer, photograph, target, kind, message):

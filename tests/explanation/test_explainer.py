@@ -208,7 +208,7 @@ def folder_with_a_broken_file(folder, photographs):
 
 def test_a_broken_file_in_a_folder_is_a_row_with_its_reason(explainer, photographs, tmp_path):
     folder = folder_with_a_broken_file(tmp_path, photographs)
-    with pytest.warns(LrpfxWarning, match="1 of 3 files could not be read; `problems` says why: 1.png"):
+    with pytest.warns(LrpfxWarning, match="1 of 3 files were left out; `problems` says why: 1.png"):
         found = explainer(folder, [3, 2, 1])
     assert [one.name for one in found] == ["0.png", "2.png"] and [one.target.index for one in found] == [3, 1]
     assert list(found.problems) == ["1.png"] and "not an image" in found.problems["1.png"] and "1.png" in repr(found)
