@@ -217,6 +217,7 @@ def numbers_in(place: Path) -> list[Path]:
     """
     files = sorted(path for path in place.iterdir() if path.is_file()) if place.is_dir() else [place]
     found = [path for path in files if suffix_of(path) is not None]
+    found = [path for path in found if KINDS_OF_FILES[suffix_of(path) or ""].what != "a text"] or found  # such as README.txt
     photographs = image_suffixes()
     if not found or any(path.suffix.lower() in photographs for path in place.glob("**/*")):
         return []
@@ -247,6 +248,8 @@ def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Con
         raise invalid(f"a table or an array is one file with all samples, but there are {len(paths)}: {paths[0]}, {paths[1]}")
     if suffix == ".csv" and numbers.form in (None, "table"):
         return first.values, first
+    if suffix == ".npy" and first.values.dtype.kind not in "fiub":
+        raise InputError(f"{paths[0]} holds {first.values.dtype}, not numbers", topic="tables-series-and-waves")
     if suffix == ".csv" or first.values.ndim < 2:
         raise invalid(f"{paths[0]} is one sample: write an array with several along its first axis into a file of .npy")
     return torch.from_numpy(first.values).float(), first

@@ -247,10 +247,9 @@ class _Run:
 
     def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
-        sample = next((one for one in self.source.in_order() if one.problem is None), None)
-        if sample is None:
+        group = next((group for one in self.source.in_order() for group in batched(0, [one]).groups), None)
+        if group is None:
             raise self._none_could_be_loaded()
-        (group,) = batched(0, [sample]).groups
         compiled = explainer.compiled_for(group.inputs)
         if not isinstance(compiled, CompiledModel):
             raise InputTypeError("an exported program is run by its runner: pass an explainer of the model that it was made of")

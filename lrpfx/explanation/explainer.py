@@ -831,7 +831,7 @@ class Explainer(Generic[Found]):
         except InputError as error:
             if error.topic != "example-inputs" or not isinstance(inputs, (torch.Tensor, Mapping)) or not self._is_own:
                 raise
-            raise misread(error, inputs, self._form) from error
+            raise misread(error, inputs, self._form_of(inputs)) from error
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None
         final = None if callable(self.output) else final_probabilities_of(made.graph, self.output)
@@ -858,14 +858,17 @@ class Explainer(Generic[Found]):
             return as_composite(self.composite, "an explainer", **bounds)
         if is_graph(inputs):
             return AttnLRP(gamma=GAMMA_OF_GRAPHS)
-        form = self._form
-        if form is None and isinstance(inputs, torch.Tensor):  # of a data set
-            form = self.reading.form_of(inputs, self.model, self.preprocess is not None)
-        if form is not None and form != "volume":
+        if self._form_of(inputs) not in (None, "volume"):
             return ByContent(photographs=False, signed=True)
         if self.tokenizer is not None:
             return ByContent(photographs=False)
         return ByContent(**bounds, passes_detached=isinstance(self.model, DetectorHeads))
+
+    def _form_of(self, inputs: Any) -> Form | None:
+        """What the model's inputs stand for, also if they are of a data set."""
+        if self._form is None and isinstance(inputs, torch.Tensor):
+            return self.reading.form_of(inputs, self.model, self.preprocess is not None)
+        return self._form
 
 
 def _stated_by(model: Any) -> Preprocessing | None:

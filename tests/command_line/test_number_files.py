@@ -223,6 +223,7 @@ def test_data_sets_of_a_table_and_of_an_array(folder):
     np.testing.assert_allclose(found["relevance"][:], expected.relevance, rtol=1e-4, atol=1e-6)
     weeks = np.random.default_rng(1).normal(size=(5, 20, 3))
     (folder / "weeks").mkdir()
+    (folder / "weeks" / "README.txt").touch()
     np.save("weeks/all.npy", weeks)
     expected = lrpfx.explain(model("series"), weeks, 1, form="series")
     found = stored("series", "weeks", "--form", "series")
@@ -271,6 +272,11 @@ def test_errors_name_the_door(folder):
     np.save("data/week.npy", np.zeros((20, 3), np.float32))
     refused("several kinds", run, "dataset", "number_models:series", "data", *store)
     refused("one sample", run, "dataset", "number_models:table", save("row.npy", np.zeros(3)), *store)
+    refused(
+        "complex128, not numbers", run, "dataset", "number_models:table", save("waves.npy", np.ones((2, 3), complex)), *store
+    )
+    refused("not finite", run, "dataset", "number_models:table", save("gaps.npy", np.full((2, 3), np.nan)), *store)
+    refused("read as series", run, "dataset", "number_models:series", "week.npy", "--form", "series", *store)
     refused("lrpfx.datasets.spray", run, "dataset", "number_models:table", "week.npy", *store, "--spray", "groups")
     refused("apart", run, "report", "number_models:series", "week.npy", "photo.png")
 

@@ -107,3 +107,14 @@ def test_preprocessing_of_waves_is_that_of_the_data_set(tmp_path):
     explainer = lrpfx.Explainer(dense(50), rate=100, preprocess=lambda wave: wave / 2)
     with pytest.raises(InputTypeError, match="preprocess="):
         lrpfx.datasets.attribute(explainer, torch.rand(3, 50), tmp_path / "store")
+
+
+def test_a_first_sample_that_is_not_finite(tmp_path):
+    """It is stored with its reason, and the model is compiled for the next."""
+    rows = torch.randn(4, 3)
+    rows[0, 1] = torch.nan
+    with pytest.warns(lrpfx.errors.LrpfxWarning, match="finite"):
+        stored = lrpfx.datasets.attribute(lrpfx.Explainer(dense(3)), rows, tmp_path / "store")
+    assert list(stored.errors) == [0] and len(stored) == 4
+    with pytest.raises(InputError, match="finite"):
+        lrpfx.datasets.attribute(lrpfx.Explainer(dense(3)), rows[:1], tmp_path / "other")
