@@ -13,7 +13,7 @@ from torch import fx, nn
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.doors import what_it_is
 from lrpfx.images import nifti
-from lrpfx.images.scans import Scan, VolumeGeometry, measured_scan
+from lrpfx.images.scans import Geometries, Scan, VolumeGeometry, measured_scan
 from lrpfx.ir.node import node_info
 from lrpfx.request.classes import as_list
 from lrpfx.runtime.explain_module import ExplainModule
@@ -107,15 +107,25 @@ class Samples:
         return each_tensor(self.inputs, lambda one: one[places])
 
 
-def read(given: Any, form: Form, reading: Reading, preprocess: Callable[..., Any] | None, model: Any = None) -> Samples:
-    """The samples that an input has for a model. Raises `InputError`, `InputTypeError`."""
+def read(
+    given: Any,
+    form: Form,
+    reading: Reading,
+    preprocess: Callable[..., Any] | None,
+    model: Any = None,
+    geometries: Geometries | None = None,
+) -> Samples:
+    """The samples that an input has for a model. Raises `InputError`, `InputTypeError`.
+
+    `geometries`: what is known of what `preprocess` does to volumes, which is added to.
+    """
     if form != "volume" and isinstance(given, (str, os.PathLike)):
         raise InputTypeError(
             f"tables, series and waves are arrays, not {type(given).__name__}: {what_it_is(given)}",
             topic="tables-series-and-waves",
         )
     if form == "volume":
-        return _volumes(given, preprocess, model)
+        return _volumes(given, preprocess, model, {} if geometries is None else geometries)
     return {"table": _table, "series": _series, "wave": _waves}[form](given, reading, preprocess)
 
 
@@ -218,7 +228,7 @@ def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
     return Samples(inputs, several, titles, None, tuple(heard))
 
 
-def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any) -> Samples:
+def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any, geometries: Geometries) -> Samples:
     several = isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 5
     if several and not len(given):
         raise InputError("there are no volumes", topic="volumes")
@@ -237,19 +247,24 @@ def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any) -> S
         frames_first=frames_first,
         affines=tuple(affine for _, affine in read),
         scans=tuple(
-            None if preprocess is None else _scan(one, shown, affine, preprocess, frames_first)
+            None if preprocess is None else _scan(one, shown, affine, preprocess, frames_first, geometries)
             for one, shown, (_, affine) in zip(each, values, read, strict=True)
         ),
     )
 
 
 def _scan(
-    given: Any, input: np.ndarray[Any, Any], affine: Any, preprocess: Callable[..., Any], frames_first: bool
+    given: Any,
+    input: np.ndarray[Any, Any],
+    affine: Any,
+    preprocess: Callable[..., Any],
+    frames_first: bool,
+    geometries: Geometries,
 ) -> Scan | None:
     """What preprocessing made an input (channels, depth, height, width) of, by the affines of both, or by what it does."""
     if affine is None:
         function = (lambda one: preprocess(one).swapaxes(0, 1)) if frames_first else preprocess
-        return measured_scan(function, given, input)
+        return measured_scan(function, given, input, geometries)
     if not (nifti.is_image(given) or nifti.is_file_name(given)):
         return None
     values, own = nifti.opened(given)

@@ -63,6 +63,7 @@ from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
+from lrpfx.images.scans import Geometries
 from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.boxes import as_box
 from lrpfx.request.classes import as_list
@@ -328,6 +329,7 @@ class Explainer(Generic[Found]):
         self.join = join
         self.reading = Reading.of(form, names, rate, channels)
         self._form: Form | None = None
+        self._geometries: Geometries = {}
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
@@ -654,7 +656,7 @@ class Explainer(Generic[Found]):
 
     def _of_numbers(self, given: Any, form: Form, wanted: TargetsOfSamples) -> Any:
         preprocess = None if self.preprocess is None else self.preprocess.function
-        samples = read(given, form, self.reading, preprocess, self.model)
+        samples = read(given, form, self.reading, preprocess, self.model, self._geometries)
         if isinstance(self.model, nn.Module) and form != "volume":
             samples = replace(samples, inputs=on_device_of(self.model, samples.inputs, True))
         batch_size = _ROWS * self.batch_size if form == "table" and _is_open(self.model) else self.batch_size

@@ -298,6 +298,22 @@ def test_other_preprocessing_is_not_undone(preprocess):
         found.on_scan()
 
 
+def test_preprocessing_is_measured_once_for_each_size():
+    calls = []
+
+    def preprocess(scan):
+        calls.append(scan.shape)
+        return scan[:, ::2]
+
+    explainer = lrpfx.Explainer(classifier(), preprocess=preprocess)
+    smooth = torch.linspace(0, 1, 12)[:, None, None] + torch.rand(3, 1, 1, 4, 4)
+    first = explainer(smooth[0])
+    before = len(calls)
+    again = explainer(list(smooth[1:]))
+    assert len(calls) - before == 2 * 2 < before
+    assert first.on_scan().relevance.shape == again[1].on_scan().relevance.shape == (12, 4, 4)
+
+
 def test_frames_of_a_video_in_their_own_size():
     frames = torch.randint(0, 256, (8, 3, 6, 5), dtype=torch.uint8).repeat_interleave(4, 2).repeat_interleave(4, 3)
 
