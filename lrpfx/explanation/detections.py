@@ -82,7 +82,7 @@ def compiled_heads(heads: DetectorHeads, composite: Composite, images: torch.Ten
     if example is None and images.shape[2] > size[0] and images.shape[3] > size[1]:
         name, *further = inspect.signature(heads.forward).parameters
         open_sizes = {name: dict.fromkeys((0, 2, 3), True), **{one: {0: True, 1: True} for one in further}}
-        smaller = functional.interpolate(images[:1], size, mode="bilinear", antialias=True)
+        smaller = functional.interpolate(images[:1].float(), size, mode="bilinear", antialias=True).to(images)  # no 16 bits
         try:
             made = _transformed(heads, composite, smaller, capture="symbolic", dynamic_shapes=open_sizes)
         except LrpfxError as error:  # that of another size or front end is found again

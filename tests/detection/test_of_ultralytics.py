@@ -1,5 +1,6 @@
 """Detectors with the structure of Ultralytics': boxes are those of their output, and relevance is that of a seed by hand."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_close
@@ -153,6 +154,18 @@ class OfPackage(nn.Module):
         found = self.detector(x)[1]
         found = found["one2one" if self.detector.model[-1].end2end else "one2many"] if "one2one" in found else found
         return found["scores"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_16_bits(dtype):
+    """Photographs that are large enough for a smaller example to compile with."""
+    noise = np.random.default_rng(0).integers(0, 256, (10, 15, 3), dtype=np.uint8)
+    photograph = Image.fromarray(noise).resize((300, 200), Image.Resampling.BICUBIC)
+    best = lrpfx.Explainer(yolo().to(dtype), composite=EpsilonPlus())(photograph)
+    box = lrpfx.Box.near(best.boxes[0].corners, best.boxes[0].name, iou=0.9)
+    expected = lrpfx.Explainer(yolo().float(), composite=EpsilonPlus())(photograph, box)
+    assert best.target.score == pytest.approx(expected.target.score, rel=0.02)
+    assert np.corrcoef(best.relevance.ravel(), expected.relevance.ravel())[0, 1] > 0.999
 
 
 class Wrapper(nn.Module):
