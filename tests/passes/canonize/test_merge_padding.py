@@ -259,7 +259,8 @@ def test_zeros_by_cat_along_a_dimension_from_the_end_need_no_shapes(dim, count):
             self.layer = nn.Conv1d(2, 3, 3)
 
         def forward(self, x):
-            zeros = x.new_zeros(x.shape[:-1] + (1,))
+            place = (1,)
+            zeros = x.new_zeros(x.shape[:-1] + place)
             return self.layer(torch.cat([zeros, x, zeros], dim))
 
     model, x = BetweenZeros().eval(), torch.randn(2, 2, 7)
