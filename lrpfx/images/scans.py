@@ -21,6 +21,8 @@ _OFF = 0.5
 _PRECISION = 400
 #: Of the variance of the input, what the scan must explain; both are compared as means over so many cells along each axis.
 _LEAST, _CELLS = 0.9, 8
+#: Values of volumes of one value.
+_LEVELS = 9
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,17 @@ class Scan(PlainData):
     geometry: VolumeGeometry
 
 
-#: What functions do to volumes of a shape and a dtype: the axes of the scan in the order of the input, and those of the input.
-Geometries = dict[Any, tuple[list[int], tuple[Axis, ...]] | None]
+@dataclass(frozen=True)
+class Measured:
+    """What a function does to volumes: to their axes, in the order of the input, and to their values, (levels, 2)."""
+
+    order: list[int]
+    axes: tuple[Axis, ...]
+    curve: Array
+
+
+#: What functions do to volumes, by their shape and dtype; None where it is more than that.
+Geometries = dict[Any, Measured | None]
 
 
 def measured_scan(function: Callable[[Any], Any], given: Any, input: Array, known: Geometries) -> Scan | None:
@@ -112,22 +123,20 @@ def measured_scan(function: Callable[[Any], Any], given: Any, input: Array, know
         if same and form not in known:
             known[form] = None  # as it stays if the user's function takes no ramps
             known[form] = _measured(seen, values, low, high, input.shape)
-        geometry = known[form] if same else None
+        measured = known[form] if same else None
     except Exception:
         return None
-    if geometry is None:
+    if measured is None:
         return None
-    order, axes = geometry
+    order, axes = measured.order, measured.axes
     rest = [one for one in range(values.ndim) if one not in order]
     moved = values.transpose(*rest, *sorted(order)).reshape(-1, *(values.shape[one] for one in sorted(order)))
     found = Scan(moved.astype(np.float32), None, VolumeGeometry(axes, tuple(sorted(order).index(one) for one in order)))
-    return found if _shows(found, input) else None
+    return found if _shows(found, input, measured.curve) else None
 
 
-def _measured(
-    seen: Callable[[Array], Array], values: Array, low: float, high: float, shape: Sequence[int]
-) -> tuple[list[int], tuple[Axis, ...]] | None:
-    """For each axis of the input the axis of the values that it runs along, and where its voxels lie there."""
+def _measured(seen: Callable[[Array], Array], values: Array, low: float, high: float, shape: Sequence[int]) -> Measured | None:
+    """What a function does to volumes with such values."""
 
     def ramp(along: int | None, level: float = 0.0) -> Array:
         rising = np.linspace(low, high, values.shape[along]) if along is not None else np.array([level])
@@ -135,6 +144,14 @@ def _measured(
         pixels = np.broadcast_to(np.expand_dims(rising, others), values.shape)
         return (pixels.round() if values.dtype.kind in "iu" else pixels).astype(values.dtype)
 
+    curve: dict[float, float] = {}
+    for _ in range(2):  # the second time, within what changes
+        levels = np.linspace(low, high, _LEVELS)
+        levels = np.unique(levels.round()) if values.dtype.kind in "iu" else levels
+        made = [seen(ramp(None, one)) for one in levels.tolist()]
+        means = np.array([one[np.isfinite(one)].mean() for one in made])
+        curve |= dict(zip(levels.tolist(), means.tolist(), strict=True))
+        low, high = _linear_part(levels, means)
     black, white = seen(ramp(None, low)), seen(ramp(None, high))
     if black.shape != tuple(shape) or white.shape != tuple(shape):
         return None
@@ -144,7 +161,7 @@ def _measured(
         return None
     found: dict[int, tuple[int, Axis]] = {}
     for along, length in enumerate(values.shape):
-        level = (length - 1) / (high - low) if values.dtype.kind in "iu" else 0.0  # by which rounding changes positions
+        level = (length - 1) / max(1.0, high - low) if values.dtype.kind in "iu" else 0.0  # by which rounding changes positions
         brightness = np.where(strong, (seen(ramp(along)) - black).mean(0) / np.where(strong, span, 1.0), np.nan)
         positions = brightness * (length - 1)
         varying = [place for place in range(3) if length > 1 and np.nanmax(np.abs(_profile(positions, place, True))) > _OFF]
@@ -157,7 +174,24 @@ def _measured(
             found[place] = along, axis
     if len(found) < 3:
         return None
-    return [found[place][0] for place in range(3)], tuple(found[place][1] for place in range(3))
+    order, axes = [found[place][0] for place in range(3)], tuple(found[place][1] for place in range(3))
+    return Measured(order, axes, np.array(sorted(curve.items())))
+
+
+def _linear_part(levels: Array, means: Array) -> tuple[float, float]:
+    """The range of values that a function maps linearly, by what it makes of volumes of one value, as windows of scans have it.
+
+    `levels`: these values. `means`: of what is made of them. Where no part is linear, it is all between the levels where it
+    begins and ends to change.
+    """
+    slopes = np.diff(means) / np.diff(levels)
+    steep = np.abs(slopes - slopes[np.abs(slopes).argmax()]) <= 0.01 * np.abs(slopes).max()
+    places = np.flatnonzero(steep)
+    if not len(places) or (len(places) < 3 and np.abs(slopes).max() > 0):  # what is linear lies within some steps
+        places = np.flatnonzero(np.abs(slopes) > 0.01 * np.abs(slopes).max())
+        return float(levels[max(0, places[0])]), float(levels[places[-1] + 1])
+    run = places[: int(np.argmax(np.append(np.diff(places), 2) > 1)) + 1]
+    return float(levels[run[0]]), float(levels[run[-1] + 1])
 
 
 def _profile(positions: Array, place: int, centred: bool = False) -> Array:
@@ -189,12 +223,15 @@ def _fitted(positions: Array, place: int, length: int, level: float) -> Axis | N
     return axis
 
 
-def _shows(scan: Scan, input: Array) -> bool:
-    """Whether an input is a picture of the part of a scan that the geometry says: both have the same means over cells."""
+def _shows(scan: Scan, input: Array, curve: Array) -> bool:
+    """Whether an input is a picture of the part of a scan that the geometry says: both have the same means over cells.
+
+    `curve`: what the function makes of values.
+    """
     inside = scan.geometry.shown(np.ones(input.shape[1:]))
     box = tuple(slice(int(some.min()), int(some.max()) + 1) for some in np.nonzero(inside))
     pairs: list[Array] = []
-    for values in (scan.values.mean(0), scan.geometry.shown(input.mean(0))):
+    for values in (np.interp(scan.values.mean(0), *curve.T), scan.geometry.shown(input.mean(0))):
         for place in range(3):
             parts = np.array_split(values[box] if not place else values, min(_CELLS, inside[box].shape[place]), place)
             values = np.concatenate([one.mean(place, keepdims=True) for one in parts], place)

@@ -298,6 +298,25 @@ def test_other_preprocessing_is_not_undone(preprocess):
         found.on_scan()
 
 
+@pytest.mark.parametrize("window", [(-500, 500), (-160, 240), (900, 1000)])
+def test_a_window_of_values(window):
+    """As of computed tomography: values outside of it are cut off, which no ramp over all values shows."""
+    places = np.meshgrid(*(np.linspace(0, end, count) for end, count in ((3, 16), (4, 20), (5, 24))), indexing="ij")
+    scan = (1000 * np.sin(places[0] + places[1]) * np.cos(places[2])).astype(np.int16)
+    low, high = window
+
+    def preprocess(values):
+        shown = (torch.as_tensor(values.astype(np.float32)).clamp(low, high) - low) / (high - low)
+        return nn.functional.interpolate(shown[None, None, 4:, :, 2:22], scale_factor=(1, 0.5, 0.5), mode="trilinear")[0]
+
+    found = lrpfx.explain(Weighted().eval(), scan, 0, preprocess=preprocess)
+    whole = found.on_scan()
+    expected = np.zeros(scan.shape)
+    expected[4:, :, 2:22] = found.relevance.repeat(2, 1).repeat(2, 2) / 4
+    np.testing.assert_allclose(whole.relevance, expected, rtol=1e-2, atol=2e-2 * expected.max())
+    assert whole.relevance.sum() == pytest.approx(found.relevance.sum(), rel=1e-3)
+
+
 def test_preprocessing_is_measured_once_for_each_size():
     calls = []
 
