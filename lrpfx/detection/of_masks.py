@@ -75,7 +75,7 @@ def semantic_map(model: nn.Module, **further: torch.Tensor) -> SemanticMap:
     ----------
     model
         Mask2Former, MaskFormer or OneFormer of transformers.
-    further
+    **further
         Arguments of the model that are the same for all images, (1, ...), such as `task_inputs` of OneFormer.
 
     Raises

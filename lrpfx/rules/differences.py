@@ -75,7 +75,7 @@ _OF_TWO = (Between.QUOTIENT, Between.LARGER, Between.SMALLER)
 
 
 class Difference(Hook):
-    """m' = m Δy/Δx: the multipliers of differences from a reference (Rescale), exact for each operation.
+    """Multipliers of differences from a reference, m' = m Δy/Δx (Rescale), exact for each operation.
 
     Linear layers have their ordinary derivative, element-wise functions the slope, products the mean of value and reference of
     the other factor, and softmaxes, normalizations and maxima are composed of these.
@@ -92,11 +92,9 @@ class Difference(Hook):
     reads_controls = True
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Raise `RuleError`: a layer alone has no reference."""
         raise RuleError(f"{self} needs the values for a reference, which only a whole model has: use lrpfx.transform")
 
     def check(self, layer: Layer) -> None:
-        """Raise `RuleError` for layers whose difference has no formula."""
         if layer.inputs and self.multiplier_form(layer) is None:
             raise RuleError(f"{self} has no formula for {layer.operation.row or layer.kind.__name__}{_what_depends(layer)}")
         if layer.operation.row is not None and layer.operation.row.values.between is Between.POWER_ROOT:
@@ -145,7 +143,6 @@ class RevealCancel(Difference):
     """
 
     def check(self, layer: Layer) -> None:
-        """Raise `RuleError` for other layers."""
         super().check(layer)
         if not isinstance(super().multiplier_form(layer), BySlope):
             raise RuleError(f"{self} is for element-wise functions of one value", topic="references")
