@@ -50,6 +50,7 @@ __all__ = [
     "MixedComposite",
     "NameLayerMapComposite",
     "NameMapComposite",
+    "RelP",
     "SpecialFirstLayerMapComposite",
     "composite_class",
     "composite_named",
@@ -941,6 +942,40 @@ class CPLRP(_BuiltInComposite):
     ) -> None:
         own = [(types.WeightedValues, formulas.ValueOnly(epsilon))]
         super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params, own), canonizers, first_map)
+
+
+@register_composite("relp")
+class RelP(_BuiltInComposite):
+    """RelP (Jafari et al. 2025), for relevance patching: gradients, but for norms, activations and gated products.
+
+    The scale of a normalization counts as constant, an activation passes relevance on unchanged, and both factors of a gated
+    product get half of it. All other operations keep their ordinary derivative, the two products of attention included, for
+    which `AttnLRP` halves it. Relevance is therefore not conserved: what each factor of a product gets beyond its share is
+    booked under expansion. A bounded factor only scales its signal, as in `AttnLRP`. `CPLRP(gates="half")` is RelP with
+    attention weights held constant (the AH-rule).
+
+    Other arguments: as for `AttnLRP`.
+
+    References
+    ----------
+    .. [1] Jafari et al. 2025, https://arxiv.org/abs/2508.21258
+
+    Examples
+    --------
+    >>> encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    >>> explain_model = lrpfx.transform(encoder, lrpfx.composites.RelP(), example_inputs=torch.rand(1, 5, 8))
+    """
+
+    def __init__(
+        self,
+        epsilon: Stabilization = 0.0,
+        layer_map: LayerMap | None = None,
+        first_map: LayerMap | None = None,
+        zero_params: Names = None,
+        canonizers: Sequence[Any] | None = None,
+    ) -> None:
+        own = [(types.Gate, formulas.Only(0)), ((types.Product, types.MatMul), formulas.ProductTaylor(epsilon))]
+        super().__init__(layer_map, _attention_map(epsilon, None, "half", zero_params, own), canonizers, first_map)
 
 
 class _GradientComposite(_BuiltInComposite):

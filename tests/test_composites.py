@@ -53,6 +53,7 @@ def test_the_registry_has_zennits_names_and_a_few_of_its_own():
         "excitation_backprop",
         "gamma_by_depth",
         "guided_backprop",
+        "relp",
     ]
     assert isinstance(composite_named("epsilon_gamma_box", low=0.0, high=1.0), EpsilonGammaBox)
 
@@ -72,6 +73,7 @@ def test_registering_a_composite():
 EXPECTED = {
     "attn_lrp": ("Epsilon", "Epsilon", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "cp_lrp": ("Epsilon", "Epsilon", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
+    "relp": ("Epsilon", "Epsilon", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_plus": ("ZPlus", "ZPlus", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_plus_flat": ("Flat", "ZPlus", "Epsilon", "Pass", "Norm", "Norm", "Pass"),
     "epsilon_alpha2_beta1": ("AlphaBeta", "AlphaBeta", "Epsilon", "Pass", "Norm", "Norm", "Pass"),

@@ -810,6 +810,37 @@ class ValueOnly(_ProductRule):
         return Derivative(shares) if is_exact(self.epsilon) and is_listed(layer) else None
 
 
+class ProductTaylor(EpsilonRule):
+    """For products O = A B of n factors: R_A = A (R / st(O)) Bᵀ, and the same for B, so that each factor gets all of R.
+
+    The constant term of the product's Taylor expansion takes the other (1 - n) R: relevance is not conserved. In multipliers,
+    this is the ordinary derivative.
+
+    Other arguments: as for `Epsilon`.
+
+    References
+    ----------
+    .. [1] Jafari et al. 2025, https://arxiv.org/abs/2508.21258, where attention keeps its ordinary derivative
+    """
+
+    proportional = True
+
+    def check(self, layer: Layer) -> None:
+        super().check(layer)
+        if layer.kind is kinds.Gate or not issubclass(layer.kind, (kinds.MatMul, kinds.Product)):
+            raise RuleError(f"it is for products of matrices or entries, but this layer is of kind {layer.kind.__name__}")
+
+    def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return call.times_inputs(call.pull_back(relevance / self.epsilon(call.own_output())))
+
+    def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
+        output, taken = call.with_remainders(call.run_with, call.inputs, call.parameters)
+        return added([held_back(relevance, output, self.epsilon), taken(relevance / self.epsilon(output))])
+
+    def multiplier_form(self, layer: Layer) -> MultiplierForm | None:
+        return Derivative() if is_exact(self.epsilon) and is_listed(layer) else None
+
+
 class SoftmaxTaylor(Hook):
     """R' = x (R - s Σ R) with s = softmax(x) and the sum over the softmax's dimension; 0 where x is -inf.
 

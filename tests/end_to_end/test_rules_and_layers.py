@@ -111,6 +111,7 @@ RULES = {
     rules.AbsoluteRatio(): "reduction, reduction of the same shape, sum",
     rules.UniformEpsilon(): ONE_INPUT + ", product, matrices",
     rules.ValueOnly(): ONE_INPUT + ", product, matrices",
+    rules.ProductTaylor(): "product of entries, product, matrices",
     rules.SoftmaxTaylor(): "softmax",
     rules.NormalizationEpsilon(): "norm",
     rules.Pass(): SAME_SHAPE,
@@ -118,8 +119,8 @@ RULES = {
     rules.ReLUGuidedBackprop(): SAME_SHAPE,
     rules.ReLUBetaSmooth(): SAME_SHAPE,
 }
-#: AbsoluteRatio takes a sum of a tensor and a number, but no other element-wise layer.
-EXCEPTIONS = {(rules.AbsoluteRatio, "shifted"): True}
+#: AbsoluteRatio takes a sum of a tensor and a number, and ProductTaylor a product, but no other element-wise layer.
+EXCEPTIONS = {(rules.AbsoluteRatio, "shifted"): True, (rules.ProductTaylor, "scaled"): True}
 TESTS = [
     pytest.param(rule, kinds, sort, id=f"{rule.title}{getattr(rule, 'input', '')}-{sort}")
     for rule, kinds in RULES.items()

@@ -13,6 +13,7 @@ from lrpfx.composites import CPLRP, AttnLRP, BetaSmooth, EpsilonGammaBox, Epsilo
 
 STABILIZED = [
     *(rules.Epsilon, rules.Norm, rules.ZPlus, rules.UniformEpsilon, rules.ValueOnly, rules.NormalizationEpsilon),
+    rules.ProductTaylor,
     *(rules.WSquare, rules.Flat, rules.SignalTakesAll),
 ]
 MADE = {
