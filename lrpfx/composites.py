@@ -974,7 +974,8 @@ class RelP(_BuiltInComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        own = [(types.Gate, formulas.Only(0)), ((types.Product, types.MatMul), formulas.ProductTaylor(epsilon))]
+        products = formulas.ProductTaylor(epsilon)
+        own: LayerMap = [(types.Gate, formulas.Only(0)), (types.Product, products), (types.MatMul, products)]
         super().__init__(layer_map, _attention_map(epsilon, None, "half", zero_params, own), canonizers, first_map)
 
 
