@@ -243,7 +243,7 @@ class _Run:
             question = replace(question, reference=explainer.reference)
         self.explainer = self._sample_explainer(module, question, is_own, others)
         if is_own and isinstance(explainer.model, DetectorHeads):
-            self.explainer = replace(self.explainer, question=_of_boxes(self.explainer.question, explainer.model))
+            self.explainer = replace(self.explainer, question=_of_boxes(self.explainer.question), heads=explainer.model)
 
     def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
@@ -411,14 +411,8 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"model, weights or rules": facts["model"], **own, **parts}
 
 
-def _of_boxes(question: Question, heads: DetectorHeads) -> Question:
-    """A question to a detector, whose targets are boxes. `InputError` for one that needs more than the photographs."""
-    if heads.further_names:
-        raise InputError(
-            f"{type(heads).__name__} takes {', '.join(heads.further_names)} of each photograph, which data sets do not have: "
-            "explain photographs with the explainer itself",
-            topic="detectors",
-        )
+def _of_boxes(question: Question) -> Question:
+    """A question to a detector, whose targets are boxes."""
     if question.targets is None:
         return replace(question, target=as_box(question.target))
     return replace(question, targets=tuple(map(as_box, question.targets)))

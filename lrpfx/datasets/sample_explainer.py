@@ -11,7 +11,9 @@ from torch import nn
 from lrpfx.attribution.computation import Computation, computations, mean_of
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
+from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.explanation.detections import arguments_of
 from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
@@ -53,7 +55,7 @@ class SampleExplainer:
 
     `question`: its targets are those of every sample. `reductions`: of each recorded layer, by its name. `reduce`: that of the
     inputs. `scores`: how many of the largest outputs are kept; None for all. `dtype`: of relevance. `is_cast`: whether inputs
-    are brought to the dtype of the model.
+    are brought to the dtype of the model. `heads`: those of a detector, which find further arguments in the images.
     """
 
     explain_model: nn.Module
@@ -64,6 +66,7 @@ class SampleExplainer:
     scores: int | None
     dtype: torch.dtype
     is_cast: bool
+    heads: DetectorHeads | None = None
 
     @property
     def has_several(self) -> bool:
@@ -121,7 +124,9 @@ class SampleExplainer:
         targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
         question = replace(self.question, **asked, output=reported(self.question.output, "output"))
-        return mean_of(computations(self.explain_model, on_device_of(self.module, inputs, self.is_cast), question))
+        given = on_device_of(self.module, inputs, self.is_cast)
+        given = given if self.heads is None else arguments_of(self.heads, given)
+        return mean_of(computations(self.explain_model, given, question))
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""
@@ -139,7 +144,8 @@ class SampleExplainer:
     def _relevance(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
         values: dict[str, torch.Tensor] = {}
         names = self.module.argument_names
-        for name, relevance in _leaves(found.of_inputs, names):
+        of_inputs = found.of_inputs[:1] if self.heads is not None and self.heads.further_names else found.of_inputs
+        for name, relevance in _leaves(of_inputs, names):
             embedded = not found.arguments.leaves  # relevance is that of vectors of tokens
             channels = None if self.reduce is None else _channels_of_input(name, relevance.ndim - len(self.leading), embedded)
             values[name] = self._row(name, relevance, count, self.reduce, channels)

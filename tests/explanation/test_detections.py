@@ -299,11 +299,16 @@ def test_data_sets(explainer, folder, tmp_path, target, box):
         assert view["seed"][number] == pytest.approx(expected.target.score, rel=1e-4)
 
 
-def test_data_sets_have_no_proposals(folder, tmp_path, monkeypatch):
+def test_data_sets_of_heads_on_proposals(folder, tmp_path, monkeypatch):
+    """Each photograph has proposals of its own, in a batch as alone; those that are found elsewhere have no relevance."""
     replace_kernels(monkeypatch)
     explainer = lrpfx.Explainer(made("FasterRCNN", seed=2).float(), composite=EpsilonPlus())
-    with pytest.raises(lrpfx.InputError, match="proposals of each photograph"):
-        lrpfx.datasets.attribute(explainer, folder, tmp_path / "store")
+    view = lrpfx.datasets.attribute(explainer, folder, tmp_path / "store", target=Box(1), batch_size=3)
+    assert not view.errors and not [name for name in view.keys if "proposals" in name]
+    for number, one in enumerate(sorted(folder.iterdir())):
+        expected = explainer(one, Box(1))
+        assert_close(torch.tensor(view["relevance"][number]).double(), torch.tensor(expected.input_relevance).double(), 1e-2)
+        assert view["seed"][number] == pytest.approx(expected.target.score, rel=1e-4)
 
 
 def test_collections_and_reports(explainer, explanation, tmp_path):
