@@ -16,7 +16,6 @@ import region_perturbation
 import sentence_explanations
 import shap
 import torch
-from deletion import deletions, means
 from documents import write_between
 from sentence_pairs import PAIRS
 from torch import nn
@@ -27,6 +26,8 @@ import lrpfx
 from lrpfx.composites import AttnLRP, DeepLIFT
 from lrpfx.demo import sentence_similarity
 from lrpfx.demo.photographs import PHOTOGRAPHS, load_classifier
+from lrpfx.measures.deletion import deletions
+from lrpfx.measures.intervals import means
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "differences.md"
 WIDTH, SAMPLES, REPEATS = 16, 8, 15

@@ -18,7 +18,6 @@ from pathlib import Path
 import onnxruntime
 import torch
 from captum.attr import IntegratedGradients, LayerAttribution, LayerGradCam
-from deletion import Mean, deletions, means
 from PIL import Image, ImageFilter, ImageOps
 from torch import nn
 from torch.nn import functional
@@ -36,6 +35,8 @@ from lrpfx.composites import (
 )
 from lrpfx.demo import photographs
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
+from lrpfx.measures.deletion import deletions
+from lrpfx.measures.intervals import Mean, means
 from lrpfx.rules import ReLUGuidedBackprop
 from lrpfx.support.table import Table
 from lrpfx.types import Activation

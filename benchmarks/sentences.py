@@ -12,7 +12,6 @@ import matplotlib
 import numpy as np
 import sentence_explanations
 import torch
-from deletion import Deletion, Mean, deletions, interval, means, resampled_means
 from sentence_explanations import COMPOSITES, Question
 from sentence_pairs import PAIRS
 from torch import nn
@@ -21,6 +20,8 @@ from tqdm import tqdm
 import lrpfx
 from lrpfx.demo import sentence_similarity
 from lrpfx.demo.sentence_similarity import MiniLM
+from lrpfx.measures.deletion import Deletion, deletions
+from lrpfx.measures.intervals import Mean, interval, means, resampled_means
 from lrpfx.support.table import Table
 from lrpfx.text import heatmap
 

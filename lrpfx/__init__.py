@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         detection,
         image,
         layer,
+        measures,
         pictures,
         request,
         rules,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
     from lrpfx.explanation.tables import TableExplanation, TableExplanations
     from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
+    from lrpfx.measures.evaluation import Evaluation, evaluate
     from lrpfx.pages.report import report
     from lrpfx.pipeline import Captured, capture, node_names, transform
     from lrpfx.reports.assignment import assignment
@@ -89,6 +91,7 @@ _NAMES_IN = {
     "reports.comparison": ("Comparison", "compare"),
     "request.boxes": ("Box",),
     "request.regions": ("Region",),
+    "measures.evaluation": ("Evaluation", "evaluate"),
     "pages.report": ("report",),
     "explanation.detections": ("DetectionExplanation",),
     "explanation.explainer": ("Explainer", "explain"),
@@ -131,6 +134,7 @@ __all__ = [
     "Captured",
     "Comparison",
     "DetectionExplanation",
+    "Evaluation",
     "Explainer",
     "Explanation",
     "Explanations",
@@ -176,6 +180,7 @@ __all__ = [
     "datasets",
     "detection",
     "draw",
+    "evaluate",
     "explain",
     "history",
     "image",
@@ -183,6 +188,7 @@ __all__ = [
     "ledger",
     "load",
     "lower",
+    "measures",
     "node_names",
     "package",
     "pictures",

@@ -1,4 +1,4 @@
-"""Charts of relevance that belongs to no photograph: bars of features, points of many rows, and curves over their relevance."""
+"""Charts of what belongs to no photograph: bars of features, points of many rows, curves over relevance, and intervals."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -122,6 +122,22 @@ def stacked(pictures: Sequence[tuple[str, Image.Image]], style: Style) -> Image.
         result.paste(one, (0, top))
         top += one.height + text.height // 2
     return result
+
+
+def ranges(rows: Sequence[tuple[str, float, float, float]], style: Style) -> Image.Image:
+    """A row for each name: a point and its number at a mean, and a line from the lower to the upper bound of its interval.
+
+    `rows`: name, lower bound, mean and upper bound.
+    """
+    chart = _Rows([name for name, *_ in rows], [*(ends for _, *ends in rows), 0.0], style, beside=True)
+    radius = max(3, style.width // 240)
+    for row, (_, low, mean, high) in enumerate(rows):
+        x, y, right = chart.across(mean), chart.middle(row), chart.across(high)
+        chart.draw.line((chart.across(low), y, right, y), fill=_SOFT, width=max(2, radius // 2))
+        chart.draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_INK)
+        place = max(right, x + radius) + chart.line // 2
+        chart.draw.text((place, y), f"{mean:.3f}", _SOFT, chart.text.font, anchor="lm")
+    return chart.picture
 
 
 class _Rows:

@@ -1,0 +1,29 @@
+"""Measures of explanations: whether a model relies on what a map calls relevant, and whether the map finds what is known."""
+
+from lrpfx.measures.evaluation import Score
+from lrpfx.measures.image_data import ImageData
+from lrpfx.measures.methods import METHODS
+from lrpfx.measures.metrics import (
+    METRICS,
+    Metric,
+    PointingGame,
+    RandomMasks,
+    RegionPerturbation,
+    RelevanceMass,
+    RelevanceRank,
+    Sparseness,
+)
+
+__all__ = [
+    "METHODS",
+    "METRICS",
+    "ImageData",
+    "Metric",
+    "PointingGame",
+    "RandomMasks",
+    "RegionPerturbation",
+    "RelevanceMass",
+    "RelevanceRank",
+    "Score",
+    "Sparseness",
+]

@@ -1,0 +1,222 @@
+"""Methods that explain the class of an image, by name, as composites or as functions."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothGrad
+from lrpfx.attribution.compute import attribute
+from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite
+from lrpfx.errors import add_note, nearest
+from lrpfx.measures.image_data import ImageData, invalid, wrong_type
+from lrpfx.measures.perturbation import default_side, mean_colors, pixels_of_blocks
+from lrpfx.pipeline import Captured, capture, transform
+
+#: Relevance, as `_as_maps` takes it, of a batch of images, (n, C, H, W), for the classes of all of them, (n,).
+Explain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+#: The same of a model that is given.
+ExplainModel = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _weights(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The weights of the output by which attributors explain the targets."""
+    return lambda output: functional.one_hot(targets, output.shape[1]).to(output)
+
+
+def gradient(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The gradient of the output for the targets, which is the unit of prices."""
+    return Gradient(model)(images, _weights(model, images, targets))[1]
+
+
+def _gradient_times_input(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return gradient(model, images, targets) * images
+
+
+def _integrated_gradients(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = IntegratedGradients(model, baseline_fn=_as_reference)(images, _weights(model, images, targets))[1]
+    return found
+
+
+def _smooth_grad(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng([images.device] if images.is_cuda else []):
+        torch.manual_seed(0)
+        return SmoothGrad(model)(images, _weights(model, images, targets))[1].abs()
+
+
+@torch.no_grad()
+def _occlusion(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    side, (height, width) = default_side(images), images.shape[2:]
+    count = -(-height // side) * -(-width // side)
+    reference, rows = mean_colors(images), torch.arange(len(images), device=images.device)
+    whole = model(images)[rows, targets]
+    found = torch.zeros_like(images[:, :1])
+    for block in torch.eye(count, dtype=torch.bool, device=images.device):
+        pixels = pixels_of_blocks(block[None], side, height, width)
+        lost = whole - model(torch.where(pixels, reference, images))[rows, targets]
+        found += pixels * lost[:, None, None, None] / pixels.sum()
+    return found
+
+
+def _as_reference(images: torch.Tensor) -> torch.Tensor:
+    return mean_colors(images).expand_as(images).clone()
+
+
+class _GradCAM:
+    """Grad-CAM (Selvaraju et al. 2017, https://doi.org/10.1109/ICCV.2017.74) of the last layer whose output has places.
+
+    Negative values stay: they order the pixels, too.
+    """
+
+    def __init__(self, model: nn.Module, images: torch.Tensor) -> None:
+        self.model = copy.deepcopy(model)  # hooks are for a model of our own
+        self.layer = ""
+        self.features: torch.Tensor | None = None
+        handles = [module.register_forward_hook(partial(self._note, name)) for name, module in self.model.named_modules()]
+        with torch.no_grad():
+            self.model(images)
+        for handle in handles:
+            handle.remove()
+        if not self.layer:
+            raise invalid("grad_cam needs a layer whose output has the shape (N, channels, height, width); no module has one")
+        self.model.get_submodule(self.layer).register_forward_hook(self._keep)
+
+    def _note(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if name and isinstance(output, torch.Tensor) and output.ndim == 4 and min(output.shape[2:]) > 1:
+            self.layer = name
+
+    def _keep(self, module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        self.features = output if output.requires_grad else output.requires_grad_()
+        return output.clone()  # what is written into it later
+
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            output = self.model(images)
+            assert self.features is not None
+            weights = functional.one_hot(targets, output.shape[1]).to(output)
+            (of_features,) = torch.autograd.grad(output, self.features, weights)
+            features, self.features = self.features.detach(), None
+        coarse = (of_features.mean((2, 3), keepdim=True) * features).sum(1, keepdim=True)
+        return functional.interpolate(coarse, images.shape[2:], mode="bilinear")
+
+
+class _Random:
+    """A normal number for each pixel: of either sign, so that incomplete blocks at the border are as likely the first."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.randn(images.shape[2:], generator=self.generator, dtype=torch.float64) for _ in images])
+
+
+_FUNCTIONS: dict[str, ExplainModel] = {
+    "gradient_times_input": _gradient_times_input,
+    "integrated_gradients": _integrated_gradients,
+    "smooth_grad": _smooth_grad,
+    "occlusion": _occlusion,
+}
+
+METHODS: tuple[str, ...] = (*COMPOSITES, *_FUNCTIONS, "grad_cam", "random")
+"""The methods by name."""
+
+
+class Methods:
+    """Methods for one model and its images, ready to explain. `notes`: what was chosen for a method, by its name."""
+
+    def __init__(self, methods: Any, data: ImageData) -> None:
+        self.data = data
+        self.notes: dict[str, str] = {}
+        self._captured: Captured | None = None
+        self.explain = {name: self._built(name, method) for name, method in _named(methods).items()}
+
+    def _built(self, name: str, method: Any) -> Explain:
+        model, images = self.data.model, self.data.images
+        if method == "grad_cam":
+            found = _GradCAM(model, images[:1])
+            self.notes[name] = f"of the last output of {found.layer}"
+            return found
+        if method == "random":
+            return _Random()
+        if isinstance(method, str) and method in _FUNCTIONS:
+            return partial(_FUNCTIONS[method], model)
+        if isinstance(method, (str, Composite)):
+            return self._of_composite(method)
+        if inspect.isclass(method) or not callable(method):
+            kind = method.__name__ if inspect.isclass(method) else type(method).__name__
+            raise wrong_type(
+                f"the method {name!r} is {kind}: a method is a name, a composite, or a function of (model, images, targets)"
+            )
+        return _reporting(name, partial(method, model))
+
+    def _of_composite(self, method: str | Composite) -> Explain:
+        images = self.data.images
+        low, high = images.amin((0, 2, 3), keepdim=True), images.amax((0, 2, 3), keepdim=True)
+        composite = as_composite(method, "evaluate", low=low, high=high)
+        if self._captured is None:
+            self._captured = capture(self.data.model, images[:2])
+        explain_model = transform(self._captured, composite)
+        if isinstance(composite, DeepLIFT):
+            return lambda images, targets: attribute(explain_model, images, targets, reference=_as_reference(images)).relevance
+        return lambda images, targets: attribute(explain_model, images, targets).relevance
+
+    def maps(self, name: str, images: torch.Tensor, targets: torch.Tensor, first: int) -> torch.Tensor:
+        """The relevance of the pixels, (n, H, W), float64, on the CPU.
+
+        `first`: the number of the first image, for messages. `InputError`: the map of a function has another shape, or values
+        that are not finite.
+        """
+        found = self.explain[name](images.clone(), targets.clone())
+        if not isinstance(found, torch.Tensor):
+            raise wrong_type(f"the method {name!r} returns a tensor, not {type(found).__name__}")
+        count, _, height, width = images.shape
+        if found.shape not in ((count, height, width), (count, 1, height, width), images.shape):
+            raise invalid(
+                f"the method {name!r} returns the shape {tuple(found.shape)}: it explains {count} images of shape "
+                f"{tuple(images.shape)} by {(count, height, width)} or {tuple(images.shape)}"
+            )
+        maps = found.detach().to("cpu", torch.float64)
+        maps = maps if maps.ndim == 3 else maps.sum(1)
+        wrong = (~maps.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+        if wrong:
+            raise invalid(f"the map of image {first + wrong[0]} by the method {name!r} has values that are not finite")
+        return maps
+
+
+def _named(methods: Any) -> dict[str, Any]:
+    """The methods by name. `InputError` for unknown names."""
+    if isinstance(methods, Mapping):
+        named = dict(methods)
+    elif isinstance(methods, Iterable):
+        given = [methods] if isinstance(methods, str) else list(methods)
+        if not all(isinstance(one, str) for one in given):
+            raise wrong_type("methods are names; composites and functions need one: pass {name: method}")
+        named = {one: one for one in given}
+    else:
+        raise wrong_type(f"methods are names, or a dict from names to methods, not {type(methods).__name__}")
+    if not named:
+        raise invalid(f"there is no method; there are {', '.join(METHODS)}")
+    for name, method in named.items():
+        if not isinstance(name, str):
+            raise wrong_type(f"the name of a method is a text, not {name!r}")
+        if isinstance(method, str) and method not in METHODS:
+            raise invalid(f"there is no method named {method!r}; there are {', '.join(METHODS)}.{nearest(method, METHODS)}")
+    return named
+
+
+def _reporting(name: str, function: Explain) -> Explain:
+    """The function of a user, whose errors say which one it is."""
+
+    def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        try:
+            return function(images, targets)
+        except Exception as error:
+            add_note(error, f"in the method {name!r} of lrpfx.evaluate")
+            raise
+
+    return explain

@@ -1,0 +1,201 @@
+"""`lrpfx.evaluate`: means over groups, intervals, the table, and what it refuses."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+from lrpfx.measures import ImageData, RandomMasks, RegionPerturbation, Score, Sparseness
+from lrpfx.measures.evaluation import Evaluation
+
+NAMES = ["epsilon_plus", "gradient_times_input", "random"]
+
+
+def evaluation_of(samples, groups, better="higher"):
+    return Evaluation(("a", "b"), {"x": better}, torch.tensor(samples), groups, {"a": 1.0, "b": 2.5}, {})
+
+
+def test_every_image_is_measured_alone(data):
+    """Numbers of an image depend neither on the size of a batch nor on the other images."""
+    metrics = [RegionPerturbation("noise", 3, 4), RandomMasks("blur", 3, 5), "sparseness", "relevance_rank"]
+    whole = lrpfx.evaluate(NAMES, data, metrics, batch_size=2)
+    assert whole.samples.shape == (3, 6, 5) and whole.samples.dtype == torch.float64
+    torch.testing.assert_close(lrpfx.evaluate(NAMES, data, metrics, batch_size=5).samples, whole.samples)
+    some = dataclasses.replace(data, images=data.images[:3], groups=[0, 1, 2], masks=data.masks[:3])
+    torch.testing.assert_close(lrpfx.evaluate(NAMES, some, metrics).samples, whole.samples[..., :3])
+
+
+def test_a_map_of_what_the_model_reads_is_the_best():
+    """A model that reads the brightness of one corner: a map of the corner is better than its negative and than chance."""
+
+    class Corner(nn.Module):
+        def forward(self, x):
+            bright = x[:, :, :3, :4].mean((1, 2, 3))
+            return torch.stack([10.0 * bright, torch.full_like(bright, 5.0)], 1)
+
+    images = 0.1 * torch.rand(6, 3, 12, 16)
+    images[:, :, :3, :4] += 0.9
+    corner = torch.zeros(12, 16)
+    corner[:3, :4] = 1.0
+    maps = {"right": corner, "wrong": -corner}
+    methods = {name: (lambda model, images, targets, map=map: map.expand(len(images), -1, -1)) for name, map in maps.items()}
+    data = ImageData(Corner().eval(), images)
+    found = lrpfx.evaluate({**methods, "random": "random"}, data, ["region_perturbation", "random_masks"])
+    mean = {(one.method, one.metric): one.mean for one in found.scores}
+    assert mean["right", "random_masks_mean"] > 0.9 and mean["wrong", "random_masks_mean"] < -0.9
+    assert mean["right", "region_perturbation_mean"] > 0.3 > mean["random", "region_perturbation_mean"]
+    assert mean["wrong", "region_perturbation_mean"] == pytest.approx(-mean["right", "region_perturbation_mean"])
+    assert mean["right", "morf_mean"] < mean["random", "morf_mean"] < mean["wrong", "morf_mean"]
+
+
+def test_forwards_are_shared_by_all_methods(data):
+    """Random masks cost the same for one method and for three."""
+
+    class Counting(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            if isinstance(x, torch.Tensor):  # not while it is traced
+                seen.append(len(x))
+            return self.model(x)
+
+    seen, counts = [], []
+    data = dataclasses.replace(data, model=Counting(data.model).eval())
+    for names in (["random"], ["random", "epsilon_plus"]):
+        seen.clear()
+        lrpfx.evaluate(names, data, RandomMasks(count=7))
+        counts.append(sum(seen))
+    assert counts[1] - counts[0] <= 4, "to capture the model"
+    assert counts[0] == 5 * 8 + 5 + 6, "masks, the outputs, and gradients with one in front of the first"
+
+
+def test_models_that_return_probabilities_are_taken_as_they_are(data):
+    metrics = [RandomMasks(count=5)]
+    of_logits = lrpfx.evaluate(["random"], data, metrics).samples
+    probabilities = dataclasses.replace(data, model=nn.Sequential(data.model, nn.Softmax(1)).eval())
+    torch.testing.assert_close(lrpfx.evaluate(["random"], probabilities, metrics).samples, of_logits)
+
+
+def test_targets(data):
+    predicted = data.model(data.images).argmax(1)
+    found = [lrpfx.evaluate("epsilon_plus", dataclasses.replace(data, targets=one), "sparseness").samples for one in (
+        None, predicted, predicted.tolist(), 1, [1] * 5)]  # fmt: skip
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
+    torch.testing.assert_close(found[3], found[4], rtol=0, atol=0)
+
+
+def test_means_are_of_groups():
+    """The mean of the groups' means, and intervals that do not shrink if images of a group are repeated."""
+    found = evaluation_of([[[1.0, 3.0, 8.0]], [[0.0, 0.0, 3.0]]], ("one", "one", "other"))
+    assert [one.mean for one in found.scores] == [5.0, 1.5]
+    assert (found.scores[0].low, found.scores[0].high) == (2.0, 8.0)
+    again = evaluation_of([[[1.0, 3.0] * 5 + [8.0]], [[0.0] * 10 + [3.0]]], ("one",) * 10 + ("other",))
+    assert again.scores == found.scores
+    assert found.difference("a", "b", "x") == Score("a - b", "x", 3.5, 2.0, 5.0, "higher")
+    with pytest.raises(lrpfx.InputError, match="there is no method 'c'"):
+        found.difference("a", "c", "x")
+
+
+def test_the_table_prints(data):
+    found = lrpfx.evaluate(["grad_cam", "random"], data, [RegionPerturbation("blur", 4, 2), "sparseness"])
+    text = str(found)
+    assert text.splitlines()[0].split() == ["method", *found.metrics, "gradients"]
+    assert list(found.metrics) == ["region_perturbation_blur", "morf_blur", "lerf_blur", "sparseness"]
+    assert "means over 3 groups of 5 images" in text and "lower is better: morf_blur" in text
+    assert "grad_cam: of the last output of 4" in text and "describes maps, and does not rank them: sparseness" in text
+    assert "sparseness" in found._repr_html_() and "<p>lower is better" in found._repr_html_()
+    assert found.prices["random"] < found.prices["grad_cam"]
+    picture = found.plot()
+    assert picture.width == 1200 and picture.height > 200
+
+
+def test_a_data_frame(data):
+    pytest.importorskip("pandas")
+    frame = lrpfx.evaluate(NAMES, data, ["sparseness", "pointing_game"]).to_pandas()
+    assert list(frame.columns) == ["method", "metric", "better", "mean", "low", "high", "gradients"] and len(frame) == 6
+    assert (frame["low"] <= frame["mean"]).all() and (frame["mean"] <= frame["high"]).all()
+
+
+def test_the_best_method_is_drawn_first():
+    high = evaluation_of([[[1.0, 1.0]], [[2.0, 2.0]]], (0, 1)).plot()
+    low = evaluation_of([[[2.0, 2.0]], [[1.0, 1.0]]], (0, 1), "lower").plot()
+    neither = evaluation_of([[[2.0, 2.0]], [[1.0, 1.0]]], (0, 1), "").plot()
+    assert high.tobytes() != low.tobytes() and low.height == high.height == neither.height
+
+
+class Regression(nn.Module):
+    def forward(self, x):
+        return x.mean((1, 2, 3))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": lambda x: x}, lrpfx.InputTypeError, "the model is a torch.nn.Module, not function"),
+        ({"model": nn.Linear(2, 2).train()}, lrpfx.InputError, r"Call model\.eval\(\) first"),
+        ({"model": Regression().eval()}, lrpfx.InputError, r"the model returns \(5, 1\)"),
+        ({"images": torch.ones(5, 3, 12, 16, dtype=torch.uint8)}, lrpfx.InputTypeError, "not torch.uint8"),
+        ({"images": [1]}, lrpfx.InputTypeError, "not list"),
+        ({"images": torch.rand(5, 12, 16)}, lrpfx.InputError, r"\(N, C, H, W\), not \(5, 12, 16\)"),
+        ({"images": torch.full((5, 3, 12, 16), torch.nan)}, lrpfx.InputError, "image 0 has values that are not finite"),
+        ({"groups": [0, 1]}, lrpfx.InputError, "there are 5 images and 2 groups"),
+        ({"groups": torch.zeros(5, 2)}, lrpfx.InputTypeError, "groups are names or numbers"),
+        ({"groups": ["a"] * 5}, lrpfx.InputError, "there is one group, and so no interval"),
+        ({"masks": torch.ones(5, 12, 16)}, lrpfx.InputTypeError, "masks are a tensor of truth values"),
+        ({"masks": torch.ones(5, 12, 12, dtype=torch.bool)}, lrpfx.InputError, r"\(5, 12, 16\), not \(5, 12, 12\)"),
+        ({"masks": torch.ones(5, 12, 16, dtype=torch.bool)}, lrpfx.InputError, "mask 0 is full"),
+        ({"masks": torch.zeros(5, 12, 16, dtype=torch.bool)}, lrpfx.InputError, "mask 0 is empty"),
+        ({"targets": [0, 1]}, lrpfx.InputError, r"targets have the shape \(2,\), and there are 5 images"),
+        ({"targets": 3}, lrpfx.InputError, "target 3 is out of range: the output has 3 classes"),
+        ({"targets": [0.5] * 5}, lrpfx.InputTypeError, "indices of classes, not torch.float"),
+        ({"targets": "cat"}, lrpfx.InputTypeError, "indices of classes, not str"),
+    ],
+    ids=str,
+)
+def test_data_that_cannot_be_measured_is_an_error(data, change, error, message):
+    with pytest.raises(error, match=message) as caught:
+        lrpfx.evaluate("random", dataclasses.replace(data, **change), "sparseness")
+    assert caught.value.topic in ("evaluation", "training-mode")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        ("sparsenes", lrpfx.InputError, "no metric named 'sparsenes'.*Did you mean 'sparseness'"),
+        ([], lrpfx.InputError, "there is no metric"),
+        (["sparseness", Sparseness()], lrpfx.InputError, "two metrics have the column sparseness"),
+        ([Sparseness], lrpfx.InputTypeError, r"not a class: Sparseness\(\)"),
+        ([3], lrpfx.InputTypeError, "a metric is a name or an object"),
+        ("pointing_game", lrpfx.InputError, "pointing_game needs masks"),
+        (RandomMasks(block=16), lrpfx.InputError, "blocks of 16 pixels cover the whole image"),
+    ],
+    ids=str,
+)
+def test_metrics_that_do_not_fit_are_errors(data, metrics, error, message):
+    with pytest.raises(error, match=message) as caught:
+        lrpfx.evaluate("random", dataclasses.replace(data, masks=None), metrics)
+    assert caught.value.topic == "evaluation"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RegionPerturbation("blurr"), "filled with mean, blur, noise, not 'blurr'. Did you mean 'blur'"),
+        (lambda: RegionPerturbation(block=0), "block is the side of blocks in pixels, 1 or more, not 0"),
+        (lambda: RegionPerturbation(steps=0), "steps is a number of steps"),
+        (lambda: RandomMasks(count=2), "count is a number of masks, 3 or more, not 2"),
+    ],
+)
+def test_settings_out_of_range_are_errors(make, message):
+    with pytest.raises(lrpfx.InputError, match=message):
+        make()
+
+
+def test_data_are_no_tensor(data):
+    with pytest.raises(lrpfx.InputTypeError, match=r"data is a lrpfx\.measures\.ImageData\(model, images\), not Tensor"):
+        lrpfx.evaluate("random", data.images)
