@@ -17,11 +17,12 @@ from lrpfx.command_line.number_files import (
     numbers_in,
 )
 from lrpfx.command_line.options import (
+    BOX,
     MODEL,
     REFERENCE,
     CompositeOptions,
     ModelOptions,
-    class_of,
+    boxes_of,
     classes_of,
     invalid,
     several_or_one,
@@ -75,6 +76,7 @@ def dataset(
             "it to explain several for each."
         ),
     ] = None,
+    box: BOX = None,
     record: Annotated[
         list[str] | None,
         typer.Option(help="A layer whose relevance is stored, or LAYER=sum or LAYER=channels for less of it. May be repeated."),
@@ -121,7 +123,7 @@ def dataset(
     if len(recorded) < len(record or []):
         raise invalid(f"--record names a layer twice: {', '.join(record or [])}")
     is_clustered = spray is not None or analysis.virelay is not None
-    if is_clustered and (target or [PREDICTED]) not in ([PREDICTED], [TRUE]):
+    if is_clustered and (box or (target or [PREDICTED]) not in ([PREDICTED], [TRUE])):
         raise invalid("--spray and --virelay take the photographs of each class: pass --target predicted or --target true")
     if analysis.virelay is not None and scores is not None:
         raise invalid("--virelay shows whole outputs: leave out --scores")
@@ -133,10 +135,15 @@ def dataset(
         check_place(place.path, is_folder=True)
     named = [one for one in target or () if one not in (PREDICTED, TRUE)]
     options.check(named)
+    if box and len(named) < len(target or ()):
+        raise invalid("--box is of a class by name or index, or of any: leave out --target predicted and --target true")
+    boxes_of(box or (), ())
     rules.check()
     files = numbers_in(folder) if folder.exists() else []
     if files:
         check_options_of_numbers(options)
+        if box:
+            raise invalid("--box is for photographs")
         if is_clustered:
             raise invalid("--spray and --virelay group photographs; lrpfx.datasets.spray groups other samples, in Python")
         data, content = data_set_of(files, numbers)
@@ -164,7 +171,10 @@ def dataset(
             else NumberExplainers(module, numbers, settings).for_content(content)
         )
         explainer: Explainer[Any] = made
-        wanted = [one if one in (PREDICTED, TRUE) else class_of(one, explainer.categories) for one in target or [PREDICTED]]
+        wanted: list[Any] = [
+            one if one in (PREDICTED, TRUE) else classes_of([one], explainer.categories)[0] for one in target or [PREDICTED]
+        ]
+        wanted = wanted if not box else [*boxes_of(box, classes_of(named, explainer.categories))]
     with stages("preparing samples" if files else "preparing photographs", 0) as shown, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*could not be explained", LrpfxWarning)  # `_show` lists them
         found = attribute(

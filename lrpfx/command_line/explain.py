@@ -16,12 +16,14 @@ from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.number_files import NumberOptions, are_of_numbers, explain_numbers
 from lrpfx.command_line.options import (
     ALLOW_NATIVE,
+    BOX,
     IMAGES,
     MASK,
     MODEL,
     REFERENCE,
     CompositeOptions,
     ModelOptions,
+    boxes_of,
     classes_of,
     invalid,
     numbers_of,
@@ -61,6 +63,7 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many predictions the table has for each photograph.")] = 3,
     mask: MASK = None,
+    box: BOX = None,
     reference: REFERENCE = None,
     batch_size: Annotated[int, typer.Option(min=1, help="How many photographs run together.")] = 8,
     allow_native: ALLOW_NATIVE = False,
@@ -76,19 +79,22 @@ def explain(
     options.check(target or ())
     compared = several_or_one(reference)
     if are_of_numbers(photographs):
-        if mask is not None:
-            raise invalid("--mask is for photographs")
+        if mask is not None or box:
+            raise invalid("--mask and --box are for photographs")
         explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), compared, allow_native)
         return
     numbers.check_unused()
     if mask is not None and len(target or ()) != 1:
         raise invalid("--mask is the region of one class: pass --target once")
+    if mask is not None and box:
+        raise invalid("--mask is for segmentation networks, and --box for detectors")
+    boxes_of(box or (), ())
     images = images_in(photographs)
     masks = None if mask is None else Masks(mask)
     if masks is not None:
         masks.check(images)
     rules.check()
-    several = len(target or ()) > 1
+    several = len(box or target or ()) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
     place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))
     place.check(_COMMAND)
@@ -108,7 +114,8 @@ def explain(
         batch_size=batch_size,
         reference=compared,
     )
-    targets = classes_of(target or [], explainer.categories)
+    classes = classes_of(target or [], explainer.categories)
+    targets = boxes_of(box, classes) if box else classes
     settings = {
         "model": model,
         "fingerprint": given.fingerprint,
@@ -116,10 +123,11 @@ def explain(
         "settings": rules.setting or [],
         "preprocessing": str(numbers_of(preprocess) or preprocess),
         "categories": None if explainer.categories is None else list(explainer.categories),
-        "targets": targets,
+        "targets": classes,
         "top": top,
         **({} if compared is None else {"reference": compared}),
         **({} if mask is None else {"mask": str(mask)}),
+        **({} if not box else {"boxes": box}),
     }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     with results_in(place, settings, images, _COMMAND, one_program=False) as results:
@@ -140,7 +148,7 @@ class _Work:
         self,
         given: NamedModel,
         explainer: Explainer,
-        targets: Sequence[int | str],
+        targets: Sequence[Any],
         top: int,
         digest: str,
         results: Results,

@@ -21,7 +21,8 @@ from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
 from lrpfx.explanation.default_composite import ByContent
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
-from lrpfx.request.classes import index_of
+from lrpfx.request.boxes import SCORE, Box
+from lrpfx.request.classes import index_of, is_index
 
 #: Errors about options.
 invalid = partial(InputError, topic="options-of-commands")
@@ -75,6 +76,14 @@ MASK = Annotated[
     typer.Option(
         help="Where the class of a segmentation network is explained, by default where it is predicted: an image in the size "
         "of the photographs, white in the region, or a folder of such with the names of the photographs."
+    ),
+]
+BOX = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="The box of a detector to explain: its number, 0 for the most confident, or X1,Y1,X2,Y2 for the one that overlaps "
+        "these pixels of the photograph; of the class --target, if that is given. 0:x1 is its left edge, and 0:cat another "
+        "class at its place. Repeat it for several."
     ),
 ]
 ARTEFACT = Annotated[Path, typer.Argument(help="A file that `lrpfx export` or `lrpfx.save` wrote.")]
@@ -323,12 +332,38 @@ def class_of(text: str, categories: Sequence[str] | None, classes: int | None = 
     return index_of(text, categories, classes if categories is None else len(categories))
 
 
-def classes_of(texts: Sequence[str], categories: Sequence[str] | None) -> list[int]:
-    """The classes that an option gives, each once."""
-    found = [class_of(text, categories) for text in texts]
+def classes_of(texts: Sequence[str], categories: Sequence[str] | None) -> list[int | tuple[int, int]]:
+    """The classes that an option gives, each once. `2,cat` is a class at a position, such as that of a node."""
+    found = [_class_or_position(text, categories) for text in texts]
     if len(set(found)) < len(found):
         raise invalid(f"--target names a class twice: {', '.join(texts)}")
     return found
+
+
+def _class_or_position(text: str, categories: Sequence[str] | None) -> int | tuple[int, int]:
+    position, comma, name = text.partition(",")
+    if not comma or not is_index(position.strip()) or text in (categories or ()):
+        return class_of(text, categories)
+    return int(position), class_of(name, categories)
+
+
+def boxes_of(texts: Sequence[str], classes: Sequence[int | str | tuple[int, int]]) -> list[Box]:
+    """The boxes that an option gives. `classes`: the class whose boxes count, if there is one."""
+    if len(classes) > 1:
+        raise invalid("--box is a box of one class, or of any: pass --target once, or leave it out")
+    kind: Any = next(iter(classes), None)
+    return [_box_of(text, kind) for text in texts]
+
+
+def _box_of(text: str, kind: int | None) -> Box:
+    place, _, what = text.partition(":")
+    edges = numbers(place, float)
+    part: int | str = int(what) if is_index(what) else what or SCORE
+    if len(edges) == 1:
+        if not is_index(place.strip()):
+            raise invalid(f"--box is the number of a box, or X1,Y1,X2,Y2, not {text!r}")
+        return Box(int(place), part, kind)
+    return Box.near(edges, kind, part)
 
 
 def check_composite(name: str, settings: list[str] | None) -> None:

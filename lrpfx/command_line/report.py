@@ -16,7 +16,18 @@ from lrpfx.command_line.number_files import (
     content_of,
     each_of,
 )
-from lrpfx.command_line.options import IMAGES, MODEL, SETTINGS, ModelOptions, check_composite, classes_of, composite_of, invalid
+from lrpfx.command_line.options import (
+    BOX,
+    IMAGES,
+    MODEL,
+    SETTINGS,
+    ModelOptions,
+    boxes_of,
+    check_composite,
+    classes_of,
+    composite_of,
+    invalid,
+)
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
@@ -37,6 +48,7 @@ def report(
         list[str] | None,
         typer.Option(help="The class to explain, by name or index; by default the predicted one. Repeat it for several."),
     ] = None,
+    box: BOX = None,
     composite: Annotated[
         list[str] | None,
         typer.Option(help="Name of the composite; see `lrpfx composites`. Repeat it to compare several."),
@@ -60,7 +72,10 @@ def report(
     for name in names:
         check_composite(name, setting)
     options.check(target or ())
+    boxes_of(box or (), ())
     if are_of_numbers(photographs):
+        if box:
+            raise invalid("--box is for photographs")
         check_options_of_numbers(options)
         _write(_explained_numbers(model, photographs, options, numbers, target or (), names, setting), output, title, "sample")
         return
@@ -77,7 +92,8 @@ def report(
             shown.begin(f"preparing {name}".rstrip())
             chosen = composite_of(name, setting, preprocess) if name else None
             explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known)
-            targets = classes_of(target or [], explainer.categories)
+            classes = classes_of(target or [], explainer.categories)
+            targets: list[Any] = [*boxes_of(box, classes)] if box else [*classes]
             explained = explainer([photograph for _, photograph in images], targets=targets or None)
             found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]
     _write(found, output, title, "photograph")

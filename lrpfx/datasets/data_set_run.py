@@ -243,7 +243,8 @@ class _Run:
             question = replace(question, reference=explainer.reference)
         self.explainer = self._sample_explainer(module, question, is_own, others)
         if is_own and isinstance(explainer.model, DetectorHeads):
-            self.explainer = replace(self.explainer, question=_of_boxes(self.explainer.question), heads=explainer.model)
+            asked = _of_boxes(self.explainer.question, preprocess is not None)
+            self.explainer = replace(self.explainer, question=asked, heads=explainer.model)
 
     def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
@@ -411,11 +412,17 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {"model, weights or rules": facts["model"], **own, **parts}
 
 
-def _of_boxes(question: Question) -> Question:
-    """A question to a detector, whose targets are boxes."""
-    if question.targets is None:
-        return replace(question, target=as_box(question.target))
-    return replace(question, targets=tuple(map(as_box, question.targets)))
+def _of_boxes(question: Question, is_of_photographs: bool) -> Question:
+    """A question to a detector, whose targets are boxes. `InputError` for corners on photographs, each of which has its own."""
+    given = [question.target] if question.targets is None else question.targets
+    boxes = tuple(as_box(one) for one in given)
+    if is_of_photographs and any(one.corners is not None for one in boxes):
+        raise InputError(
+            "corners are in pixels of one photograph: explain it with the explainer itself, or give the data set a box by its "
+            "number, such as lrpfx.Box(0)",
+            topic="detectors",
+        )
+    return replace(question, target=boxes[0]) if question.targets is None else replace(question, targets=boxes)
 
 
 def _preprocessing(explainer: Any) -> Preprocessing | None:

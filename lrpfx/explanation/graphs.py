@@ -404,7 +404,11 @@ def _targets(
             topic="graph-networks",
         )
     if len(places) != len(given):
-        raise InputError("the model returns an output for each node: target=(node, class) chooses one", topic="graph-networks")
+        raise InputError(
+            "the model returns an output for each node: target=(node, class) chooses one; for two graphs, for which that is a "
+            "class each, targets=[(node, class)]",
+            topic="graph-networks",
+        )
     nodes = {int(one.position) for one in places}
     if len(nodes) > 1:
         raise InputError("an explanation is of one node: targets= has several", topic="graph-networks")

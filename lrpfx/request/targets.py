@@ -351,9 +351,11 @@ class Position(Target):
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if output.ndim != 3:
+            of_node = " For (nodes, classes), choose a node, output=lambda output: output[node : node + 1], and pass the class"
             raise InputError(
                 f"a position and a token are a target for outputs of shape (batch, positions, tokens), and this one is "
-                f"{tuple(output.shape)}; several targets of each sample are passed as targets=",
+                f"{tuple(output.shape)}; several targets of each sample are passed as targets=."
+                f"{of_node if output.ndim == 2 else ''}",
                 topic="targets",
             )
         batch, length, _ = output.shape

@@ -22,6 +22,7 @@ from lrpfx.command_line.number_files import NumberOptions
 from lrpfx.errors import InputError
 from lrpfx.images.opening import image_files
 from lrpfx.images.stored_preprocessing import StoredPreprocessing
+from lrpfx.request import Box
 from lrpfx.support.identity import fingerprints
 
 pytestmark = pytest.mark.programs
@@ -244,6 +245,18 @@ def test_a_name_of_a_class_wins_over_an_index(folder):
             options.class_of(text, ["cat", "Cat", "2", "2"])
     for command in (("explain", "small_model:make", "images"), ("run", "model.pt2", "images", "other")):
         refused("class -1 is out of range", run, *command, "--raw", *named, "--target", "-1")
+
+
+def test_positions_and_boxes():
+    names = ["cat", "dog", "a, b", "2,cat"]
+    texts = ["dog", "7, dog", "7,a, b", "2,cat", "0,1"]
+    assert options.classes_of(texts, names) == [1, (7, 1), (7, 2), 3, (0, 1)]
+    found = options.boxes_of(["1", "0:x1", " 2:dog", "1,2,3.5,4:0"], [1])
+    assert found == [Box(1, class_=1), Box(0, "x1", 1), Box(2, "dog", 1), Box.near((1, 2, 3.5, 4), 1, 0)]
+    for text, message in (("1.5", "number of a box"), ("cat", "list of numbers"), ("1,2", "x1 < x2"), ("-1", "at least 0")):
+        refused(message, options.boxes_of, [text], [])
+    refused("of one class, or of any", options.boxes_of, ["0"], [1, 2])
+    refused("--mask is for segmentation", run, "explain", "m:n", "a.png", "--box", "0", "--mask", "b.png", "--target", "1")
 
 
 def test_entries_of_a_cell_can_be_told_apart(folder):

@@ -46,17 +46,22 @@ def volume():
     return made(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
 
 class Graph(nn.Module):
-    def __init__(self):
+    def __init__(self, mean):
         super().__init__()
-        self.sent, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.sent, self.head, self.mean = nn.Linear(3, 8), nn.Linear(8, 2), mean
 
     def forward(self, x, edge_index):
         states = self.sent(x).relu()
-        return self.head(torch.zeros_like(states).index_add(0, edge_index[1], states[edge_index[0]]).mean(0, keepdim=True))
+        states = torch.zeros_like(states).index_add(0, edge_index[1], states[edge_index[0]])
+        return self.head(states.mean(0, keepdim=True) if self.mean else states)
 
 def graph():
     torch.manual_seed(0)
-    return Graph().float().eval()
+    return Graph(True).float().eval()
+
+def nodes():
+    torch.manual_seed(0)
+    return Graph(False).float().eval()
 
 class Both(nn.Module):
     def __init__(self):
@@ -166,6 +171,13 @@ def test_graphs_and_several_inputs():
         assert sorted(found) == ["output", "relevance.facts", "relevance.image"]
         np.testing.assert_allclose(found["relevance.image"], joint.maps["image"], rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(found["output"], joint.output, rtol=1e-4)
+
+
+def test_a_class_of_a_node():
+    np.savez("molecule.npz", **GRAPH)
+    assert explained("number_models:nodes", "molecule.npz", "--target", "2,1", "--output", "out")[0] == 0
+    with np.load("out/molecule.npz") as found:
+        np.testing.assert_allclose(found["edges"], lrpfx.explain(model("nodes"), GRAPH, (2, 1)).edges, rtol=1e-4, atol=1e-7)
 
 
 def written(name):

@@ -299,6 +299,12 @@ def test_data_sets(explainer, folder, tmp_path, target, box):
         assert view["seed"][number] == pytest.approx(expected.target.score, rel=1e-4)
 
 
+def test_corners_are_of_one_photograph(explainer, folder, tmp_path):
+    with pytest.raises(lrpfx.InputError, match="pixels of one photograph") as caught:
+        lrpfx.datasets.attribute(explainer, folder, tmp_path / "store", targets=[Box(0), Box.near((10, 10, 60, 60))])
+    assert caught.value.topic == "detectors"
+
+
 def test_data_sets_of_heads_on_proposals(folder, tmp_path, monkeypatch):
     """Each photograph has proposals of its own, in a batch as alone; those that are found elsewhere have no relevance."""
     replace_kernels(monkeypatch)
@@ -351,3 +357,9 @@ def test_the_command_line(photograph, folder, tmp_path, monkeypatch):
     assert run(*arguments[:-4], "--output", "two", *arguments[-2:], "--target", best.name, "--target", other.name)[0] in (0, 2)
     row = rows_of("two", "explanations.csv")["0.png"]
     assert row["explained"] == f"{best.name} {best.confidence:.1%}; {other.name} {other.confidence:.1%}"
+    corners = ",".join(f"{edge:.3f}" for edge in other.corners)
+    assert run(*arguments[:-4], "--output", "three", *arguments[-2:], "--box", "1:x1", "--box", corners)[0] in (0, 2)
+    first, second = rows_of("three", "explanations.csv")["0.png"]["relevance"].split("; ")
+    expected = lrpfx.Explainer(made("SSD"), categories=NAMES)(folder / "0.png", targets=[Box(1, "x1"), Box.near(other.corners)])
+    assert float(first) == pytest.approx(expected.answers[0].balance.inputs, rel=1e-3)
+    assert float(second) == pytest.approx(expected.answers[1].balance.inputs, rel=1e-3)
