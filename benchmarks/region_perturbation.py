@@ -17,10 +17,9 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-from captum.attr import IntegratedGradients, LayerAttribution, LayerGradCam
+from captum.attr import IntegratedGradients
 from PIL import Image, ImageFilter, ImageOps
 from torch import nn
-from torch.nn import functional
 from tqdm import tqdm
 
 import lrpfx
@@ -37,6 +36,8 @@ from lrpfx.demo import photographs
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
 from lrpfx.measures.deletion import deletions
 from lrpfx.measures.intervals import Mean, means
+from lrpfx.measures.methods import GradCAM, gradient
+from lrpfx.measures.perturbation import pixels_of_blocks, sums_over_blocks
 from lrpfx.rules import ReLUGuidedBackprop
 from lrpfx.support.table import Table
 from lrpfx.types import Activation
@@ -107,7 +108,7 @@ def methods(classifier: Classifier, composites: Mapping[str, Composite] = COMPOS
         INTEGRATED: _integrated_gradients(model),
         GRADIENT: lambda image, target: (image * _gradient(model, image, target)).sum(1),
         GUIDED: lambda image, target: _gradient(guided, image, target).abs().sum(1),
-        GRAD_CAM: _grad_cam(model),
+        GRAD_CAM: _grad_cam(classifier),
         RANDOM: _random_order(),
     }
 
@@ -117,9 +118,7 @@ def _relevance(explain_model: nn.Module) -> Method:
 
 
 def _gradient(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tensor:
-    leaf = image.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(model(leaf)[:, target].sum(), leaf)
-    return gradient
+    return gradient(model, image, torch.tensor([target]))
 
 
 def _integrated_gradients(model: nn.Module) -> Method:
@@ -133,17 +132,10 @@ def _integrated_gradients(model: nn.Module) -> Method:
     return method
 
 
-def _grad_cam(model: nn.Module) -> Method:
-    """Of the last feature maps, those that are averaged, interpolated. Negative values count, as they order the blocks."""
-    averaging = next(module for module in model.modules() if isinstance(module, nn.AdaptiveAvgPool2d))
-    explain = LayerGradCam(model, averaging)
-
-    def method(image: torch.Tensor, target: int) -> torch.Tensor:
-        coarse = explain.attribute(image, target=target, attribute_to_layer_input=True)
-        found: torch.Tensor = LayerAttribution.interpolate(coarse, image.shape[2:], "bilinear")
-        return found[:, 0].detach()
-
-    return method
+def _grad_cam(classifier: Classifier) -> Method:
+    """Of the last feature maps, which are averaged."""
+    explain = GradCAM(classifier.model, torch.zeros(1, 3, classifier.size, classifier.size))
+    return lambda image, target: explain(image, torch.tensor([target]))[:, 0]
 
 
 def _random_order() -> Method:
@@ -175,11 +167,6 @@ class Result:
     seconds: float  # for one explanation: the median over the views
 
 
-def blocks(relevance: torch.Tensor) -> torch.Tensor:
-    """The sum of the relevance, of shape (1, height, width), in each block, of shape (blocks,), row by row."""
-    return functional.avg_pool2d(relevance, BLOCK, ceil_mode=True, divisor_override=1).flatten()
-
-
 #: The logits of a batch of images.
 Logits = Callable[[torch.Tensor], torch.Tensor]
 
@@ -207,11 +194,9 @@ def score_blurred(logits: Logits, view: View, target: int, masks: torch.Tensor) 
 
     `masks`: which blocks are blurred in each of n copies, of shape (n, blocks). Returns shape (n,).
     """
-    size = view.sharp.shape[-1]
-    side = -(-size // BLOCK)
     scores = []
     for batch in torch.cat([torch.zeros_like(masks[:1]), masks]).split(BATCH):
-        pixels = batch.reshape(-1, 1, side, side).repeat_interleave(BLOCK, 2).repeat_interleave(BLOCK, 3)[..., :size, :size]
+        pixels = pixels_of_blocks(batch, BLOCK, *view.sharp.shape[2:])
         scores.append(logits(torch.where(pixels, view.blurred, view.sharp)).softmax(1)[:, target])
     probabilities = torch.cat(scores)
     return (probabilities[1:] / probabilities[0]).clamp(max=1.0)
@@ -227,7 +212,7 @@ def explain_and_perturb(classifier: Classifier, found: Mapping[str, Method], inp
             start = time.perf_counter()
             relevance = method(view.sharp, target)
             seconds[name] = time.perf_counter() - start
-            relevances[name] = blocks(relevance)
+            relevances[name] = sums_over_blocks(relevance, BLOCK)[0]
         score = partial(score_blurred, logits, view, target)
         curves = deletions(score, relevances, STEPS)
         areas = {name: curve.area for name, curve in curves.items()}

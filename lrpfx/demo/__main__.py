@@ -6,7 +6,6 @@ from pathlib import Path
 import matplotlib
 import torch
 from torch import nn
-from tqdm import tqdm
 
 import lrpfx
 from lrpfx.composites import (
@@ -20,7 +19,8 @@ from lrpfx.composites import (
 )
 from lrpfx.demo import digits
 from lrpfx.demo.photo_gallery import explain_photographs
-from lrpfx.demo.pixel_flipping import Flipping, pixel_flipping
+from lrpfx.demo.pixel_flipping import pixel_flipping
+from lrpfx.measures.deletion import Deletion
 from lrpfx.support.table import Table
 
 matplotlib.use("Agg")
@@ -64,10 +64,7 @@ def run(directory: Path, epochs: int) -> None:
         "plain gradient, absolute": _sensitivity(model, held_out.images),
         "random order": torch.rand(held_out.images.shape, generator=torch.Generator().manual_seed(0)),
     }
-    flippings = {
-        name: pixel_flipping(model, held_out.images, relevance)
-        for name, relevance in tqdm(orders.items(), desc="pixel flipping", unit="order")
-    }
+    flippings = pixel_flipping(model, held_out.images, orders)
     print(_flipping_table(flippings))
 
     _write_heatmaps(directory / "heatmaps.png", held_out, relevances)
@@ -99,9 +96,9 @@ def _relevance_against_logit(model: nn.Module, images: torch.Tensor, relevances:
     return f"{Table({'means over held-out digits': 'str'} | numbers, rows)}\n"
 
 
-def _flipping_table(flippings: dict[str, Flipping]) -> str:
+def _flipping_table(flippings: dict[str, Deletion]) -> str:
     rows = [
-        (name, f"{f.most_relevant_first.mean():.3f}", f"{f.least_relevant_first.mean():.3f}", f"{f.area:.3f}")
+        (name, f"{f.area_most_relevant_first:.3f}", f"{f.area_least_relevant_first:.3f}", f"{f.area:.3f}")
         for name, f in sorted(flippings.items(), key=lambda item: -item[1].area)
     ]
     numbers = dict.fromkeys(("most relevant first", "least relevant first", "area between"), "float64")
@@ -126,7 +123,7 @@ def _write_heatmaps(path: Path, held_out: digits.Digits, relevances: dict[str, t
     pyplot.close(figure)
 
 
-def _write_curves(path: Path, flippings: dict[str, Flipping]) -> None:
+def _write_curves(path: Path, flippings: dict[str, Deletion]) -> None:
     figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for index, (name, flipping) in enumerate(flippings.items()):
         axis.plot(flipping.most_relevant_first, color=f"C{index}", label=f"{name} ({flipping.area:.3f})")

@@ -67,7 +67,7 @@ def _as_reference(images: torch.Tensor) -> torch.Tensor:
     return mean_colors(images).expand_as(images).clone()
 
 
-class _GradCAM:
+class GradCAM:
     """Grad-CAM (Selvaraju et al. 2017, https://doi.org/10.1109/ICCV.2017.74) of the last layer whose output has places.
 
     Negative values stay: they order the pixels, too.
@@ -138,7 +138,7 @@ class Methods:
     def _built(self, name: str, method: Any) -> Explain:
         model, images = self.data.model, self.data.images
         if method == "grad_cam":
-            found = _GradCAM(model, images[:1])
+            found = GradCAM(model, images[:1])
             self.notes[name] = f"of the last output of {found.layer}"
             return found
         if method == "random":

@@ -85,10 +85,10 @@ def test_pixel_flipping_by_hand():
     images = torch.rand(3, 1, 2, 2)
     images[:, 0, 0, 0] = 1.0
     relevance = torch.tensor([3.0, 2.0, 1.0, 0.0]).reshape(1, 1, 2, 2).expand(3, 1, 2, 2)
-    flipping = pixel_flipping(First(), images, relevance)
+    flipping = pixel_flipping(First(), images, {"of pixels": relevance})["of pixels"]
     torch.testing.assert_close(flipping.most_relevant_first, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]))
     torch.testing.assert_close(flipping.least_relevant_first, torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]))
-    assert flipping.area == pytest.approx(3 / 5)
+    assert flipping.area == pytest.approx(3 / 4)
 
 
 def test_the_network_is_a_model_like_any_other():
