@@ -158,6 +158,10 @@ def test_places_belong_to_one_query():
         assert_close(found, expected, 1e-12)
         assert len(set(queries.values())) > 1
     assert_close(explain_model(x[:1, :, :10, :14]), model(x[:1, :, :10, :14]), 1e-12)
+    collection = lrpfx.concepts.collect(explain_model, [*x], ["masks"], target=lrpfx.Region(1), top=2, normalize=[])
+    recorded = lrpfx.attribute(explain_model, x, lrpfx.Region(1), record=["masks"]).layers["masks"].flatten(2).sum(2)
+    for one in collection.top("masks", 0, by="relevance", reduction="sum"):
+        assert one.score == pytest.approx(float(recorded[one.sample, 0]), rel=1e-5)
     accounts = lrpfx.ledger(explain_model, x, 1)
     assert accounts.seed == pytest.approx(float((output[:, 1].clamp(min=0) * (output.argmax(1) == 1)).sum()))
     assert accounts.seed > 0 and accounts.unexplained < 1e-12

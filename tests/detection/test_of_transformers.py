@@ -77,3 +77,9 @@ def test_through_the_front_door(name):
     distances = (torch.tensor(explanation.boxes[0].corners) - expected[0]["boxes"]).abs().amax(1)
     assert distances.min() < 0.01  # several may have the same confidence
     assert explanation.sheet()
+    if name == "Yolos":
+        layer, images = "detector.vit.embeddings.patch_embeddings.projection", explanation.input
+        collection = lrpfx.concepts.collect(explainer.explain_model, [images], [layer], target=Box(0), top=1, normalize=[])
+        found = lrpfx.attribute(explainer.explain_model, images[None], Box(0), record=[layer]).layers[layer].flatten(2).sum(2)
+        best = collection.top(layer, 2, by="relevance", reduction="sum")[0]
+        assert best.score == pytest.approx(float(found[0, 2]), rel=1e-4)

@@ -310,11 +310,17 @@ def test_data_sets_of_heads_on_proposals(folder, tmp_path, monkeypatch):
     replace_kernels(monkeypatch)
     explainer = lrpfx.Explainer(made("FasterRCNN", seed=2).float(), composite=EpsilonPlus())
     view = lrpfx.datasets.attribute(explainer, folder, tmp_path / "store", target=Box(1), batch_size=3)
-    assert not view.errors and not [name for name in view.keys if "proposals" in name]
+    assert not view.errors and view.names[0] == "relevance"
+    inputs = []
     for number, one in enumerate(sorted(folder.iterdir())):
         expected = explainer(one, Box(1))
+        inputs.append(expected.input)
         assert_close(torch.tensor(view["relevance"][number]).double(), torch.tensor(expected.input_relevance).double(), 1e-2)
         assert view["seed"][number] == pytest.approx(expected.target.score, rel=1e-4)
+    layer, heads = "detector.backbone.first.0", explainer.model
+    samples = [{"images": one, "proposals": heads.further(one[None])[0][0]} for one in inputs]
+    collection = collect(explainer.explain_model, samples, [layer], target=Box(1), top=3)
+    assert not collection.errors and len(collection.top(layer, 0)) == 3
 
 
 def test_collections_and_reports(explainer, explanation, tmp_path):

@@ -214,6 +214,16 @@ def test_errors():
         with pytest.raises(InputError) as raised:
             lrpfx.explain(model, data, target)
         assert raised.value.topic == "graph-networks"
+    two = [graph(), graph()]  # for which a tuple is a class each
+    with pytest.raises(InputError, match=r"targets=\[\(node, class\)\]"):
+        lrpfx.explain(of_nodes, two, (2, 1))
+    assert len(lrpfx.explain(of_nodes, two, targets=[(2, 1)])) == 2
+    arguments = {"x": two[0].x, "edge_index": EDGES}
+    explain_model = lrpfx.transform(of_nodes, lrpfx.composites.AttnLRP(), arguments)
+    with pytest.raises(InputError, match=r"output\[node : node \+ 1\]"):
+        lrpfx.attribute(explain_model, arguments, (2, 1))
+    chosen = lrpfx.attribute(explain_model, arguments, 1, output=lambda output: output[2:3])
+    assert chosen.output.tolist() == of_nodes(**arguments)[2:3].tolist() and chosen.relevance["x"].any()
     with pytest.raises(InputTypeError):
         lrpfx.explain(network, {"x": [[1.0]], "edge_index": EDGES}, 1)
     with pytest.raises(InputError, match="no walks"):
