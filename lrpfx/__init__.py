@@ -48,8 +48,9 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from lrpfx.explanation.detections import DetectionExplanation
-    from lrpfx.explanation.explainer import Explainer, explain
+    from lrpfx.explanation.explainer import Explainer, explain, explain_generation
     from lrpfx.explanation.explanation import Explanation, Explanations
+    from lrpfx.explanation.generation import GenerationExplanation
     from lrpfx.explanation.graphs import GraphExplanation
     from lrpfx.explanation.joint import JointExplanation, JointExplanations
     from lrpfx.explanation.sentences import TextExplanation
@@ -94,8 +95,9 @@ _NAMES_IN = {
     "measures.evaluation": ("Evaluation", "evaluate"),
     "pages.report": ("report",),
     "explanation.detections": ("DetectionExplanation",),
-    "explanation.explainer": ("Explainer", "explain"),
+    "explanation.explainer": ("Explainer", "explain", "explain_generation"),
     "explanation.explanation": ("Explanation", "Explanations"),
+    "explanation.generation": ("GenerationExplanation",),
     "explanation.graphs": ("GraphExplanation",),
     "explanation.joint": ("JointExplanation", "JointExplanations"),
     "explanation.sentences": ("TextExplanation",),
@@ -138,6 +140,7 @@ __all__ = [
     "Explainer",
     "Explanation",
     "Explanations",
+    "GenerationExplanation",
     "GraphExplanation",
     "InputError",
     "InputTypeError",
@@ -182,6 +185,7 @@ __all__ = [
     "draw",
     "evaluate",
     "explain",
+    "explain_generation",
     "history",
     "image",
     "layer",

@@ -37,6 +37,7 @@ from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
 from lrpfx.explanation.doors import misread, what_it_is
 from lrpfx.explanation.explanation import Explained, Explanation, Explanations, Several
+from lrpfx.explanation.generation import GenerationExplanation, explain_generated
 from lrpfx.explanation.graphs import (
     GraphData,
     GraphExplanation,
@@ -619,6 +620,34 @@ class Explainer(Generic[Found]):
         found = explain_sentences(self._module_for, self.model, self.tokenizer, texts, wanted, self.join, self.progress)
         return TextExplanations(found) if several else found[0]
 
+    def generation(self, prompt: Any, max_new_tokens: int | None = None, *, continuation: Any = None) -> GenerationExplanation:
+        """What each token that the model generates came from, from one forward pass over the prompt and the tokens.
+
+        Parameters
+        ----------
+        prompt
+            A text, or a chat as a list of messages, which the tokenizer's template writes as one text; in each form that a call
+            takes for texts with a `tokenizer`.
+        max_new_tokens
+            How many tokens are generated at most; 20 by default. Each is the one with the largest logit, whatever the model's
+            settings of sampling are.
+        continuation
+            What is explained in place of that: a text or token ids, for example what the model has sampled.
+
+        Raises
+        ------
+        InputError
+            There is no tokenizer; the prompt or the continuation is empty, has padding, or needs more positions than the model
+            has; the model is an encoder, or generates nothing itself and no continuation is given.
+        """
+        if self.tokenizer is None or isinstance(self.model, Runner) or self._takes_both:
+            raise InputError(
+                "generated tokens are explained for a model and its tokenizer alone: pass tokenizer=, and no preprocess= or "
+                "program",
+                topic="sentences",
+            )
+        return explain_generated(self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation)
+
     def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
         if self.reading.form is not None or self.reading.rate is not None:
             raise InputError("form= and rate= are for numbers, and a graph was given: leave them out", topic="graph-networks")
@@ -1157,6 +1186,27 @@ def explain(
         reference=reference,
     )
     return explainer(images, target, targets=targets)
+
+
+def explain_generation(
+    model: nn.Module | Captured,
+    prompt: Any,
+    *,
+    tokenizer: Callable[..., Any],
+    max_new_tokens: int | None = None,
+    continuation: Any = None,
+    composite: Composite | str | None = None,
+    output: OutputSelector = None,
+) -> GenerationExplanation:
+    """What each token that a language model generates came from: a matrix of relevance, tokens by tokens.
+
+    It makes an `Explainer` and calls its `generation` once; to explain more than one prompt, keep the explainer.
+
+    `model`, `tokenizer`, `composite` and `output`: as for `Explainer`. Other arguments, and the errors: as for
+    `Explainer.generation`.
+    """
+    explainer: Explainer[TextExplanation] = Explainer(model, tokenizer=tokenizer, composite=composite, output=output)
+    return explainer.generation(prompt, max_new_tokens, continuation=continuation)
 
 
 def _is_open(model: nn.Module | Runner) -> bool:

@@ -259,7 +259,7 @@ def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:
     if outside:
         owner = "tokenizer" if limit == known else "model's embedding"
         raise InputError(f"the text has the token id {outside[0]}, but the {owner} has {limit} tokens", topic="sentences")
-    positions = _positions_of(model)
+    positions = positions_of(model)
     if positions is not None and len(text.ids) > positions:
         raise InputError(
             f"the text has {len(text.ids)} tokens, but the model has {positions} positions: cut it, for example with "
@@ -278,7 +278,7 @@ def _words_of(model: nn.Module) -> int | None:
     return found.num_embeddings if isinstance(found, nn.Embedding) else None
 
 
-def _positions_of(model: nn.Module) -> int | None:
+def positions_of(model: nn.Module) -> int | None:
     """The number of positions that a model has learned embeddings for; rotary and relative positions have no limit."""
     found = []
     for path, module in model.named_modules():

@@ -77,7 +77,7 @@ class TextHeatmap(PlainData):
         margin = max(map(_columns, labels), default=0)
         margin = min(margin, width // 3) + 2 if margin else 0
         lines = []
-        for row, (label, colors) in enumerate(zip(labels, _colors(self), strict=True)):
+        for row, (label, colors) in enumerate(zip(labels, colors_of(self), strict=True)):
             start = label[: margin - 2] + " " * (margin - _columns(label[: margin - 2]))
             line, used = start, margin
             for place, word in enumerate(map(visible, self.words)):
@@ -99,10 +99,10 @@ class TextHeatmap(PlainData):
         A word that is pointed at shows its number.
         """
         rows = []
-        for row, (name, colors) in enumerate(zip(self.targets, _colors(self), strict=True)):
-            words = " ".join(_spans(self, row, colors))
+        for row, (name, colors) in enumerate(zip(self.targets, colors_of(self), strict=True)):
+            words = " ".join(spans_of(self, row, colors))
             label = (
-                f'<th scope="row" style="text-align:left;vertical-align:top;padding:.3em 1em .3em 0">{_escaped(name)}</th>'
+                f'<th scope="row" style="text-align:left;vertical-align:top;padding:.3em 1em .3em 0">{escaped(name)}</th>'
                 if any(self.targets)
                 else ""
             )
@@ -129,7 +129,7 @@ class TextHeatmap(PlainData):
             tuple[int, int, str, Color | None, Color]
         ] = []  # x, y, text, the colour behind it, the colour of its letters
         y = gap
-        for row, colors in enumerate(_colors(self)):
+        for row, colors in enumerate(colors_of(self)):
             marks.append((gap, y, labels[row], None, (0, 0, 0)))
             x = margin
             for place, word in enumerate(map(visible, self.words)):
@@ -202,7 +202,7 @@ def number_of(score: float) -> str:
     return f"{score:+.3g}"
 
 
-def _colors(heatmap: TextHeatmap) -> list[list[tuple[Color, Color]]]:
+def colors_of(heatmap: TextHeatmap) -> list[list[tuple[Color, Color]]]:
     """For each target and word, the colour behind it and that of its letters."""
     backgrounds = get_cmap(heatmap.cmap)((heatmap.shares() + 1.0) / 2.0) * 255
     white = np.full(3, 255.0)
@@ -243,15 +243,15 @@ def _columns(text: str) -> int:
 _WORD = "padding:.1em .2em;border-radius:.2em;white-space:pre;display:inline-block;margin:.08em 0"
 
 
-def _spans(heatmap: TextHeatmap, row: int, colors: list[tuple[Color, Color]]) -> Iterator[str]:
+def spans_of(heatmap: TextHeatmap, row: int, colors: list[tuple[Color, Color]]) -> Iterator[str]:
     for place, word in enumerate(heatmap.words):
         behind, letters = colors[place]
         letters, style = (GREY, ";font-style:italic") if heatmap.special[place] else (letters, "")
         painted = f"background:{_hexadecimal(behind)};color:{_hexadecimal(letters)}{style}"
-        yield f'<bdi title="{number_of(heatmap.scores[row, place])}" style="{_WORD};{painted}">{_escaped(word)}</bdi>'
+        yield f'<bdi title="{number_of(heatmap.scores[row, place])}" style="{_WORD};{painted}">{escaped(word)}</bdi>'
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     return html.escape(visible(text), quote=True) if text else ""
 
 

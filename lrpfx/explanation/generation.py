@@ -1,0 +1,292 @@
+"""Explanations of what a language model generates: each generated token, and what it came from, from one forward pass."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from lrpfx import pictures
+from lrpfx import text as pictures_of_text
+from lrpfx.attribution.compute import attribute
+from lrpfx.errors import InputError, InputTypeError, first_lines, printable
+from lrpfx.explanation.answers import Array, Balance
+from lrpfx.explanation.compiled import CompiledModel, as_array
+from lrpfx.explanation.explanation import caption_of, show
+from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
+from lrpfx.request.targets import Class, Position
+from lrpfx.support.identity.plain_data import PlainData
+from lrpfx.support.numbers import whole_number
+from lrpfx.support.table import Table
+from lrpfx.support.tensors import on_device_of
+from lrpfx.text.generation import GenerationHeatmap
+from lrpfx.text.scores import of_attribution
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+#: Of the picture of the matrix, in pixels: the largest width, and the least of a sheet.
+_WIDTH, _NARROWEST = 1200, 640
+_TOPIC = "sentences"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GenerationExplanation(PlainData):
+    """What each generated token came from: a matrix of relevance, with a row for each and a column for each token before it.
+
+    It is plain data.
+
+    `name`: the first 60 characters of the prompt. `text`: what was generated. `tokens`: the ids of the prompt and of what was
+    generated. `start`: how many of them are the prompt's. `relevance`: (generated, tokens that were read): entry (i, j) is the
+    relevance of token j for the logit of token `start` + i, which is zero for tokens that come later. `logits` and
+    `probabilities`: of the generated tokens. `rules`: the composite, as text. `picture`: the matrix with its words.
+    """
+
+    name: str
+    text: str
+    tokens: Array
+    start: int
+    relevance: Array
+    logits: Array
+    probabilities: Array
+    rules: str
+    picture: GenerationHeatmap
+
+    def __repr__(self) -> str:
+        return printable(f"<explanation of {len(self.logits)} tokens after {self.name}: {self.text}; {self.rules}>")
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+    @property
+    def balances(self) -> list[Balance]:
+        """For each generated token, its logit and the sum of its row: biases and constants have the rest."""
+        return [Balance(float(logit), float(row.sum())) for logit, row in zip(self.logits, self.relevance, strict=True)]
+
+    @property
+    def table(self) -> Table:
+        """A row for each generated token: its figures, and the tokens with the largest relevance for it."""
+        columns = {"token": "str", **dict.fromkeys(("logit", "probability", "prompt", "generated"), "float64"), "most": "str"}
+        rows = []
+        for number, (logit, probability, row) in enumerate(zip(self.logits, self.probabilities, self.relevance, strict=True)):
+            best = np.argsort(-row[: self.start + number], kind="stable")[:3]
+            most = ", ".join(f"{self.picture.words[place]} {row[place]:+.3g}" for place in best if row[place] > 0)
+            figures = map(float, (logit, probability, row[: self.start].sum(), row[self.start :].sum()))
+            rows.append((self.picture.targets[number], *figures, most))
+        return Table(columns, rows)
+
+    def to_pandas(self) -> "DataFrame":
+        """The matrix as a DataFrame, a row for each generated token and each token before it.
+
+        Raises `InputError` without pandas.
+        """
+        columns = {"place": "int64", "generated": "str", "from": "int64", "token": "str", "relevance": "float64"}
+        rows = [
+            (self.start + number, self.picture.targets[number], place, self.picture.words[place], float(row[place]))
+            for number, row in enumerate(self.relevance)
+            for place in range(self.start + number)
+        ]
+        return Table(columns, rows).to_pandas()
+
+    def heatmap(self) -> GenerationHeatmap:
+        """The matrix in colours."""
+        return self.picture
+
+    def sheet(self) -> Image.Image:
+        """The matrix as a picture, with a legend and the share of the logits that it shows."""
+        caption = f"rows: generated tokens; columns: what came before them\n{caption_of(self.rules, self.balances)}"
+        legend = ("against the token", "for the token")
+        matrix = self.picture.to_image(width=_WIDTH)
+        canvas = Image.new("RGB", (max(matrix.width, _NARROWEST), matrix.height), "white")  # so that letters are not enlarged
+        canvas.paste(matrix, ((canvas.width - matrix.width) // 2, 0))
+        width, scale = canvas.width + canvas.width // 40, self.picture.largest
+        return pictures.sheet([canvas], caption=caption, legend=legend, width=width, cmap=self.picture.cmap, scale=scale)
+
+    def show(self) -> None:
+        """Show the picture: in a notebook, or in the system's viewer."""
+        show(self.sheet())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the matrix.
+
+        `path`: ends in .html (point at a token to see what it came from), .png or .txt. Returns the path.
+        """
+        return self.picture.save(path)
+
+    def _repr_html_(self) -> str:
+        return self.picture.to_html()
+
+
+def explain_generated(
+    compiled_for: Callable[[dict[str, Any]], CompiledModel],
+    model: nn.Module,
+    tokenizer: Any,
+    prompt: Any,
+    max_new_tokens: int | None,
+    continuation: Any,
+) -> GenerationExplanation:
+    """Generate, unless the continuation is given, and explain each token. `compiled_for`: as for `explain_sentences`."""
+    _check_decodes(model)
+    prompts, several = texts_in(prompt)
+    if several:
+        raise InputError(f"one prompt is explained at a time, not {len(prompts)}: call it for each of them", topic=_TOPIC)
+    text = read(tokenizer, prompts[0])
+    mask = text.encoding.get("attention_mask")
+    if mask is not None and not bool((mask == 1).all()):
+        raise InputError("the prompt has padding, which a single text does not need: pass it without", topic=_TOPIC)
+    if text.name and not text.is_chat and not text.name.endswith(tokenizer.decode(text.ids[-1:])):
+        _check_end(tokenizer, text.ids[-1])
+    if continuation is not None and max_new_tokens is not None:
+        raise InputError("max_new_tokens= is for what the model generates, not for a continuation= that is given", topic=_TOPIC)
+    start, positions = len(text.ids), positions_of(model)
+    check_fits(model, tokenizer, text)
+    if continuation is not None:
+        added = _ids_of(tokenizer, continuation)
+    else:
+        count = whole_number(20 if max_new_tokens is None else max_new_tokens, "max_new_tokens is a number", 1, _TOPIC)
+        if positions is not None and start + count > positions:
+            raise InputError(
+                f"the prompt has {start} tokens and the model {positions} positions, so that it has no room for {count} more: "
+                f"pass a shorter prompt or max_new_tokens={max(1, positions - start)}",
+                topic=_TOPIC,
+            )
+        added = _generated(model, text, count)
+    check_fits(model, tokenizer, ReadText("", _extended(text.encoding, added)))
+    read_by_model = _extended(text.encoding, added[:-1])  # nothing reads the last token
+    inputs: dict[str, Any] = readable(model, read_by_model)
+    compiled = compiled_for(inputs)
+    if compiled.reference is not None:
+        raise InputError("reference= has no meaning for generated tokens: explain them one by one", topic=_TOPIC)
+    targets = [Position(start - 1 + number, Class(token)) for number, token in enumerate(added)]
+    attribution = attribute(compiled.module, inputs, targets=targets, output=compiled.output)
+    output = attribution.output
+    if output.ndim != 3 or output.shape[2] < len(tokenizer):
+        raise InputError(
+            f"the explained output has the shape {tuple(output.shape)}, not (batch, positions, tokens), which a model that "
+            "generates text has",
+            topic=_TOPIC,
+        )
+    relevance, _ = of_attribution(attribution, None, None)
+    matrix = as_array(relevance[:, 0].double().sum(-1))
+    _check_causal(matrix, start)
+    of_tokens = output[0, start - 1 :].double().log_softmax(-1)
+    chosen = torch.tensor(added, device=output.device)[:, None]
+    logits, probabilities = output[0, start - 1 :].gather(1, chosen)[:, 0], of_tokens.gather(1, chosen)[:, 0].exp()
+    names = [_name_of(tokenizer, token) for token in added]
+    drawn = pictures_of_text.heatmap(matrix, read_by_model, tokenizer, targets=names, join=False)
+    return GenerationExplanation(
+        text.title(tokenizer),
+        tokenizer.decode(added),
+        np.array([*text.ids, *added]),
+        start,
+        matrix,
+        as_array(logits.double()),
+        as_array(probabilities),
+        compiled.explain_model.composite,
+        GenerationHeatmap.of(drawn, start),
+    )
+
+
+def _check_decodes(model: Any) -> None:
+    """Raise `InputError` for a model of transformers that does not continue texts."""
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"{type(model).__name__} reads the prompt with an encoder and writes with a decoder; only models that continue a "
+            "text are explained here: lrpfx.attribute explains the others, with decoder_input_ids as an input",
+            topic=_TOPIC,
+        )
+    can_generate = getattr(model, "can_generate", None)
+    if callable(can_generate) and not can_generate():
+        raise InputError(
+            f"{type(model).__name__} does not generate text: pass a model that does, such as one of AutoModelForCausalLM, or "
+            "explain its own output with lrpfx.explain",
+            topic=_TOPIC,
+        )
+
+
+def _check_end(tokenizer: Any, last: int) -> None:
+    """Raise `InputError` if the tokenizer puts a mark at the end of a prompt."""
+    if last in getattr(tokenizer, "all_special_ids", ()):
+        raise InputError(
+            f"the tokenizer ends the text with {tokenizer.decode([last])}, so that nothing continues it: a model that "
+            "continues texts needs a tokenizer that adds nothing at the end",
+            topic=_TOPIC,
+        )
+
+
+def _generated(model: nn.Module, text: ReadText, count: int) -> list[int]:
+    """The tokens that the model goes on with, those with the largest logits."""
+    generate = getattr(model, "generate", None)
+    if not callable(generate):
+        raise InputError(
+            f"{type(model).__name__} has no method `generate`: pass what it generated as continuation=, a text or its token "
+            "ids",
+            topic=_TOPIC,
+        )
+    given = on_device_of(model, dict(readable(model, text.encoding)))
+    try:
+        with torch.no_grad():
+            found = generate(**given, max_new_tokens=count, do_sample=False)
+    except Exception as error:  # of the model's own code
+        raise InputError(
+            f"{type(model).__name__}.generate failed for the prompt ({first_lines(error)}): pass what it generates as "
+            "continuation=, a text or its token ids",
+            topic=_TOPIC,
+        ) from error
+    found = getattr(found, "sequences", found)
+    added: list[int] = found[0, len(text.ids) :].tolist()
+    if not added:
+        raise InputError("the model generated nothing", topic=_TOPIC)
+    return added
+
+
+def _ids_of(tokenizer: Any, continuation: Any) -> list[int]:
+    """The tokens of a continuation: a text, or ids."""
+    if isinstance(continuation, str):
+        ids = list(map(int, tokenizer(continuation, add_special_tokens=False)["input_ids"]))
+    elif isinstance(continuation, (Sequence, torch.Tensor, np.ndarray)):
+        ids = read(tokenizer, continuation).ids if len(continuation) else []
+    else:
+        raise InputTypeError(f"a continuation is a text or its token ids, not {type(continuation).__name__}", topic=_TOPIC)
+    if not ids:
+        raise InputError("the continuation is empty", topic=_TOPIC)
+    return ids
+
+
+def _extended(encoding: Encoding, added: Sequence[int]) -> Encoding:
+    """An encoding with further tokens: no padding, of the last segment, at the next positions."""
+    count = len(added)
+    more = {
+        "input_ids": torch.tensor([list(added)], dtype=torch.long),
+        "attention_mask": torch.ones(1, count, dtype=torch.long),
+    }
+
+    def rest(name: str, value: torch.Tensor) -> torch.Tensor:
+        if name in more:
+            return more[name]
+        last = value[:, -1:].expand(1, count)
+        return last + torch.arange(1, count + 1) if name == "position_ids" else last
+
+    return Encoding({name: torch.cat([value, rest(name, value)], 1) for name, value in encoding.items()})
+
+
+def _check_causal(matrix: Array, start: int) -> None:
+    """Raise `InputError` if a token has relevance for one that comes before it."""
+    places = np.arange(matrix.shape[1])[None] >= start + np.arange(len(matrix))[:, None]
+    if (np.abs(matrix[places]) > 1e-9 * np.abs(matrix).max(initial=0.0)).any():
+        raise InputError(
+            "tokens have relevance for others that stand before them: the model reads texts in both directions, as encoders "
+            "do, and does not generate them token by token",
+            topic=_TOPIC,
+        )
+
+
+def _name_of(tokenizer: Any, token: int) -> str:
+    """A token as text, its blank left out."""
+    text = str(tokenizer.decode([token]))
+    return text.strip() or text or f"token {token}"

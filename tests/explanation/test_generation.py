@@ -1,0 +1,215 @@
+"""Generated tokens: a matrix of what each came from, in one forward pass, beside explanations of single tokens."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from browsers import chromium, needs_chromium
+from explanation.test_sentences import WORDS, ChatTokenizer, classifier, filler, generator
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import lrpfx
+from lrpfx.composites import CPLRP
+from lrpfx.errors import InputError, InputTypeError
+
+PROMPT = "the film was"
+IDS = [1, 3, 4, 5]
+
+
+def language_model():
+    torch.manual_seed(0)
+    model = generator().double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that tokens matter, and several of them are generated
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def explained(model=None, prompt=PROMPT, **settings):
+    settings = {"tokenizer": ChatTokenizer(ends=False), "max_new_tokens": 5, **settings}
+    return lrpfx.explain_generation(model or language_model(), prompt, **settings)
+
+
+def test_each_row_is_the_explanation_of_its_token():
+    model, tokenizer = language_model(), ChatTokenizer(ends=False)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found = explained(model)
+    assert found.start == 4 and found.tokens.tolist()[:4] == IDS and len(found.tokens) == 9
+    assert found.relevance.shape == (5, 8) and len(set(found.tokens.tolist()[4:])) > 1
+    explainer = lrpfx.Explainer(model, tokenizer=tokenizer)
+    for number in range(5):
+        before = found.tokens[: 4 + number].tolist()
+        with torch.no_grad():
+            logits = model(torch.tensor([before])).logits[0, -1]
+        token = int(logits.argmax())
+        assert found.tokens[4 + number] == token, "the token with the largest logit"
+        alone = explainer(before, (-1, token))
+        np.testing.assert_allclose(found.relevance[number, : 4 + number], alone.relevance, rtol=1e-9, atol=1e-12)
+        assert (found.relevance[number, 4 + number :] == 0).all()
+        assert found.logits[number] == pytest.approx(float(logits[token]), rel=1e-12)
+        assert found.probabilities[number] == pytest.approx(float(logits.softmax(0)[token]), rel=1e-12)
+        assert str(found.balances[number]) == str(alone.balance)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+class Embeddings(TorchDispatchMode):
+    """Counts look-ups of embeddings, of which a forward pass has a fixed number."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten.embedding.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_one_forward_pass_explains_all():
+    explainer = lrpfx.Explainer(language_model(), tokenizer=ChatTokenizer(ends=False))
+    explainer.generation(IDS, continuation=[6, 7])  # compiles
+    runs = []
+    for continuation in ([7], [7, 6, 3]):
+        with Embeddings() as embeddings:
+            assert explainer.generation(IDS, continuation=continuation).relevance.shape[0] == len(continuation)
+        runs.append(embeddings.count)
+    assert runs[0] == runs[1] > 0
+
+
+@pytest.mark.parametrize(
+    "prompt", [IDS, [{"role": "user", "content": PROMPT}], {"messages": [{"role": "user", "content": PROMPT}]}]
+)
+def test_forms_of_a_prompt(prompt):
+    of_text, found = explained(max_new_tokens=2), explained(prompt=prompt, max_new_tokens=2)
+    np.testing.assert_allclose(found.relevance, of_text.relevance, rtol=1e-9, atol=1e-12)
+    assert found.text == of_text.text and found.name == PROMPT
+
+
+def test_a_continuation_that_is_given():
+    generated = explained(composite=CPLRP())
+    given = generated.tokens[4:].tolist()
+    for continuation in (given, torch.tensor(given), " ".join(WORDS[one] for one in given)):
+        found = explained(composite="cp_lrp", max_new_tokens=None, continuation=continuation)
+        assert found == generated
+    assert found.rules == "CPLRP()" and found != explained()
+
+
+def test_pictures_and_tables(tmp_path):
+    found = explained()
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert found.picture.words[:4] == ("[CLS]", "the", "film", "was") and found.picture.targets[0] == WORDS[found.tokens[4]]
+    page = found.save(tmp_path / "a.html").read_text()
+    assert page.startswith("<!") and "<script" not in page
+    assert page.count('type="radio"') == 5 == page.count('class="map m')
+    largest = int(np.abs(found.relevance[4]).argmax())
+    assert f'title="{found.relevance[4, largest]:+.3g}"' in page.partition('class="map m4"')[2]
+    row = found.picture.row(2)
+    assert row.words == found.picture.words[:6] and (row.shares() == found.picture.shares()[[2], :6]).all()
+    rows = found.table.to_dicts()
+    assert [one["token"] for one in rows] == [WORDS[one] for one in found.tokens[4:]]
+    assert rows[3]["prompt"] + rows[3]["generated"] == pytest.approx(found.relevance[3].sum())
+    assert rows[3]["most"].split()[0] == found.picture.words[int(found.relevance[3].argmax())]
+    frame = found.to_pandas()
+    assert len(frame) == 4 + 5 + 6 + 7 + 8 and frame.relevance.sum() == pytest.approx(found.relevance.sum())
+    assert found.save(tmp_path / "a.png").exists() and found.sheet().width >= 640 and found.text in repr(found)
+
+
+@pytest.mark.parametrize("width", [900, 150])
+def test_the_matrix_has_a_cell_for_each_entry(width):
+    """Also in bands, where the columns do not fit."""
+    found, size = explained(), 14
+    picture = np.asarray(found.picture.to_image(size=size, width=width))
+    squares_of_cell = (int(size * 1.5) - 2) ** 2
+
+    def squares(color):
+        """Places of two by two pixels of a colour: letters have none."""
+        has = (picture == color).all(2)
+        return (has[1:, 1:] & has[:-1, 1:] & has[1:, :-1] & has[:-1, :-1]).sum()
+
+    shares = found.picture.shares()[:, ~np.array(found.picture.special)]  # special tokens are pale
+    later = 4 + 3 + 2 + 1
+    assert picture.shape[1] <= width and (shares == 1.0).any()
+    assert squares((236, 236, 236)) == later * squares_of_cell
+    assert squares((255, 0, 0)) == (shares == 1.0).sum() * squares_of_cell
+
+
+@needs_chromium
+@pytest.mark.programs
+def test_tokens_are_pointed_at_and_chosen(tmp_path):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+
+    path = explained().save(tmp_path / "page.html")
+    with chromium() as driver:
+        driver.get(path.as_uri())
+
+        def shown():
+            return [number for number, one in enumerate(driver.find_elements(By.CLASS_NAME, "map")) if one.is_displayed()]
+
+        assert shown() == [0]
+        tokens = driver.find_elements(By.CLASS_NAME, "token")
+        ActionChains(driver).move_to_element(tokens[1]).perform()
+        assert shown() == [1]
+        tokens[3].click()
+        ActionChains(driver).move_by_offset(0, 300).perform()
+        assert shown() == [3]
+
+
+class Both(nn.Module):
+    """A model that reads texts in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.tokens = nn.Embedding(8, 6), nn.Linear(6, 8)
+
+    def forward(self, input_ids):
+        words = self.words(input_ids)
+        return self.tokens(words + words.mean(1, keepdim=True))
+
+
+class Causal(Both):
+    def forward(self, input_ids):
+        return self.tokens(self.words(input_ids).cumsum(1))
+
+
+def test_models_without_generate():
+    with pytest.raises(InputError, match="Causal has no method `generate`: pass what it generated as continuation="):
+        explained(Causal())
+    found = explained(Causal().double(), max_new_tokens=None, continuation="good bad")
+    assert found.relevance.shape == (2, 5) and not found.relevance[0, 4]
+    with pytest.raises(InputError, match="reads texts in both directions"):
+        explained(Both(), max_new_tokens=None, continuation="good bad")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (generator, {"prompt": " "}, "the text is empty"),
+        (generator, {"prompt": []}, "empty"),
+        (generator, {"prompt": ["the film", "film"]}, "one prompt is explained at a time, not 2"),
+        (generator, {"prompt": {"input_ids": IDS, "attention_mask": [0, 1, 1, 1]}}, "the prompt has padding"),
+        (generator, {"max_new_tokens": 0}, "max_new_tokens is a number, 1 or more, not 0"),
+        (generator, {"continuation": "good"}, "not for a continuation= that is given"),
+        (generator, {"max_new_tokens": None, "continuation": []}, "the continuation is empty"),
+        (generator, {"max_new_tokens": None, "continuation": [9]}, "the text has the token id 9"),
+        (generator, {"max_new_tokens": 1100}, r"4 tokens and the model 1024 positions.*max_new_tokens=1020"),
+        (generator, {"max_new_tokens": None, "continuation": [6] * 1100}, "has 1104 tokens, but the model has 1024 positions"),
+        (generator, {"tokenizer": ChatTokenizer(ends=True)}, r"the tokenizer ends the text with \[SEP\]"),
+        (filler, {}, "BertForMaskedLM does not generate text"),
+        (classifier, {}, "BertForSequenceClassification does not generate text"),
+        (generator, {"tokenizer": None}, "pass tokenizer="),
+    ],
+)
+def test_what_is_refused(model, settings, message):
+    with pytest.raises(InputError, match=message):
+        explained(model(), **settings)
+
+
+def test_encoder_decoders_and_wrong_types():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 8, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    with pytest.raises(InputError, match="with an encoder and writes with a decoder"):
+        explained(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval())
+    with pytest.raises(InputTypeError, match="a continuation is a text or its token ids, not int"):
+        explained(max_new_tokens=None, continuation=3)
