@@ -1202,8 +1202,8 @@ def explain_generation(
 
     It makes an `Explainer` and calls its `generation` once; to explain more than one prompt, keep the explainer.
 
-    `model`, `tokenizer`, `composite` and `output`: as for `Explainer`. Other arguments, and the errors: as for
-    `Explainer.generation`.
+    `model`, `tokenizer`, `composite` and `output`: as for `Explainer`. Other arguments: as for `Explainer.generation`, as are
+    the errors.
     """
     explainer: Explainer[TextExplanation] = Explainer(model, tokenizer=tokenizer, composite=composite, output=output)
     return explainer.generation(prompt, max_new_tokens, continuation=continuation)

@@ -17,17 +17,20 @@ _INK, _SOFT, _UNREAD = (20, 20, 20), (95, 95, 95), (236, 236, 236)
 class GenerationHeatmap(TextHeatmap):
     """A matrix of relevance: a row for each generated token, a column for each token that was read before it.
 
-    A row and a column can be pointed at in HTML. Other attributes and methods: as for `TextHeatmap`, where `targets` are the
-    generated tokens, and `words` single tokens.
+    In HTML, a generated token that is pointed at shows what it came from.
 
-    `start`: the number of words of the prompt; those from there on were generated.
+    `words`: single tokens, those of the prompt before the generated ones. `targets`: the generated tokens. `start`: how many
+    tokens the prompt has. Other arguments: as for `TextHeatmap`.
     """
 
     start: int = 0
 
     @classmethod
     def of(cls, heatmap: TextHeatmap, start: int) -> Self:
-        """The matrix that a heatmap of tokens, with a row for each generated one, is. `start`: as for the attribute."""
+        """The matrix that a heatmap of tokens is.
+
+        `heatmap`: with a row for each generated token. `start`: how many tokens the prompt has.
+        """
         return cls(**vars(heatmap), start=start)
 
     def row(self, number: int) -> TextHeatmap:
