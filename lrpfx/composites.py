@@ -1047,14 +1047,24 @@ class BetaSmooth(_GradientComposite):
         super().__init__(layer_map, [(nn.ReLU, formulas.ReLUBetaSmooth(beta_smooth))], canonizers)
 
 
+def is_composite(name: str) -> bool:
+    """Whether there is a registered composite of this `name`."""
+    return _folded(name) in _forms()
+
+
 def composite_class(name: str) -> type[Composite]:
     """The registered composite of a `name`, such as `epsilon_plus_flat` or `EpsilonPlusFlat`. `InputError` if it is unknown."""
-    forms = {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
+    forms = _forms()
     if _folded(name) not in forms:
         known = ", ".join(sorted(COMPOSITES))
         suggested = nearest(name, COMPOSITES) or nearest(name, [composite.__name__ for composite in COMPOSITES.values()])
         raise InputError(f"there is no composite named {name!r}; there are: {known}.{suggested}", topic="composites")
     return forms[_folded(name)]
+
+
+def _forms() -> dict[str, type[Composite]]:
+    """The registered composites by their names, folded."""
+    return {_folded(form): composite for key, composite in COMPOSITES.items() for form in (key, composite.__name__)}
 
 
 def _folded(name: str) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.classes import out_of_range
+from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import counted
 
 #: Errors about what is measured.
@@ -52,6 +53,8 @@ class ImageData:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise wrong_type(f"the model is a torch.nn.Module, not {type(self.model).__name__}")
+        if isinstance(self.model, ExplainModule):
+            raise invalid("the model has rules already: pass the one that was transformed, which methods explain each in their way")
         if self.model.training:
             raise InputError("the model is in training mode. Call model.eval() first", topic="training-mode")
         if not isinstance(self.images, torch.Tensor) or not self.images.is_floating_point():

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothGrad
 from lrpfx.attribution.compute import attribute
-from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite
+from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
 from lrpfx.errors import add_note, nearest
 from lrpfx.measures.image_data import ImageData, invalid, wrong_type
 from lrpfx.measures.perturbation import default_side, mean_colors, pixels_of_blocks
@@ -204,7 +204,7 @@ def _named(methods: Any) -> dict[str, Any]:
     for name, method in named.items():
         if not isinstance(name, str):
             raise wrong_type(f"the name of a method is a text, not {name!r}")
-        if isinstance(method, str) and method not in METHODS:
+        if isinstance(method, str) and not (method in METHODS or is_composite(method)):
             raise invalid(f"there is no method named {method!r}; there are {', '.join(METHODS)}.{nearest(method, METHODS)}")
     return named
 

@@ -138,6 +138,7 @@ class Regression(nn.Module):
     [
         ({"model": lambda x: x}, lrpfx.InputTypeError, "the model is a torch.nn.Module, not function"),
         ({"model": nn.Linear(2, 2).train()}, lrpfx.InputError, r"Call model\.eval\(\) first"),
+        ({"model": lrpfx.transform(nn.Linear(2, 2).eval(), "epsilon_plus")}, lrpfx.InputError, "the model has rules already"),
         ({"model": Regression().eval()}, lrpfx.InputError, r"the model returns \(5, 1\)"),
         ({"images": torch.ones(5, 3, 12, 16, dtype=torch.uint8)}, lrpfx.InputTypeError, "not torch.uint8"),
         ({"images": [1]}, lrpfx.InputTypeError, "not list"),

@@ -39,6 +39,7 @@ def test_gradient_times_input(data):
 
 def test_composites(data):
     torch.testing.assert_close(map_of(data, "epsilon_plus"), of_composite(data, EpsilonPlus()))
+    torch.testing.assert_close(map_of(data, "EpsilonPlus"), map_of(data, "epsilon_plus"), rtol=0, atol=0)
     low, high = data.images.amin((0, 2, 3), keepdim=True), data.images.amax((0, 2, 3), keepdim=True)
     torch.testing.assert_close(map_of(data, "epsilon_gamma_box"), of_composite(data, EpsilonGammaBox(low, high)))
     torch.testing.assert_close(map_of(data, "mine", EpsilonGammaBox(-1.0, 2.0)), of_composite(data, EpsilonGammaBox(-1.0, 2.0)))

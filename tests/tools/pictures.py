@@ -1,4 +1,4 @@
-"""The pictures of docs/visualizing.md and docs/concepts.md, from a network with ImageNet's weights: `make pictures`."""
+"""The pictures of docs/visualizing.md, docs/concepts.md and docs/evaluation.md, from a network with ImageNet's weights: `make pictures`."""
 
 from pathlib import Path
 
@@ -56,6 +56,7 @@ def main() -> None:
     )
     draw_concepts(network)
     draw_concepts_of_digits()
+    draw_evaluation(network)
 
 
 def draw_concepts(network: photographs.Classifier) -> None:
@@ -81,6 +82,15 @@ def draw_concepts(network: photographs.Classifier) -> None:
     found = collect(explain_model, crops, layer, batch_size=8)
     drawn = gallery(explain_model, crops, found, layer, [96, 102, 38, 85], count=6)
     drawn.quantize(256).save(IMAGES / "concept-gallery.png", optimize=True)
+
+
+def draw_evaluation(network: photographs.Classifier) -> None:
+    """Methods measured on seven photographs and their mirror images."""
+    names = photographs.PHOTOGRAPHS
+    images = torch.stack([network.preprocess(photographs.load(name)) for name in names])
+    data = lrpfx.measures.ImageData(network.model, torch.cat([images, images.flip(3)]), groups=[*names, *names])
+    methods = ["gamma_by_depth", "epsilon_plus", "gradient_times_input", "grad_cam", "random"]
+    lrpfx.evaluate(methods, data, lrpfx.measures.RandomMasks(count=20)).plot().save(IMAGES / "evaluation.png", optimize=True)
 
 
 def draw_concepts_of_digits() -> None:
