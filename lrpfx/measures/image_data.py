@@ -54,7 +54,7 @@ class ImageData:
         if not isinstance(self.model, nn.Module):
             raise wrong_type(f"the model is a torch.nn.Module, not {type(self.model).__name__}")
         if isinstance(self.model, ExplainModule):
-            raise invalid("the model has rules already: pass the one that was transformed, which methods explain each in their way")
+            raise invalid("the model has rules already: pass the model that was transformed")
         if self.model.training:
             raise InputError("the model is in training mode. Call model.eval() first", topic="training-mode")
         if not isinstance(self.images, torch.Tensor) or not self.images.is_floating_point():

@@ -1,4 +1,4 @@
-"""The pictures of docs/visualizing.md, docs/concepts.md and docs/evaluation.md, from a network with ImageNet's weights: `make pictures`."""
+"""The pictures of docs/visualizing.md, concepts.md and evaluation.md, from a network with ImageNet weights: `make pictures`."""
 
 from pathlib import Path
 
