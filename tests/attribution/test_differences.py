@@ -647,7 +647,7 @@ def test_an_explainer_takes_a_reference():
     for explanation, difference in zip(explainer(rows.numpy(), 2), expected, strict=True):
         assert float(explanation.answers[0].input_relevance.sum()) == pytest.approx(float(difference))
     with pytest.raises(lrpfx.InputError, match="reference= is for models that are neither detectors nor programs"):
-        lrpfx.Explainer(lrpfx.detection.DetectorHeads(model, lambda output: output), reference=0.5)
+        lrpfx.Explainer(lrpfx.detection.DetectorHeads(model), reference=0.5)
 
 
 def test_integrated_gradients_add_up_to_the_same_difference():
