@@ -156,7 +156,6 @@ class Regression(nn.Module):
         ({"targets": [0.5] * 5}, lrpfx.InputTypeError, "indices of classes, not torch.float"),
         ({"targets": "cat"}, lrpfx.InputTypeError, "indices of classes, not str"),
     ],
-    ids=str,
 )
 def test_data_that_cannot_be_measured_is_an_error(data, change, error, message):
     with pytest.raises(error, match=message) as caught:
@@ -175,7 +174,6 @@ def test_data_that_cannot_be_measured_is_an_error(data, change, error, message):
         ("pointing_game", lrpfx.InputError, "pointing_game needs masks"),
         (RandomMasks(block=16), lrpfx.InputError, "blocks of 16 pixels cover the whole image"),
     ],
-    ids=str,
 )
 def test_metrics_that_do_not_fit_are_errors(data, metrics, error, message):
     with pytest.raises(error, match=message) as caught:

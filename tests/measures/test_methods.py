@@ -150,7 +150,6 @@ def not_finite(model, images, targets):
         ({"mine": lambda *args: torch.rand(12, 16)}, lrpfx.InputError, r"'mine' returns the shape \(12, 16\)"),
         ({"mine": not_finite}, lrpfx.InputError, "map of image 13 by the method 'mine' has values that are not finite"),
     ],
-    ids=str,
 )
 def test_what_is_no_method_is_an_error(data, methods, error, message):
     with pytest.raises(error, match=message) as caught:
