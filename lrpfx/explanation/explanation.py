@@ -53,7 +53,7 @@ _COLUMNS = {
     "problem": "str",
 }
 
-SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
+_SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +143,13 @@ class Explained(PlainData, ABC):
             return {name: known[name].sum(0) for name in chosen}
         compiled = self._origin("which axis of a layer has channels", "let the explainer draw it").compiled
         return {name: known[name].sum(compiled.axis_of_channels(name, 2)) for name in chosen}
+
+    def _strip(
+        self, maps: Mapping[str, Array], columns: int, title: str | None, caption: str | None, style: Style
+    ) -> Image.Image:
+        """Maps of layers in a row, with what the shares beside them mean."""
+        caption = _SHARES_OF_LAYERS if caption is None and self.balance.output else caption
+        return pictures.strip(maps, columns=columns, title=title, caption=caption, legend=self._legend, style=style)
 
     def _with_shares(self, maps: Mapping[str, Array]) -> dict[str, Array]:
         """Maps by name, with the share of the output in each beside the name."""
@@ -373,11 +380,7 @@ class Explanation(Explained):
         >>> picture = explanation.layers(["0", "1"], columns=2)
         """
         maps = {"input": self.input_relevance.sum(0), **self._layers(names, ("channels", "height", "width"))}
-        caption = SHARES_OF_LAYERS if caption is None and self.balance.output else caption
-        drawn = styled(style, settings)
-        return pictures.strip(
-            self._with_shares(maps), columns=columns, title=title, caption=caption, legend=self._legend, style=drawn
-        )
+        return self._strip(self._with_shares(maps), columns, title, caption, styled(style, settings))
 
     def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
         known = {answer.category.index: answer for answer in self.answers if answer.category.index is not None}

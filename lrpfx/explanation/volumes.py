@@ -15,7 +15,6 @@ from lrpfx.explanation.answers import Array
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import keep_origin, origin_of
 from lrpfx.explanation.explanation import (
-    SHARES_OF_LAYERS,
     Explained,
     SeveralPictures,
     caption_of,
@@ -217,9 +216,7 @@ class VolumeExplanation(Explained):
         for name, one in maps.items():
             place = np.unravel_index(int(np.abs(one).argmax()), one.shape)[axis]
             drawn[f"{name}; slice {place} of {one.shape[axis]}"] = _cut(one, axis, int(place), *self._turned(axis))
-        caption = SHARES_OF_LAYERS if caption is None and self.balance.output else caption
-        shown = styled(style, settings)
-        return pictures.strip(drawn, columns=columns, title=title, caption=caption, legend=self._legend, style=shown)
+        return self._strip(drawn, columns, title, caption, styled(style, settings))
 
     def slices(self, count: int = 12, axis: int | None = None, target: int = 0) -> list[tuple[int, Image.Image, Array]]:
         """Slices as `montage` chooses and turns them: their indices, pictures without relevance, and relevance of their pixels.

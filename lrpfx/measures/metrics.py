@@ -21,9 +21,9 @@ class Metric(ABC):
     needs_masks: ClassVar[bool] = False
 
     @property
-    @abstractmethod
     def columns(self) -> Mapping[str, str]:
         """The numbers that it gives by name, with what is better: "higher", "lower", or "" for neither."""
+        return {self.name: "higher"}
 
     @abstractmethod
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -176,10 +176,6 @@ class PointingGame(Metric):
     name: ClassVar[str] = "pointing_game"
     needs_masks: ClassVar[bool] = True
 
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {self.name: "higher"}
-
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
         largest = maps == maps.amax((1, 2), keepdim=True)
         return (_sum_inside(sample, largest.double()) / largest.sum((1, 2)),)
@@ -196,10 +192,6 @@ class RelevanceMass(Metric):
 
     name: ClassVar[str] = "relevance_mass"
     needs_masks: ClassVar[bool] = True
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {self.name: "higher"}
 
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
         positive = maps.clamp(min=0.0)
@@ -220,10 +212,6 @@ class RelevanceRank(Metric):
 
     name: ClassVar[str] = "relevance_rank"
     needs_masks: ClassVar[bool] = True
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        return {self.name: "higher"}
 
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
         assert sample.mask is not None

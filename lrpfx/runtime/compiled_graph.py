@@ -24,16 +24,18 @@ class Listing:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._records: list[tuple[Any, ...]] = [(node.op, node.name, node.target, *_by_name(node), {}) for node in graph.nodes]
-        self._code: str | None = None
+        #: The graph as data; after that, as code. One attribute, for threads that read it together.
+        self._held: list[tuple[Any, ...]] | str = [
+            (node.op, node.name, node.target, *_by_name(node), {}) for node in graph.nodes
+        ]
 
     def __str__(self) -> str:
-        if self._code is None:
-            lines = restore_graph(self._records).python_code("self").src.strip("\n ").splitlines()
+        held = self._held
+        if not isinstance(held, str):
+            lines = restore_graph(held).python_code("self").src.strip("\n ").splitlines()
             # Without the statements that free values.
-            self._code = "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
-            self._records = []
-        return self._code
+            self._held = held = "\n".join(re.sub(r";  (\w+ = )+None$", "", line) for line in lines)
+        return held
 
     def __reduce__(self) -> tuple[Any, ...]:
         return str, (str(self),)

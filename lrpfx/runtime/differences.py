@@ -755,9 +755,10 @@ class OfSampling(DifferenceForm):
         count = operation.inputs
         ours, theirs = operation.arguments(values), operation.arguments([*references, *values[count:]])
         maps, grids = (ours["input"], theirs["input"]), (ours["grid"], theirs["grid"])
+        function: Any = operation.listed.function
 
         def sampled(of: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = operation.listed.function(**{**ours, "input": of, "grid": grid})  # type: ignore[misc]
+            found: torch.Tensor = function(**{**ours, "input": of, "grid": grid})
             return found
 
         def of_maps() -> torch.Tensor:
