@@ -66,6 +66,8 @@ def exported_program(
     call = ModuleCallSignature([], [], pytree.tree_structure(examples), structure, list(arguments))
     parts = (own, signature, tensors, dict(limits), [ModuleCallEntry("", call)], examples)
     if any(map(is_in_place, own.nodes)):
+        for view in own.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            view.target = torch.ops.aten.reshape.default  # out of place, some operations give another layout in memory
         return functional_program(*parts)
     return ExportedProgram(nn.Module(), *parts)
 

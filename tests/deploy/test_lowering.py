@@ -235,6 +235,26 @@ def test_derivatives_that_are_written_in_place():
     assert_agrees(program.module(), explain_model, x, torch.arange(3))
 
 
+def test_operations_whose_form_out_of_place_has_another_layout_in_memory():
+    """`masked_fill` gives a contiguous tensor for one with other strides, which `masked_fill_` in the backward of `max` keeps."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(4, 2, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.dense(x).transpose(1, 2)
+            return torch.max(y, y)
+
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    explain_model = lrpfx.transform(Network().double(), EpsilonPlus(), example_inputs=x)
+    weights = torch.randn(3, 2, 5, dtype=torch.float64)
+    program = lrpfx.lower(explain_model, (x,), target="weights").module()
+    expected = lrpfx.attribute(explain_model, x, target=weights).relevance
+    assert_close(program(x, weights)["relevance"], expected)
+
+
 def test_operations_in_place_stay_where_others_see_them():
     def seen_by_a_view(x):
         changed = x + 1
