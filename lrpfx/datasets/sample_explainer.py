@@ -14,6 +14,7 @@ from lrpfx.datasets.layout import Array
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.explanation.detections import arguments_of
+from lrpfx.ir.node import Role, node_info
 from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
@@ -143,9 +144,7 @@ class SampleExplainer:
 
     def _relevance(self, found: Computation, count: int) -> dict[str, torch.Tensor]:
         values: dict[str, torch.Tensor] = {}
-        names = self.module.argument_names
-        of_inputs = found.of_inputs[:1] if self.heads is not None and self.heads.further_names else found.of_inputs
-        for name, relevance in _leaves(of_inputs, names):
+        for name, relevance in _leaves(found.of_inputs, self.module):
             embedded = not found.arguments.leaves  # relevance is that of vectors of tokens
             channels = None if self.reduce is None else _channels_of_input(name, relevance.ndim - len(self.leading), embedded)
             values[name] = self._row(name, relevance, count, self.reduce, channels)
@@ -238,12 +237,16 @@ class SampleExplainer:
         return tuple(f"{name}.{axis + 1}" for axis in range(count))
 
 
-def _leaves(relevance: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The relevance of each input, by the name of its array; None is left out."""
-    if isinstance(relevance, tuple) and len(relevance) == 1:
-        relevance = relevance[0]
+def _leaves(relevance: Any, module: ExplainModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """The relevance of each input, by the name of its array; None and inputs that were declared constant are left out."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    constants = {str(node.target) for node in placeholders if node_info(node).role is Role.CONSTANT}
     if isinstance(relevance, tuple):
-        relevance = dict(zip(names, relevance, strict=False))
+        by_name = dict(zip(module.argument_names, relevance, strict=False))
+        relevance = {name: one for name, one in by_name.items() if name not in constants}
+        relevance = next(iter(relevance.values())) if len(relevance) == 1 else relevance
+    elif isinstance(relevance, Mapping):
+        relevance = {name: one for name, one in relevance.items() if name not in constants}
     yield from _named(relevance, layout.RELEVANCE)
 
 

@@ -321,6 +321,9 @@ def test_data_sets_of_heads_on_proposals(folder, tmp_path, monkeypatch):
     samples = [{"images": one, "proposals": heads.further(one[None])[0][0]} for one in inputs]
     collection = collect(explainer.explain_model, samples, [layer], target=Box(1), top=3)
     assert not collection.errors and len(collection.top(layer, 0)) == 3
+    of_module = lrpfx.datasets.attribute(explainer.explain_model, samples, tmp_path / "of_module", target=Box(1))
+    assert [name for name in of_module.names if name.startswith("relevance")] == ["relevance.images"]
+    assert_close(torch.tensor(of_module["relevance.images"][:]), torch.tensor(view["relevance"][:]), 1e-2)
 
 
 def test_collections_and_reports(explainer, explanation, tmp_path):
