@@ -234,6 +234,17 @@ def _linear(m, x):
     return F.linear(x, m.weight, m.bias)
 
 
+def _biases_of_outputs(m, x):
+    a, b, c, d, e, f = (x @ m.weight.T).unbind(1)
+    bias = m.bias
+    return torch.stack([a + bias[0], b + bias[1], c + bias[2], d + bias[3], e + bias[4], f + bias[5]], 1)
+
+
+def _biases_of_halves(m, x):
+    first, last = (x @ m.weight.T).view(x.shape[0], 2, 3).unbind(1)
+    return torch.cat([first + m.bias[:3], last + m.bias[3:]], 1)
+
+
 def _added_in_place(m, x):
     y = x @ m.weight.T
     y += m.bias
@@ -555,6 +566,14 @@ DENSE = {
     "y[:, n:m] *= scale[n:m]": (_scaled_in_part, _in_part),
     "y[:, i] = x @ W[i] + b[i]": (_linear, _column_by_column),
     "y[:, :n] = x @ W[:n].T": (_linear, _half_by_half),
+    "a bias for each part of y.unbind": (
+        _linear,
+        _biases_of_outputs,
+    ),
+    "a bias for each part of y.view(n, 2, 3).unbind": (
+        _linear,
+        _biases_of_halves,
+    ),
     "two halves under hstack": (_linear, lambda m, x: torch.hstack([x @ m.weight[:3].T, x @ m.weight[3:].T]) + m.bias),
     "two halves under cat": (_linear, lambda m, x: torch.cat([x @ m.weight[:3].T, x @ m.weight[3:].T], -1) + m.bias),
     "outputs under cat": (
@@ -723,6 +742,11 @@ def _of_windows(product):
 
 def _of_channels(m, x):
     return F.conv2d(x, m.weight[:, :1], m.bias, padding=1, groups=4)
+
+
+def _biases_of_channels(m, x):
+    y = F.conv2d(x, m.weight, padding=1)
+    return torch.stack([y[:, n] + m.bias[n] for n in range(4)], 1)
 
 
 def _batch_norm(m, x):
@@ -974,6 +998,14 @@ IMAGES = {
         lambda m, x: (
             _conv(m, x).masked_fill(~m.kept.view(1, -1, 1, 1).expand(x.shape[0], -1, 8, 8), 2.0) * m.scale.view(-1, 1, 1)
         ),
+    ),
+    "a bias for each conv2d[:, n]": (
+        _conv,
+        _biases_of_channels,
+    ),
+    "conv2d of parts that are padded alike": (
+        _conv,
+        lambda m, x: F.conv2d(torch.cat([F.pad(x[:, part], (1, 1, 1, 1)) for part in _HALVES], 1), m.weight, m.bias),
     ),
     "conv2d.index_fill": (
         lambda m, x: _conv(m, x, m.kept, m.bias * m.kept + 2 * (1 - m.kept.double())),

@@ -1,7 +1,7 @@
 """CANONIZE: make padding with zeros before a convolution the padding of the convolution."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -11,6 +11,7 @@ from lrpfx.ir.node import (
     calls,
     is_call_of,
     node_info,
+    only_reader,
     parameter_value,
     row_of,
     sources_of_dimensions,
@@ -22,7 +23,7 @@ from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
 from lrpfx.passes.canonize.channel_places import keeps_entries
 from lrpfx.passes.constants import known_size, number_filling, one_among_constants
-from lrpfx.passes.program import GraphPass, PassResult, Program
+from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call, replace_call
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
@@ -30,7 +31,8 @@ class MergePadding(GraphPass):
     """Merge zero padding into each convolution that reads it. `cat` with zeros is padding, too.
 
     Calls that keep zeros, such as a ReLU, and ones that move dimensions may lie between the two. The padding becomes that of
-    the layer where both sides are alike, and otherwise a part of the layer that pads each side.
+    the layer where both sides are alike, and otherwise a part of the layer that pads each side. Parts that are padded alike
+    and put together are padded as one.
     """
 
     name = "merge_padding"
@@ -38,7 +40,7 @@ class MergePadding(GraphPass):
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def applies(self, program: Program) -> bool:
-        return any(
+        return any(_padding_of_parts(node) is not None for node in calls(program.graph)) or any(
             next(_paddings(program, node, operator), None) is not None
             for node in calls(program.graph)
             if (operator := _convolution(node)) is not None and node.args
@@ -46,6 +48,11 @@ class MergePadding(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
+        for node in list(calls(program.graph)):
+            padding = _padding_of_parts(node)
+            if padding is not None:
+                padding.pad_together(program)
+                result.match(node_info(node).name, "parts that are padded alike, as one value that is padded")
         for node in list(calls(program.graph)):
             operator = _convolution(node)
             if operator is None or not node.args:
@@ -69,6 +76,42 @@ class MergePadding(GraphPass):
 
 #: Zeros before and after the entries of a dimension, for dimensions counted from the end. A node is a size of the run.
 _Amounts = dict[int, tuple[int | fx.Node, int | fx.Node]]
+
+
+@dataclass(frozen=True)
+class _PaddingOfParts:
+    """Calls that pad the parts of a `cat` with zeros, all alike and in other dimensions than the one they are put together in."""
+
+    whole: fx.Node  # the `cat`
+    parts: list[fx.Node]  # the calls that pad
+    amounts: _Amounts
+
+    def pad_together(self, program: Program) -> None:
+        whole, first = self.whole, self.parts[0]
+        info, of_padding = node_info(whole), node_info(first)
+        sources = [bound_arguments(part, row_of(part))["input"] for part in self.parts]
+        before = replace(info, shape=_unpadded(info.shape, self.amounts))
+        together = insert_call(program.graph, whole, whole.target, (sources, *whole.args[1:]), before, dict(whole.kwargs))
+        merged = replace(of_padding, shape=info.shape, dtype=info.dtype)
+        given = {name: value for name, value in bound_arguments(first, row_of(first)).items() if name != "input"}
+        replace_call(whole, insert_call(program.graph, whole, row_of(first).canonical, (together,), merged, given))
+        for part in self.parts:
+            program.graph.erase_node(part)
+
+
+def _padding_of_parts(node: fx.Node) -> _PaddingOfParts | None:
+    parts = node.args[0] if is_call_of(node, "cat") else ()
+    if not isinstance(parts, (tuple, list)) or not 1 < len(parts) == len(set(parts)):
+        return None
+    if not all(is_call_of(part, "pad") and only_reader(part) is node for part in parts):
+        return None
+    found = [_padded(part) for part in parts]
+    amounts = next((one[1] for one in found if one is not None), {})
+    shape, dim = node_info(node).shape, next(iter((*node.args[1:], *node.kwargs.values())), 0)
+    if any(one is None or one[1] != amounts for one in found) or not isinstance(dim, int) or (dim >= 0 and shape is None):
+        return None
+    dim -= len(shape or ()) if dim >= 0 else 0
+    return None if amounts.get(dim, (0, 0)) != (0, 0) else _PaddingOfParts(node, list(parts), amounts)
 
 
 def _convolution(node: fx.Node) -> Operator | None:

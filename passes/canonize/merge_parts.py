@@ -1,6 +1,7 @@
 """CANONIZE: merge batch norms, factors and terms of parts of a layer's channels into the layer, as arithmetic on parameters."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import fx
 
 from lrpfx.ir.kinds import BatchNorm
-from lrpfx.ir.node import Role, calls, is_call_of, is_data, node_info, only_reader, parameter_value, readers, row_of
+from lrpfx.ir.node import Role, calls, is_data, node_info, only_reader, parameter_value, readers, row_of
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.canonize.affine_maps import Merger, constant_channels, value_and_constant
 from lrpfx.passes.canonize.channel_places import dimension_of_channels, returns_parts
@@ -74,38 +75,63 @@ def _parts(program: Program, layer: fx.Node) -> list[_Part]:
     shape = node_info(layer).shape
     if not is_layer_of_parameters(layer) or shape is None:
         return []
-    users = readers(layer)
-    views = [view for user in users for view in (readers(user) if returns_parts(user) else [user])]
-    if not all(view.op == "call_function" for view in views):
-        return []
     dim = len(shape) + dimension_of_channels(row_of(layer))
+    numbers = _numbers(shape, dim)
     parts: list[_Part] = []
-    for view in views:
-        channels = _channels(view, layer, shape, dim)
-        if channels is None or len(channels) == shape[dim]:
+    for view in _views(layer, layer, numbers, dim):
+        held = _held(view, layer, numbers, dim)
+        if held is None or len(held[0]) == shape[dim]:
             return []
-        parts.append(_Part(view, channels, _chain(program, view, dim)))
+        parts.append(_Part(view, held[0], _chain(program, view, held[1])))
     read = [channel for part in parts for channel in part.channels]
     return parts if len(set(read)) == len(read) and any(part.chain for part in parts) else []
 
 
-def _channels(view: fx.Node, layer: fx.Node, shape: tuple[int, ...], dim: int) -> list[int] | None:
-    """The numbers of the channels that a view of a layer's output holds in the same dimension; None if it is none."""
-    sizes = [size if place == dim else 1 for place, size in enumerate(shape)]
-    try:
-        found = evaluated(view, {layer: torch.arange(1.0, shape[dim] + 1).view(sizes).expand(shape)})
-    except (RuntimeError, TypeError, ValueError, IndexError):  # sizes or indices that only a run knows
+def _views(value: fx.Node, layer: fx.Node, numbers: torch.Tensor, dim: int) -> Iterator[fx.Node]:
+    """What reads parts of a layer's output, or the whole: the results of calls such as `split`, perhaps behind views."""
+    for user in readers(value):
+        row = node_info(user).operator
+        if returns_parts(user):
+            yield from readers(user)
+        elif row is not None and row.entries.moves and _held(user, layer, numbers, dim) is None:
+            yield from _views(user, layer, numbers, dim)
+        else:
+            yield user
+
+
+def _numbers(shape: tuple[int, ...], dim: int) -> torch.Tensor:
+    """The number of its channel, from 1 on, for each entry of a layer's output."""
+    return (
+        torch.arange(1.0, shape[dim] + 1).view([size if place == dim else 1 for place, size in enumerate(shape)]).expand(shape)
+    )
+
+
+def _held(view: fx.Node, layer: fx.Node, numbers: torch.Tensor, dim: int) -> tuple[list[int], int | None] | None:
+    """The channels that a view of a layer's output holds, and the dimension they are in, the same as in the output.
+
+    None for the dimension if the view holds one channel in a shape without it. None for both if it is no such view.
+    """
+    found = _moved(view, layer, numbers)
+    if found is None or not found.all():
         return None
-    if not isinstance(found, torch.Tensor) or found.is_meta or found.ndim != len(shape) or 0 in found.shape:
-        return None
+    if found.ndim != numbers.ndim:
+        one = int(found.flatten()[0])
+        return ([one - 1], None) if bool((found == one).all()) else None
     rows = found.movedim(dim, 0).flatten(1)
-    numbers = rows[:, 0]
-    if not torch.equal(rows, numbers[:, None].expand_as(rows)) or not numbers.all():
+    channels = [int(number) - 1 for number in rows[:, 0]]
+    return (channels, dim) if torch.equal(rows, rows[:, :1].expand_as(rows)) else None
+
+
+def _moved(view: fx.Node, layer: fx.Node, numbers: torch.Tensor) -> torch.Tensor | None:
+    """Where the entries of a layer's output are in a view of it; None if it has others, or none, or only a run knows."""
+    try:
+        found = evaluated(view, {layer: numbers}) if view.op == "call_function" else None
+    except (RuntimeError, TypeError, ValueError, IndexError):  # sizes or indices that only a run knows, parts of other values
         return None
-    return [int(number) - 1 for number in numbers]
+    return found if isinstance(found, torch.Tensor) and not found.is_meta and found.numel() else None
 
 
-def _chain(program: Program, view: fx.Node, dim: int) -> list[fx.Node]:
+def _chain(program: Program, view: fx.Node, dim: int | None) -> list[fx.Node]:
     found: list[fx.Node] = []
     value = view
     while (user := only_reader(value)) is not None and _acts_on_channels(program, user, value, dim):
@@ -125,8 +151,8 @@ def _operand(node: fx.Node) -> Any:
     return node.args[0] if _is_batch_norm(node) else value_and_constant(node)[0]
 
 
-def _acts_on_channels(program: Program, node: fx.Node, value: fx.Node, dim: int) -> bool:
-    """Whether a call scales or shifts each channel of a value, whose channels are in a dimension."""
+def _acts_on_channels(program: Program, node: fx.Node, value: fx.Node, dim: int | None) -> bool:
+    """Whether a call scales or shifts each channel of a value, whose channels are in a dimension, or that holds one alone."""
     shape, dtype = node_info(value).shape, node_info(value).dtype
     if shape is None or (node_info(node).shape, node_info(node).dtype) != (shape, dtype):
         return False
@@ -140,24 +166,24 @@ def _acts_on_channels(program: Program, node: fx.Node, value: fx.Node, dim: int)
     if not isinstance(tensor, torch.Tensor):
         return isinstance(tensor, (int, float))
     sizes = (1,) * (len(shape) - tensor.ndim) + tuple(tensor.shape)
-    of_channels = [shape[dim] if place == dim else 1 for place in range(len(shape))]
+    of_channels = [shape[place] if place == dim else 1 for place in range(len(shape))]
     return tensor.dtype == dtype and (tensor.numel() == 1 or list(sizes) == of_channels)
 
 
 def _put_together(layer: fx.Node, views: Sequence[fx.Node]) -> None:
-    """Read the output of a layer where `cat` makes it of its parts again."""
-    shape, dim = node_info(layer).shape or (), dimension_of_channels(row_of(layer))
-    whole = only_reader(views[0])
-    if whole is None or not is_call_of(whole, "cat") or node_info(whole).shape != shape:
-        return
-    parts: Any = whole.args[0]
-    along: Any = next(iter((*whole.args[1:], *whole.kwargs.values())), 0)
-    if not isinstance(parts, (tuple, list)) or set(parts) != set(views) or (along - dim) % len(shape):
-        return
-    numbers = torch.arange(float(shape[dim])).view(-1, *[1] * (-1 - dim)).expand(shape)
-    if torch.equal(torch.cat([evaluated(part, {layer: numbers}) for part in parts], dim), numbers):
-        replace_call(whole, layer)
-        remove_unread(layer.graph)
+    """Read the output of a layer where `cat` or `stack` makes it of its parts again, perhaps with views between."""
+    shape = node_info(layer).shape or ()
+    numbers = torch.arange(float(math.prod(shape))).view(shape)
+    value: Any = views[0]
+    while (value := only_reader(value)) is not None and node_info(value).operator is not None:
+        row = row_of(value)
+        if not row.entries.moves or row.outputs.picks:
+            return
+        moved = _moved(value, layer, numbers)
+        if moved is not None and torch.equal(moved, numbers):
+            replace_call(value, layer)
+            remove_unread(layer.graph)
+            return
 
 
 def _merge(program: Program, layer: fx.Node, parts: Sequence[_Part]) -> None:

@@ -267,3 +267,47 @@ def test_zeros_by_cat_along_a_dimension_from_the_end_need_no_shapes(dim, count):
     explain_model = lrpfx.transform(model, EpsilonPlus())
     assert merged_and_reasons(explain_model)[0] == count
     assert_close(explain_model(x), model(x), 1e-6)
+
+
+class PaddedParts(nn.Module):
+    """A convolution of halves of the channels, which a function pads and puts together."""
+
+    def __init__(self, pad):
+        super().__init__()
+        self.layer, self.pad = nn.Conv2d(4, 3, 3), pad
+
+    def forward(self, x):
+        first, last = torch.split(x, [1, 3], 1)
+        return self.layer(self.pad(first, last))
+
+
+@pytest.mark.parametrize("dim", [1, -3])
+@pytest.mark.parametrize("amounts", [(1, 1, 1, 1), (2, 1)])
+def test_parts_that_are_padded_alike(dim, amounts):
+    model, x = (
+        PaddedParts(lambda first, last: torch.cat([F.pad(torch.relu(first), amounts), F.pad(last, amounts)], dim)),
+        images(),
+    )
+    x = torch.cat([x, -x], 1)
+    named = PaddedParts(lambda first, last: F.pad(torch.cat([torch.relu(first), last], dim), amounts)).eval()
+    named.load_state_dict(model.state_dict())
+    explain_model = lrpfx.transform(model.eval(), EpsilonGammaBox(-4.0, 4.0), example_inputs=x)
+    assert not any("pad" in name for name in lrpfx.node_names(explain_model))
+    expected = lrpfx.attribute(lrpfx.transform(named, EpsilonGammaBox(-4.0, 4.0), example_inputs=x), x, torch.cos)
+    assert_close(lrpfx.attribute(explain_model, x, torch.cos).relevance, expected.relevance, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda first, last: torch.cat([F.pad(first, (1, 1)), F.pad(last, (0, 2))], 1),
+        lambda first, last: torch.cat([F.pad(first, (1, 1), value=1.0), F.pad(last, (1, 1), value=1.0)], 1),
+        lambda first, last: torch.cat([F.pad(first[:, :, :3], (0, 0, 1, 1)), F.pad(last[:, :1], (0, 0, 1, 1))], 2).repeat(
+            1, 4, 1, 1
+        ),
+    ],
+)
+def test_parts_that_are_padded_otherwise_stay(pad):
+    x = torch.cat([images(), images()], 1)
+    explain_model = lrpfx.transform(PaddedParts(pad).eval(), EpsilonPlus(), example_inputs=x)
+    assert [name for name in lrpfx.node_names(explain_model) if name.startswith("pad")] == ["pad", "pad_1"]

@@ -65,3 +65,31 @@ def test_a_cat_of_all_parts_is_the_layers_output():
     explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
     assert lrpfx.node_names(explain_model) == ["x", "layer"]
     assert_close(explain_model(x), model(x), 1e-12)
+
+
+@pytest.mark.parametrize("dim", [1, -3])
+def test_single_channels_of_an_unbound_output(dim):
+    def read(m, y):
+        a, b, c, d, e, f = torch.unbind(y, dim)
+        return torch.stack([a + 1, b - m.first.bias[0], c * -2, d, e / -3 + m.first.bias[1], f - 1], dim)
+
+    model, x = randomize_batch_norm(Parts(read)).eval(), torch.randn(2, 3, 6, 6)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert lrpfx.node_names(explain_model) == ["x", "layer"]
+    assert_close(explain_model(x), model(x), 1e-12)
+
+
+def test_a_constant_for_each_place_of_a_single_channel_is_left():
+    assert not merged(lambda m, y: (y[:, 0] + torch.arange(4.0)).sum() + (y[:, 1:] * 1).sum())
+
+
+def test_parts_in_another_order_are_no_output_of_the_layer():
+    def read(m, y):
+        first, last = y.view(len(y), 2, 3, *y.shape[2:]).unbind(1)
+        return torch.cat([last + 1, first - m.first.bias[0]], 1)
+
+    model, x = randomize_batch_norm(Parts(read)).eval(), torch.randn(2, 3, 6, 6)
+    explain_model = lrpfx.transform(model, EpsilonPlus(), example_inputs=x)
+    assert [name for name in lrpfx.node_names(explain_model) if name.startswith(("add", "sub"))] == []
+    assert "cat" in lrpfx.node_names(explain_model)
+    assert_close(explain_model(x), model(x), 1e-12)
