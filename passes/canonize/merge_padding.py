@@ -80,7 +80,7 @@ _Amounts = dict[int, tuple[int | fx.Node, int | fx.Node]]
 
 @dataclass(frozen=True)
 class _PaddingOfParts:
-    """Calls that pad the parts of a `cat` with zeros, all alike and in other dimensions than the one they are put together in."""
+    """Calls that pad the parts of a `cat` with zeros, alike and in other dimensions than the one they are put together in."""
 
     whole: fx.Node  # the `cat`
     parts: list[fx.Node]  # the calls that pad

@@ -236,7 +236,7 @@ def test_derivatives_that_are_written_in_place():
 
 
 def test_operations_whose_form_out_of_place_has_another_layout_in_memory():
-    """`masked_fill` gives a contiguous tensor for one with other strides, which `masked_fill_` in the backward of `max` keeps."""
+    """`masked_fill` gives a contiguous tensor for one with other strides, which `masked_fill_` in the backward of max keeps."""
 
     class Network(nn.Module):
         def __init__(self) -> None:
