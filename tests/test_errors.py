@@ -439,7 +439,7 @@ def test_targets(explain_model, target, message):
 def test_an_index_needs_classes():
     explain_model = lrpfx.transform(nn.Sequential(nn.Linear(3, 2)).eval(), EpsilonPlus())
     message = raised(lrpfx.InputError, lrpfx.attribute, explain_model, torch.randn(2, 4, 3), 0)
-    assert "the output has shape (2, 4, 2): the target is (position, token)" in message
+    assert "the output has shape (2, 4, 2): the target is (position, class)" in message
 
 
 def test_a_model_that_returns_several_tensors():

@@ -1,7 +1,7 @@
 """What a model answers for an explained class: relevance, and what the model says about the class."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lrpfx.errors import printable
 from lrpfx.request.places import scores_of_classes
-from lrpfx.request.targets import Class, Target
+from lrpfx.request.regions import Region
+from lrpfx.request.targets import Class, Position, Target
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.identity.plain_data import PlainData
 
@@ -147,7 +148,10 @@ def scores_in(output: Array) -> Array:
 
 
 def category_of(output: Array, index: int, categories: Names, scores: Scores) -> Category:
-    """The class with this index."""
+    """The class with this index. `output`: of one sample, (classes, ...)."""
+    if output.ndim == 2:  # at the positions of a sequence
+        found = category_of_target(Region(index), output.T, categories, scores)
+        return replace(found, index=index, name=str(index) if categories is None else categories[index])
     if output.ndim > 1:
         return category_of_target(Class(index), output, categories, scores)
     name = str(index) if categories is None else categories[index]
@@ -163,7 +167,14 @@ def difference_of_target(target: Target, output: Array, reference: Array) -> flo
 
 
 def category_of_target(target: Target, output: Array, categories: Names, scores: Scores) -> Category:
-    """What a target explains of an output (classes, ...): a class, a sum of classes, or what the target says it is."""
+    """What a target explains of an output (classes, ...): a class, a sum of classes, or what the target says it is.
+
+    Of a sequence, (positions, classes), it is that at a position, or a region.
+    """
+    if isinstance(target, Position):
+        position = int(target.position)
+        found = category_of_target(target.target, output[position], categories, scores)
+        return replace(found, name=f"{found.name} (position {position})")
     values = torch.as_tensor(output)
     weights = target.weights(values)
 

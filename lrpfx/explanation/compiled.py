@@ -25,7 +25,8 @@ from lrpfx.request.classes import index_of
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place, select_output
 from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.reduction import CHANNELS
-from lrpfx.request.targets import Class, ForEach, Largest, Target
+from lrpfx.request.regions import Region
+from lrpfx.request.targets import Class, ForEach, Largest, Position, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.tensors import is_floating, on_device_of
@@ -182,14 +183,14 @@ class CompiledModel(Compiled):
         results = {"output": found.output, "relevance": relevance, **found.layers}
         arrays = {name: as_array(value) for name, value in results.items()}
         output = arrays.pop("output")
-        outputs = checked_output(output[:, None] if output.ndim == 1 else output)
+        outputs = checked_output(output[:, None] if output.ndim == 1 else output, columns)
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
         other = found.reference_output
         references = None if other is None else as_array(other).reshape(outputs.shape)
         answers, again = answers_of(outputs, columns, rows, self.categories, self.scores, references)
         if output.ndim == 1:  # there are no classes to ask for
             again = [tuple(column) for column in zip(*columns, strict=True)]
-        return Run(list(outputs), answers, again, self.explain_model.composite, self.scores)
+        return Run(shown_outputs(outputs, columns), answers, again, self.explain_model.composite, self.scores)
 
     def ledger(self, inputs: Any, target: Target) -> Ledger:
         return ledger(self.explain_model, self.placed(inputs), target, output=self.output, reference=self.reference)
@@ -373,9 +374,10 @@ def answers_of(
 
     `references`: the outputs for a reference, if what is explained are differences from them.
     """
-    if categories is not None and len(categories) != outputs.shape[1]:
+    classes = outputs.shape[2 if outputs.ndim == 3 else 1]
+    if categories is not None and len(categories) != classes:
         raise InputError(
-            f"categories= has {len(categories)} names of classes, but the output has {outputs.shape[1]} classes",
+            f"categories= has {len(categories)} names of classes, but the output has {classes} classes",
             topic="classes-and-their-names",
         )
 
@@ -383,11 +385,11 @@ def answers_of(
         layers = {name: value[place] for name, value in arrays.items()}
         relevance = layers.pop("relevance")
         category = category_of_target(one, outputs[place], categories, scores)
-        region = one.region(torch.as_tensor(outputs[place : place + 1]))
+        region = one.region(torch.as_tensor(outputs[place : place + 1])) if outputs.ndim > 3 else None
         of_input = relevance if relevance.ndim > 2 else relevance[None]
         difference = None if references is None else difference_of_target(one, outputs[place], references[place])
         found = Answer(category, of_input, layers, None if region is None else np.asarray(region[0]), difference)
-        return found, one if category.index is None else Class(category.index)
+        return found, one if category.index is None or outputs.ndim == 3 else Class(category.index)
 
     pairs = [
         [answer(place, column[place], arrays) for column, arrays in zip(columns, rows, strict=True)]
@@ -402,9 +404,25 @@ def as_array(value: torch.Tensor) -> Array:
     return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
 
 
-def checked_output(output: Any) -> Any:
-    """An output, if it has the form (batch, classes), or (batch, classes, height, width) with other places, too."""
-    if not has_classes(output):
+def shown_outputs(outputs: Array, columns: Sequence[Sequence[Target]]) -> list[Array]:
+    """The output of each sample that an explanation holds, (classes, ...).
+
+    Of a sequence, (positions, classes), that is the position of the first target, or (classes, positions) if it has none.
+    """
+    if outputs.ndim != 3:
+        return list(outputs)
+    pairs = zip(outputs, columns[0], strict=True)
+    return [one[int(target.position)] if isinstance(target, Position) else one.T for one, target in pairs]
+
+
+def checked_output(output: Any, columns: Sequence[Sequence[Target]] = ()) -> Any:
+    """An output, if it has the form (batch, classes), or (batch, classes, height, width) with other places, too.
+
+    A sequence, (batch, positions, classes), is allowed if all targets in `columns` are of positions or regions.
+    """
+    targets = [one for column in columns for one in column]
+    is_sequence = output.ndim == 3 and targets and all(isinstance(one, (Position, Region)) for one in targets)
+    if not has_classes(output) and not is_sequence:
         place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(
             f"the explained output has shape {tuple(output.shape)}, not (batch, classes); choose what has by a function that "

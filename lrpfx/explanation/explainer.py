@@ -562,8 +562,9 @@ class Explainer(Generic[Found]):
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for
             each photograph or text. For detectors, it is an `lrpfx.Box`, or a class for its first box. For texts whose model
-            returns tokens, it may be `(position, token)`, and for graphs whose model returns an output for each node
-            `(node, class)`.
+            returns tokens, it may be `(position, token)`, for other models with an output for each position, such as the steps
+            of a series, `(position, class)` or an `lrpfx.Region`, and for graphs whose model returns an output for each node
+            `(node, class)`. Of two samples, a tuple of two integers has a class for each.
         targets
             Several targets that are explained for each of them.
 
@@ -579,15 +580,15 @@ class Explainer(Generic[Found]):
             return self._of_texts(images, target, targets)
         if are_graphs(images):
             return self._of_graphs(images, target, targets)
-        wanted = TargetsOfSamples(target, targets)
         self._form = self.reading.form_of(images, self.model, self.preprocess is not None)
         if self._form is not None:
-            return self._of_numbers(images, self._form, wanted)
-        if isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images):
-            count = count_of(images)
-            if count is not None:
-                wanted.check_number(count)
+            return self._of_numbers(images, self._form, target, targets)
         several = is_several(images)
+        is_list = isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images)
+        count = count_of(images) if is_list else None if several else 1
+        wanted = TargetsOfSamples(target, targets, count)
+        if is_list and count is not None:
+            wanted.check_number(count)
         total = count_of(images) if self.progress else None
         unreadable: list[Unreadable] = []
         found = list(progress_bar(self._explanations(images, wanted, unreadable), self.progress, "explaining", "image", total))
@@ -670,7 +671,7 @@ class Explainer(Generic[Found]):
 
     def _of_several_inputs(self, given: Any, target: Any, targets: Any) -> JointExplanation | JointExplanations:
         def wanted(count: int) -> TargetsOfSamples:
-            found = TargetsOfSamples(target, targets)
+            found = TargetsOfSamples(target, targets, count)
             found.check_number(count)
             return found
 
@@ -683,9 +684,10 @@ class Explainer(Generic[Found]):
         assert isinstance(compiled, CompiledModel)
         return compiled
 
-    def _of_numbers(self, given: Any, form: Form, wanted: TargetsOfSamples) -> Any:
+    def _of_numbers(self, given: Any, form: Form, target: Any, targets: Any) -> Any:
         preprocess = None if self.preprocess is None else self.preprocess.function
         samples = read(given, form, self.reading, preprocess, self.model, self._geometries)
+        wanted = TargetsOfSamples(target, targets, len(samples.titles))
         if isinstance(self.model, nn.Module) and form != "volume":
             samples = replace(samples, inputs=on_device_of(self.model, samples.inputs, True))
         batch_size = _ROWS * self.batch_size if form == "table" and _is_open(self.model) else self.batch_size

@@ -17,7 +17,17 @@ from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
-from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, answers_of, as_array, checked_output, keep_origin
+from lrpfx.explanation.compiled import (
+    Compiled,
+    CompiledModel,
+    Origin,
+    Run,
+    answers_of,
+    as_array,
+    checked_output,
+    keep_origin,
+    shown_outputs,
+)
 from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_arrays, save_picture
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
@@ -400,7 +410,8 @@ class CompiledJoint(Compiled):
         options: dict[str, Any] = {"output": output, "record": (*self.record, *record), "reference": self.compiled.reference}
         found = attribute(module, self.placed(inputs), targets=resolved_targets, **options)
         result = as_array(found.output)
-        outputs = checked_output(result[:, None] if result.ndim == 1 else result)
+        columns = [[one] for one in resolved_targets]
+        outputs = checked_output(result[:, None] if result.ndim == 1 else result, columns)
         if len(outputs) != 1:
             raise InputError(
                 f"the explained output has shape {result.shape} for one sample: choose one with output=, (1, classes)",
@@ -416,12 +427,12 @@ class CompiledJoint(Compiled):
         ]
         other = found.reference_output
         references = None if other is None else as_array(other).reshape(outputs.shape)
-        columns = [[one] for one in resolved_targets]
         answers, again = answers_of(outputs, columns, rows, self.categories, self.compiled.scores, references)
         answers = [tuple(replace(one, input_relevance=one.input_relevance[0]) for one in some) for some in answers]
         if result.ndim == 1:  # there are no classes to ask for
             again = [tuple(resolved_targets)]
-        return Run(list(outputs), answers, again, self.explain_model.composite, self.compiled.scores), of_inputs
+        shown = shown_outputs(outputs, columns)
+        return Run(shown, answers, again, self.explain_model.composite, self.compiled.scores), of_inputs
 
     def _answers_of(self, name: str, run: Run, of_inputs: Mapping[str, Array]) -> tuple[Answer, ...]:
         """The answers of one input."""

@@ -18,6 +18,7 @@ from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, checked_
 from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.request.classes import index_of
+from lrpfx.request.regions import Region
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.support.optional_packages import progress_bar
@@ -138,7 +139,7 @@ def _explained(
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
-    output, names = as_array(found[0].output), found[0].names
+    output, names = as_array(found[0].output).T, found[0].names  # of a region (classes, positions)
     if isinstance(names, _Vocabulary):
         names = {int(index): names[index] for index in np.argsort(-output, kind="stable")[:_NAMED]}
     facts = (output, names, tuple(answers), compiled.explain_model.composite, compiled.scores, as_array(ids[0]), drawn)
@@ -185,7 +186,7 @@ class _Shown:
     """What a target explains of the output of a text: the target with indices, and the classes or tokens that they count."""
 
     target: Target  # with indices
-    output: torch.Tensor  # (classes,)
+    output: torch.Tensor  # (classes,), or (positions, classes) of a region
     names: Names
     position: int | None  # that was asked for
 
@@ -232,15 +233,31 @@ class _OfText(Target):
             return _Shown(resolved(inner, self.categories), output[0], self.categories, None)
         known, features = len(self.tokenizer), output.shape[2]
         if features < known:
-            raise InputError(
-                f"the model returns {features} features of each token, neither classes nor tokens, of which the tokenizer has "
-                f"{known}. If they are classes of each token, choose a token: Explainer(..., output=lambda result: "
-                "result.logits[:, 2]). Otherwise explain a model with a head, or a module that computes one number from them",
-                topic="sentences",
-            )
+            return self._of_classes(place, inner, output)
         there = self._place() if place is None else self._checked_place(place, output.shape[1])
         target = inner.resolved(lambda token: self._index(token, features))
         return _Shown(Position(there, target), output[0, there], _Vocabulary(self.tokenizer, features), place)
+
+    def _of_classes(self, place: int | None, inner: Target, output: torch.Tensor) -> _Shown:
+        """The target for an output with classes of each token, (1, positions, classes)."""
+        classes, names = output.shape[2], self.categories
+        if place is None and not isinstance(inner, Region):
+            raise InputError(
+                f"the model returns {classes} numbers for each token, not one for each of the {len(self.tokenizer)} tokens of "
+                "the tokenizer. If they are classes, choose a token and its class, target=(2, 1), or lrpfx.Region(class) for "
+                "all tokens that are of it. Otherwise explain a model with a head, or a module that computes one number from "
+                "them",
+                topic="sentences",
+            )
+        if names is not None and len(names) != classes:
+            raise InputError(
+                f"categories= has {len(names)} names of classes, but the model returns {classes} for each token",
+                topic="classes-and-their-names",
+            )
+        if place is None:
+            return _Shown(resolved(inner, names), output[0], names, None)
+        there = self._checked_place(place, output.shape[1])
+        return _Shown(Position(there, resolved(inner, names)), output[0, there], names, place)
 
     def _checked_place(self, place: int, length: int) -> int:
         if not -length <= place < length:

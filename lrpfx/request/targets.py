@@ -125,7 +125,10 @@ class _OfClasses(Target):
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         whole = "a tensor of the output's shape, or a function of the output"
         if output.ndim == 3:
-            forms = f"(position, token), (position, {{token: weight, ...}}), a list with one of these for each sample, {whole}"
+            forms = (
+                "(position, class), (position, {class: weight, ...}), lrpfx.Region(class) for all positions at which it is the "
+                f"largest, a list with one of these for each sample, {whole}"
+            )
             several = "several targets of each sample are passed as targets="
             message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
             raise InputError(f"the output has shape {tuple(output.shape)}: {message}{_BOXES}", topic="targets")

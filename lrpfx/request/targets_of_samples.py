@@ -52,10 +52,10 @@ def resolved(target: Target, categories: Sequence[str] | None) -> Target:
 class TargetsOfSamples:
     """The targets of each of several samples: one for all, one for each, or several for all."""
 
-    def __init__(self, target: Any, targets: Any, texts: int | None = None) -> None:
-        """`texts`: how many texts are explained; None for images. Texts have positions as targets, too."""
+    def __init__(self, target: Any, targets: Any, count: int | None) -> None:
+        """`count`: how many samples there are, which tells a position and a class from a class for each of two; None if not."""
         check_one_of(target, targets)
-        several = None if targets is None else _listed("targets=", targets, texts is not None)
+        several = None if targets is None else _listed("targets=", targets)
         if several == []:
             raise InputError("targets= is an empty list", topic="explainers")
         self.several = None if several is None else tuple(map(as_target, several))
@@ -68,9 +68,9 @@ class TargetsOfSamples:
                 topic="targets",
             )
         is_one = not hasattr(target, "__iter__") or isinstance(target, (str, Mapping, Target))
-        if texts is not None and _is_place(target) and not _is_for_each(target, texts):
+        if _is_place(target) and not _is_for_each(target, count):
             is_one = True
-        self.each = None if is_one else tuple(map(as_target, _listed("target=", target, texts is not None)))
+        self.each = None if is_one else tuple(map(as_target, _listed("target=", target)))
         self.target = as_target(target) if is_one else None
 
     def of_sample(self, number: int) -> tuple[Target, ...]:
@@ -97,7 +97,7 @@ class TargetsOfSamples:
 
 
 def _is_place(target: Any) -> bool:
-    """Whether a target is a position and a token, which may be a contrast of tokens."""
+    """Whether a target is a position and a class or token, which may be a contrast."""
     return (
         isinstance(target, tuple)
         and len(target) == 2
@@ -107,13 +107,13 @@ def _is_place(target: Any) -> bool:
     )
 
 
-def _is_for_each(target: tuple[Any, Any], texts: int) -> bool:
-    """Whether a tuple has two classes, one for each of two texts."""
-    return texts == 2 and isinstance(target[1], (int, np.integer))
+def _is_for_each(target: tuple[Any, Any], count: int | None) -> bool:
+    """Whether a tuple has two classes, one for each of two samples."""
+    return count in (2, None) and isinstance(target[1], (int, np.integer))
 
 
-def _listed(name: str, targets: Any, of_texts: bool) -> list[Any]:
+def _listed(name: str, targets: Any) -> list[Any]:
     found = as_list(name, targets)
-    if any(isinstance(one, (list, tuple)) and not (of_texts and _is_place(one)) for one in found):
+    if any(isinstance(one, (list, tuple)) and not _is_place(one) for one in found):
         raise InputError(f"{name} is a list of classes, not of lists", topic="classes-and-their-names")
     return found

@@ -55,6 +55,18 @@ class Graph(nn.Module):
         states = torch.zeros_like(states).index_add(0, edge_index[1], states[edge_index[0]])
         return self.head(states.mean(0, keepdim=True) if self.mean else states)
 
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+def steps():
+    torch.manual_seed(0)
+    return Steps().float().eval()
+
 def graph():
     torch.manual_seed(0)
     return Graph(True).float().eval()
@@ -178,6 +190,21 @@ def test_a_class_of_a_node():
     assert explained("number_models:nodes", "molecule.npz", "--target", "2,1", "--output", "out")[0] == 0
     with np.load("out/molecule.npz") as found:
         np.testing.assert_allclose(found["edges"], lrpfx.explain(model("nodes"), GRAPH, (2, 1)).edges, rtol=1e-4, atol=1e-7)
+
+
+def test_a_class_of_a_step():
+    values = np.random.default_rng(0).normal(size=(2, 20, 3)).astype(np.float32)
+    np.save("series.npy", values)
+    Path("names.txt").write_text("up\ndown")
+    common = ("series.npy", "--form", "series", "--target", "2,down", "--categories", "names.txt")
+    expected = lrpfx.explain(model("steps"), values, (2, {1: 1.0}), form="series")
+    assert explained("number_models:steps", *common, "--output", "out")[0] == 0
+    saved = pd.read_csv("out/series.csv", index_col=[0, 1]).to_numpy().reshape(2, 20, 3)
+    np.testing.assert_allclose(saved, [one.relevance for one in expected], rtol=1e-4, atol=1e-7)
+    assert run("report", "number_models:steps", *common, "--output", "steps.html")[0] == 0
+    assert run("dataset", "number_models:steps", *common, "--output", "steps.zarr")[0] == 0
+    view = lrpfx.datasets.open("steps.zarr")
+    np.testing.assert_allclose(view["relevance"], [one.relevance for one in expected], rtol=1e-3, atol=1e-6)
 
 
 def written(name):

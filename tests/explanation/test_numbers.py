@@ -9,6 +9,7 @@ from helpers import assert_close
 from torch import nn
 
 import lrpfx
+import lrpfx.datasets
 from lrpfx.composites import EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.frequencies import spectrogram, spectrum
@@ -117,6 +118,53 @@ def test_series():
     np.testing.assert_allclose(one.relevance, found[1].relevance, rtol=1e-4, atol=1e-7)
     assert list(one.to_pandas().index) == list(days) and list(one.to_pandas()) == ["wind", "sun", "rain"]
     assert isinstance(lrpfx.explain(model, series), lrpfx.SeriesExplanations), "the layers say that it is no picture"
+
+
+class OfSteps(nn.Module):
+    """Two classes at each step of a series."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+
+def test_an_output_for_each_step(tmp_path):
+    """A step and a class is a target, for one series and for several, and so is the region of a class."""
+    torch.manual_seed(0)
+    series = torch.randn(4, 6, 3)
+    explainer = lrpfx.Explainer(OfSteps().eval(), form="series", categories=["up", "down"])
+    region = lrpfx.Region("down", mask=[1, 1, 0, 0, 0, 1])
+    for target, index in (((2, "down"), (2, 1)), ((-1, {"up": 1.0, "down": -1.0}), (-1, {0: 1.0, 1: -1.0}))):
+        found = explainer(series, target)
+        direct = lrpfx.attribute(explainer.explain_model, series, index)
+        np.testing.assert_allclose([one.relevance for one in found], direct.relevance, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose([one.output for one in found], direct.output[:, index[0]], rtol=1e-5)
+        assert abs(found[0].ledger.unexplained) < 1e-4
+        view = lrpfx.datasets.attribute(explainer, series, tmp_path / f"store{index[0]}", target=target)
+        np.testing.assert_allclose(view["relevance"], direct.relevance, rtol=1e-3, atol=1e-6)
+    one = explainer(series[0], targets=[(2, "down"), (3, 0)])
+    assert [answer.category.name for answer in one.answers] == ["down (position 2)", "up (position 3)"]
+    assert {category.name for category in one.top()} == {"up", "down"}
+    found = explainer(series[0], region)
+    direct = lrpfx.attribute(explainer.explain_model, series[:1], lrpfx.Region(1, mask=[1, 1, 0, 0, 0, 1]))
+    np.testing.assert_allclose(found.relevance, direct.relevance[0], rtol=1e-5, atol=1e-8)
+    assert found.target.area == 0.5 and found.output.shape == (2, 6) and found.sheet().width > 100
+    best = found.top(1)[0]
+    is_best = direct.output[0].argmax(1) == best.index
+    assert best.score == pytest.approx(float(direct.output[0, is_best, best.index].clamp(min=0).sum()), rel=1e-5)
+    assert lrpfx.report([one, found], tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("target", [1, None, (0, 1)])
+def test_a_class_needs_a_step_where_each_has_an_output(target):
+    explainer = lrpfx.Explainer(OfSteps().eval(), form="series")
+    with pytest.raises(InputError, match=r"the target is \(position, class\)"):
+        explainer(torch.randn(2, 6, 3), target)  # two integers are a class for each of two
+    with pytest.raises(InputError, match="position 9 is out of range"):
+        explainer(torch.randn(6, 3), (9, 1))
 
 
 def test_series_with_features_first_and_of_one_feature():

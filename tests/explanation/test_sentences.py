@@ -134,22 +134,31 @@ def test_wrong_texts():
     with pytest.raises(InputError, match="2 tokens, not one"):
         explainer("the film", "good bad")
     hidden = lrpfx.Explainer(classifier().bert, tokenizer=Tokenizer(), composite=EpsilonPlus())
-    with pytest.raises(InputError, match="6 features of each token, neither classes nor tokens"):
+    with pytest.raises(InputError, match="6 numbers for each token, not one for each of the 8 tokens"):
         hidden("the film")
     with pytest.raises(InputTypeError, match="returned list without input_ids"):
         lrpfx.explain(nn.Identity(), "the film", tokenizer=lambda text, return_tensors: [1])
 
 
 def test_classes_of_each_token():
-    """The remedy of the message for a model that classifies each token."""
+    """A model that classifies each token has a class at a token as its target, or a class where it is predicted."""
     from transformers import BertConfig, BertForTokenClassification
 
     sizes = {"vocab_size": 8, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    model = BertForTokenClassification(BertConfig(**sizes, max_position_embeddings=16, num_labels=3)).eval()
-    with pytest.raises(InputError, match=r"output=lambda result: result\.logits\[:, 2\]"):
-        lrpfx.explain(model, "the film", tokenizer=Tokenizer(), target=(2, 1))
-    found = lrpfx.Explainer(model, tokenizer=Tokenizer(), output=lambda result: result.logits[:, 2])("the film", 1)
-    assert found.target.index == 1 and np.abs(found.relevance).sum() > 0
+    labels = {"id2label": {0: "other", 1: "person", 2: "place"}, "label2id": {"other": 0, "person": 1, "place": 2}}
+    model = BertForTokenClassification(BertConfig(**sizes, max_position_embeddings=16, **labels)).eval()
+    explainer = lrpfx.Explainer(model, tokenizer=Tokenizer())
+    with pytest.raises(InputError, match=r"target=\(2, 1\)"):
+        explainer("the film", "person")
+    found = explainer("the film", (2, "person"))
+    chosen = lrpfx.Explainer(model, tokenizer=Tokenizer(), output=lambda result: result.logits[:, 2])("the film", 1)
+    np.testing.assert_allclose(found.relevance, chosen.relevance, rtol=1e-4, atol=1e-7)
+    assert found.target.name == "person (position 2)" and {one.name for one in found.top()} == {"other", "person", "place"}
+    with pytest.raises(InputError, match="position 9 is out of range"):
+        explainer("the film", (9, "person"))
+    region = explainer("the film", lrpfx.Region("person", mask=[0, 0, 1, 0], positive=False))
+    np.testing.assert_allclose(region.relevance, chosen.relevance, rtol=1e-4, atol=1e-7)
+    assert region.output.shape == (3, 4) and region.target.area == 0.25
 
 
 def filler():
