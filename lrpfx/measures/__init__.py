@@ -5,25 +5,31 @@ from lrpfx.measures.image_data import ImageData
 from lrpfx.measures.methods import METHODS
 from lrpfx.measures.metrics import (
     METRICS,
+    Complexity,
     Metric,
     PointingGame,
+    Randomization,
     RandomMasks,
     RegionPerturbation,
     RelevanceMass,
     RelevanceRank,
+    Sensitivity,
     Sparseness,
 )
 
 __all__ = [
     "METHODS",
     "METRICS",
+    "Complexity",
     "ImageData",
     "Metric",
     "PointingGame",
     "RandomMasks",
+    "Randomization",
     "RegionPerturbation",
     "RelevanceMass",
     "RelevanceRank",
     "Score",
+    "Sensitivity",
     "Sparseness",
 ]

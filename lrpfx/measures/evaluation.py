@@ -189,13 +189,14 @@ def evaluate(methods: Any, data: ImageData, metrics: Any = None, *, batch_size: 
         with 20 gradients; the last one by its magnitude), "occlusion" (of blocks, a fourteenth of the shorter side), "grad_cam"
         (of the last module whose output has places, which the result states) and "random", which anything should beat. Or a
         dict from names to these names, to composites, or to functions of (model, images, targets) that return relevance,
-        (n, C, H, W) or (n, H, W), for images, (n, C, H, W), and classes, (n,). A composite by name that needs the range of the
-        input gets that of each channel of all images.
+        (n, C, H, W) or (n, H, W), for images, (n, C, H, W), and classes, (n,), or to explainers of the model. A composite by
+        name that needs the range of the input gets that of each channel of all images. An `lrpfx.Explainer` alone is a method
+        named "explainer".
     data
         The model, its images, and what is known about them.
     metrics
         Names of `lrpfx.measures.METRICS`, or objects with settings such as `lrpfx.measures.RegionPerturbation(fill="blur")`; by
-        default all that the data allow.
+        default all that the data allow, except for those that explain again: "sensitivity" and "randomization".
     batch_size
         How many images run together.
     progress
@@ -245,7 +246,15 @@ def evaluate(methods: Any, data: ImageData, metrics: Any = None, *, batch_size: 
             seconds[name].append(taken / unit)
         for image, target, of_image in zip(images, classes, torch.stack(maps, 1), strict=True):
             mask = None if data.masks is None else data.masks[number]
-            sample = Sample(number, image, mask, partial(probabilities, int(target)), size)
+            sample = Sample(
+                number,
+                image,
+                mask,
+                partial(probabilities, int(target)),
+                size,
+                partial(built.maps_of_copies, target, number, size),
+                partial(built.with_other_weights, image[None], target[None], number),
+            )
             columns.append(torch.stack([one for metric in chosen for one in metric.scores(sample, of_image)], 1))
             number += 1
     return Evaluation(

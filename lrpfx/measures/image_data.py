@@ -34,7 +34,8 @@ class ImageData:
         What each image belongs to, such as the photograph that it was cut from: intervals are of groups. By default, each
         image is a group of its own.
     masks
-        Truth values, (N, H, W): where the evidence is known to be, for metrics of localization.
+        Where the evidence is known to be, for metrics of localization: truth values, (N, H, W), or a box for each image as
+        numbers, (N, 4): its left, top, right and bottom edge in pixels. Pixels whose centres are in the box count.
 
     Raises
     ------
@@ -48,7 +49,7 @@ class ImageData:
     images: torch.Tensor
     targets: Any = None
     groups: Sequence[Hashable] | None = None
-    masks: torch.Tensor | None = None
+    masks: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -67,6 +68,8 @@ class ImageData:
             raise invalid(f"image {not_finite[0]} has values that are not finite")
         self._check_groups()
         if self.masks is not None:
+            if not (isinstance(self.masks, torch.Tensor) and self.masks.dtype is torch.bool):
+                object.__setattr__(self, "masks", _masks_of_boxes(self.masks, self.images.shape[2:]))
             self._check_masks(self.masks)
 
     def _check_groups(self) -> None:
@@ -83,15 +86,27 @@ class ImageData:
             )
 
     def _check_masks(self, masks: torch.Tensor) -> None:
-        if not isinstance(masks, torch.Tensor) or masks.dtype is not torch.bool:
-            kind = masks.dtype if isinstance(masks, torch.Tensor) else type(masks).__name__
-            raise wrong_type(f"masks are a tensor of truth values, not {kind}")
         expected = (len(self.images), *self.images.shape[2:])
         if masks.shape != expected:
             raise invalid(f"masks have the shape (N, H, W), which is {expected}, not {tuple(masks.shape)}")
         for number, mask in enumerate(masks):
             if mask.all() or not mask.any():
                 raise invalid(f"mask {number} is {'full' if mask.all() else 'empty'}, and so tells nothing about a map")
+
+
+def _masks_of_boxes(boxes: Any, size: Sequence[int]) -> torch.Tensor:
+    """The pixels, (N, H, W), whose centres are in boxes, (N, 4). `InputTypeError` for what is not such boxes."""
+    try:
+        edges = torch.as_tensor(boxes, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise wrong_type(f"masks are truth values, or boxes as numbers, not {type(boxes).__name__}") from error
+    if edges.ndim != 2 or edges.shape[1] != 4:
+        shape = tuple(edges.shape)
+        raise wrong_type(f"masks are truth values, (N, H, W), or boxes as numbers, (N, 4), not numbers of shape {shape}")
+    rows, columns = (torch.arange(count) + 0.5 for count in size)
+    left, top, right, bottom = edges[:, :, None].unbind(1)
+    inside_rows, inside_columns = (rows > top) & (rows < bottom), (columns > left) & (columns < right)
+    return inside_rows[:, :, None] & inside_columns[:, None, :]
 
 
 def names_of_groups(data: ImageData) -> tuple[Hashable, ...]:

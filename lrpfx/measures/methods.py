@@ -1,7 +1,9 @@
 """Methods that explain the class of an image, by name, as composites or as functions."""
 
 import copy
+import dataclasses
 import inspect
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -14,8 +16,10 @@ from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothG
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
 from lrpfx.errors import add_note, nearest
+from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.image_data import ImageData, invalid, wrong_type
 from lrpfx.measures.perturbation import default_side, mean_colors, pixels_of_blocks
+from lrpfx.measures.shuffling import with_shuffled_weights
 from lrpfx.pipeline import Captured, capture, transform
 
 #: Relevance, as `_as_maps` takes it, of a batch of images, (n, C, H, W), for the classes of all of them, (n,).
@@ -105,14 +109,16 @@ class GradCAM:
         return functional.interpolate(coarse, images.shape[2:], mode="bilinear")
 
 
-class _Random:
-    """A normal number for each pixel: of either sign, so that incomplete blocks at the border are as likely the first."""
+def _random(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A normal number for each pixel, the same whenever an image is explained.
 
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(0)
-
-    def __call__(self, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return torch.stack([torch.randn(images.shape[2:], generator=self.generator, dtype=torch.float64) for _ in images])
+    They are of either sign, so that incomplete blocks at the border are as likely the first.
+    """
+    maps = []
+    for image in images.cpu():
+        generator = torch.Generator().manual_seed(zlib.crc32(image.contiguous().view(torch.uint8).numpy().tobytes()))
+        maps.append(torch.randn(image.shape[1:], generator=generator, dtype=torch.float64))
+    return torch.stack(maps)
 
 
 _FUNCTIONS: dict[str, ExplainModel] = {
@@ -133,7 +139,9 @@ class Methods:
         self.data = data
         self.notes: dict[str, str] = {}
         self._captured: Captured | None = None
-        self.explain = {name: self._built(name, method) for name, method in _named(methods).items()}
+        self._named = _named(methods)
+        self.explain = {name: self._built(name, method) for name, method in self._named.items()}
+        self._with_other_weights: dict[int, list[Methods]] = {}
 
     def _built(self, name: str, method: Any) -> Explain:
         model, images = self.data.model, self.data.images
@@ -142,15 +150,18 @@ class Methods:
             self.notes[name] = f"of the last output of {found.layer}"
             return found
         if method == "random":
-            return _Random()
+            return _random
         if isinstance(method, str) and method in _FUNCTIONS:
             return partial(_FUNCTIONS[method], model)
         if isinstance(method, (str, Composite)):
             return self._of_composite(method)
+        if isinstance(method, Explainer):
+            return self._of_explainer(name, method)
         if inspect.isclass(method) or not callable(method):
             kind = method.__name__ if inspect.isclass(method) else type(method).__name__
             raise wrong_type(
-                f"the method {name!r} is {kind}: a method is a name, a composite, or a function of (model, images, targets)"
+                f"the method {name!r} is {kind}: a method is a name, a composite, an explainer, or a function of "
+                "(model, images, targets)"
             )
         return _reporting(name, partial(method, model))
 
@@ -164,6 +175,45 @@ class Methods:
         if isinstance(composite, DeepLIFT):
             return lambda images, targets: attribute(explain_model, images, targets, reference=_as_reference(images)).relevance
         return lambda images, targets: attribute(explain_model, images, targets).relevance
+
+    def _of_explainer(self, name: str, explainer: Explainer[Any]) -> Explain:
+        model = explainer.model if explainer.captured is None else explainer.captured.model
+        if model is not self.data.model:
+            raise invalid(f"the explainer {name!r} has another model than the data: pass lrpfx.Explainer(data.model, ...)")
+        explainer.compiled_for(self.data.images[:2])
+        explain_model, options = explainer.explain_model, {"output": explainer.output, "reference": explainer.reference}
+        return lambda images, targets: attribute(explain_model, images, targets, **options).relevance
+
+    def maps_of_copies(self, target: torch.Tensor, first: int, batch_size: int, copies: torch.Tensor) -> torch.Tensor:
+        """The maps by all methods, (methods, n, H, W), of changed copies of the image with the number `first`."""
+        return torch.stack(
+            [
+                torch.cat([self.maps(name, some, target.expand(len(some)), first) for some in copies.split(batch_size)])
+                for name in self.explain
+            ]
+        )
+
+    def with_other_weights(self, images: torch.Tensor, targets: torch.Tensor, first: int, steps: int) -> list[torch.Tensor]:
+        """The maps of one image by all methods, (methods, H, W), for models of which more and more layers are shuffled."""
+        if steps not in self._with_other_weights:
+            models = with_shuffled_weights(self.data.model, self.data.images[:1], steps)
+            self._with_other_weights[steps] = [self._for_model(model) for model in models]
+        found = self._with_other_weights[steps]
+        return [torch.cat([one.maps(name, images, targets, first) for name in one.explain]) for one in found]
+
+    def _for_model(self, model: nn.Module) -> "Methods":
+        """The same methods for another model."""
+
+        def moved(method: Any) -> Any:
+            if not isinstance(method, Explainer):
+                return method
+            preprocess = None if method.preprocess is None else method.preprocess.function
+            return Explainer(
+                model, composite=method.composite, preprocess=preprocess, output=method.output, reference=method.reference
+            )
+
+        methods = {name: moved(method) for name, method in self._named.items()}
+        return Methods(methods, dataclasses.replace(self.data, model=model))
 
     def maps(self, name: str, images: torch.Tensor, targets: torch.Tensor, first: int) -> torch.Tensor:
         """The relevance of the pixels, (n, H, W), float64, on the CPU.
@@ -190,6 +240,8 @@ class Methods:
 
 def _named(methods: Any) -> dict[str, Any]:
     """The methods by name. `InputError` for unknown names."""
+    if isinstance(methods, Explainer):
+        methods = {"explainer": methods}
     if isinstance(methods, Mapping):
         named = dict(methods)
     elif isinstance(methods, Iterable):

@@ -11,14 +11,15 @@ from lrpfx.errors import nearest
 from lrpfx.measures.deletion import deletions
 from lrpfx.measures.image_data import invalid, wrong_type
 from lrpfx.measures.perturbation import FILLS, Sample, default_side, random_masks, sums_over_blocks
-from lrpfx.support.numbers import whole_number
+from lrpfx.support.numbers import positive_number, whole_number
 
 
 class Metric(ABC):
-    """Base of the metrics. It has a `name`, and says whether it `needs_masks`."""
+    """Base of the metrics. It has a `name`, and says whether it `needs_masks`, and whether it `explains_again`."""
 
     name: ClassVar[str]
     needs_masks: ClassVar[bool] = False
+    explains_again: ClassVar[bool] = False
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -67,7 +68,8 @@ class RegionPerturbation(_Perturbing):
     ----------
     fill
         What blocks are filled with: the "mean" of each channel of the image, "blur" (a Gaussian whose standard deviation is the
-        side of a block), or "noise" (uniform over the range of each channel).
+        side of a block), "noise" (uniform over the range of each channel), or "road" (imputed from the neighbours [2]_, so that
+        filled blocks are hard to tell from the image; it takes some ten times as long as a forward).
     block
         The side of blocks in pixels; by default a fourteenth of the shorter side of the image.
     steps
@@ -81,6 +83,7 @@ class RegionPerturbation(_Perturbing):
     References
     ----------
     .. [1] Samek et al. 2017, https://doi.org/10.1109/TNNLS.2016.2599820
+    .. [2] Rong et al. 2022, https://proceedings.mlr.press/v162/rong22a.html
     """
 
     name: ClassVar[str] = "region_perturbation"
@@ -254,16 +257,155 @@ class Sparseness(Metric):
         return (torch.where(total > 0, ordered @ weights / (count * total), 0.0),)
 
 
+@dataclass(frozen=True)
+class Complexity(Metric):
+    """Entropy of the shares that pixels have of the magnitudes of relevance [1]_: 0 if one pixel has all, log(pixels) at most.
+
+    It describes maps, and does not rank them. A map of zeros has 0.
+
+    References
+    ----------
+    .. [1] Bhatt et al. 2020, https://www.ijcai.org/proceedings/2020/417
+    """
+
+    name: ClassVar[str] = "complexity"
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {self.name: ""}
+
+    def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        magnitudes = maps.flatten(1).abs()
+        total = magnitudes.sum(1, keepdim=True)
+        return (torch.special.entr(torch.where(total > 0, magnitudes / total, 0.0)).sum(1),)
+
+
+@dataclass(frozen=True)
+class Sensitivity(Metric):
+    """The largest change of the map, relative to the map, for small changes of the image (max-sensitivity [1]_).
+
+    Both are measured by the Euclidean norm. It does not rank methods: a map that ignores the model has 0. A map of zeros has 0.
+
+    Attributes
+    ----------
+    radius
+        Every pixel changes by as much at most, as a share of the range of its channel.
+    count
+        How many changed copies of each image every method explains.
+
+    Raises
+    ------
+    InputError
+        A number is out of range.
+
+    References
+    ----------
+    .. [1] Yeh et al. 2019, https://arxiv.org/abs/1901.09392
+    """
+
+    name: ClassVar[str] = "sensitivity"
+    explains_again: ClassVar[bool] = True
+    radius: float = 0.02
+    count: int = 10
+
+    def __post_init__(self) -> None:
+        positive_number("radius", self.radius)
+        whole_number(self.count, "count is a number of changed copies", 1, "evaluation")
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {self.name: ""}
+
+    def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        image = sample.image
+        size = self.radius * (image.amax((1, 2), keepdim=True) - image.amin((1, 2), keepdim=True))
+        random = torch.rand((self.count, *image.shape), generator=sample.generator(), dtype=torch.float64).to(image)
+        changes = (sample.explain(image + size * (2 * random - 1)) - maps[:, None]).flatten(2).norm(dim=2).amax(1)
+        norms = maps.flatten(1).norm(dim=1)
+        return (torch.where(norms > 0, changes / norms, 0.0),)
+
+
+@dataclass(frozen=True)
+class Randomization(Metric):
+    """How alike a map stays while layers lose their weights, from the output to the input (cascading randomization [1]_).
+
+    The numbers of each weight and bias are shuffled, which keeps their distribution. The column "randomization" is the mean,
+    over the steps, of Spearman's correlation with the map of the model as it is: a map that follows the model has little. A map
+    without differences has 1 if it stays as it is. Pixels that are 0 before and after, such as a blank background under a
+    method that multiplies by the input, are alike whatever the weights are: "randomization_blank" is their share, and where it
+    is large, so is the correlation.
+
+    Attributes
+    ----------
+    steps
+        In how many steps, of equal numbers of layers to rounding, all layers lose their weights.
+
+    Raises
+    ------
+    InputError
+        `steps` is not positive, or larger than the number of layers with weights.
+
+    References
+    ----------
+    .. [1] Adebayo et al. 2018, https://arxiv.org/abs/1810.03292
+    """
+
+    name: ClassVar[str] = "randomization"
+    explains_again: ClassVar[bool] = True
+    steps: int = 4
+
+    def __post_init__(self) -> None:
+        whole_number(self.steps, "steps is a number of steps", 1, "evaluation")
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {self.name: "lower", f"{self.name}_blank": ""}
+
+    def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        others = sample.with_other_weights(self.steps)
+        alike = [torch.stack([rank_correlation(*pair) for pair in zip(maps, other, strict=True)]) for other in others]
+        blank = [((maps == 0) & (other == 0)).double().mean((1, 2)) for other in others]
+        return torch.stack(alike).mean(0), torch.stack(blank).mean(0)
+
+
+def rank_correlation(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Spearman's correlation of two maps; equal values have the mean of their ranks. 1 if neither varies, 0 if one does not."""
+    varies = [bool(one.amax() > one.amin()) for one in (first, second)]
+    if not any(varies):
+        return torch.tensor(1.0, dtype=torch.float64)
+    return correlations(_ranks(first)[None], _ranks(second))[0]
+
+
+def _ranks(map: torch.Tensor) -> torch.Tensor:
+    places, counts = map.flatten().unique(return_inverse=True, return_counts=True)[1:]
+    ranks: torch.Tensor = counts.cumsum(0) - (counts.double() - 1) / 2
+    return ranks[places]
+
+
 METRICS: dict[str, type[Metric]] = {
-    one.name: one for one in (RegionPerturbation, RandomMasks, PointingGame, RelevanceMass, RelevanceRank, Sparseness)
+    one.name: one
+    for one in (
+        RegionPerturbation,
+        RandomMasks,
+        PointingGame,
+        RelevanceMass,
+        RelevanceRank,
+        Sparseness,
+        Complexity,
+        Sensitivity,
+        Randomization,
+    )
 }
 """The metrics by name."""
 
 
 def as_metrics(values: Any, has_masks: bool) -> list[Metric]:
-    """The metrics that names and metrics stand for; None for all that the data allow. `InputError` if they do not fit."""
+    """The metrics that names and metrics stand for. `InputError` if they do not fit.
+
+    None stands for all that the data allow and that do not explain again.
+    """
     if values is None:
-        return [one() for one in METRICS.values() if has_masks or not one.needs_masks]
+        return [one() for one in METRICS.values() if not one.explains_again and (has_masks or not one.needs_masks)]
     values = [values] if isinstance(values, (str, Metric)) else list(values)
     metrics = [_as_metric(value) for value in values]
     if not metrics:

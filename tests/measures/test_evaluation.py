@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import lrpfx
-from lrpfx.measures import ImageData, RandomMasks, RegionPerturbation, Score, Sparseness
+from lrpfx.measures import ImageData, Randomization, RandomMasks, RegionPerturbation, Score, Sensitivity, Sparseness
 from lrpfx.measures.evaluation import Evaluation
+from lrpfx.measures.shuffling import with_shuffled_weights
 
 NAMES = ["epsilon_plus", "gradient_times_input", "random"]
 
@@ -128,6 +129,80 @@ def test_the_best_method_is_drawn_first():
     assert high.tobytes() != low.tobytes() and low.height == high.height == neither.height
 
 
+def test_boxes_are_masks(data):
+    """Left, top, right and bottom edges; a pixel is inside by its centre."""
+    boxed = dataclasses.replace(data, masks=[[3.6, 2.5, 9.7, 8.6]] * 5)
+    assert torch.equal(boxed.masks, data.masks)
+
+
+def test_an_explainer_is_a_method(data):
+    """The one that users have, with its own rules; alone, it is named explainer."""
+    found = lrpfx.evaluate(lrpfx.Explainer(data.model, composite="epsilon_plus"), data, ["relevance_mass", "random_masks"])
+    assert found.methods == ("explainer",)
+    expected = lrpfx.evaluate("epsilon_plus", data, ["relevance_mass", "random_masks"])
+    torch.testing.assert_close(found.samples, expected.samples)
+    chosen = {"captured": lrpfx.Explainer(lrpfx.capture(data.model, data.images)), "model": lrpfx.Explainer(data.model)}
+    both = lrpfx.evaluate(chosen, data, ["relevance_mass", Randomization(2)]).samples
+    torch.testing.assert_close(both[0], both[1])
+    other = lrpfx.Explainer(nn.Sequential(data.model).eval())
+    with pytest.raises(lrpfx.InputError, match="the explainer 'mine' has another model than the data"):
+        lrpfx.evaluate({"mine": other}, data)
+
+
+def test_sensitivity_explains_changed_copies(data):
+    """Gradient times input of a linear model changes as its input does."""
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 12 * 16, 3)).eval()
+    data = dataclasses.replace(data, model=linear, targets=1)
+    (found,) = lrpfx.evaluate("gradient_times_input", data, Sensitivity(0.1, 3), batch_size=2).samples[:, 0]
+    weight = linear[1].weight[1].detach().reshape(3, 12, 16)
+    for number, image in enumerate(data.images):
+        size = 0.1 * (image.amax((1, 2)) - image.amin((1, 2)))
+        random = torch.rand(3, 3, 12, 16, generator=torch.Generator().manual_seed(number))
+        norms = [float((weight * (2 * one - 1) * size[:, None, None]).sum(0).norm()) for one in random]
+        assert float(found[number]) == pytest.approx(max(norms) / float((weight * image).sum(0).norm()))
+
+
+def test_randomization_tells_what_ignores_the_model(data):
+    def brightness(model, images, targets):
+        return images.mean(1)
+
+    state = {name: value.clone() for name, value in data.model.state_dict().items()}
+    methods = {"brightness": brightness, "random": "random", "gradient_times_input": "gradient_times_input"}
+    found = lrpfx.evaluate(methods, data, Randomization(3)).samples
+    torch.testing.assert_close(found[:2, 0], torch.ones(2, 5))
+    assert float(found[2, 0].max()) < 0.99 and bool((found[:, 1] == 0).all())
+    assert all(torch.equal(value, state[name]) for name, value in data.model.state_dict().items())
+    with pytest.raises(lrpfx.InputError, match=r"the model has 3 layers with weights: choose Randomization\(steps=3\)"):
+        lrpfx.evaluate(methods, data, "randomization")
+
+
+def test_layers_lose_their_weights_from_the_output():
+    """In the order of their calls, not of their names; what a module does not call itself goes with the module around it."""
+
+    class Reversed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.offset = nn.Parameter(torch.rand(6))
+            self.last = nn.Linear(6, 3)
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+            self.first = nn.Conv2d(3, 6, 4, 4)
+
+        def forward(self, x):
+            tokens = self.first(x).flatten(2).mT + self.offset
+            return self.last(self.attention(tokens, tokens, tokens)[0].mean(1))
+
+    model = Reversed().eval()
+    for parameter in model.parameters():
+        parameter.data.uniform_()
+    expected = [{"last"}, {"last", "attention"}, {"last", "attention", "first"}, {"last", "attention", "first", "offset"}]
+    for shuffled, layers in zip(with_shuffled_weights(model, torch.rand(1, 3, 8, 8), 4), expected, strict=True):
+        before = dict(model.named_parameters())
+        changed = {name.split(".")[0] for name, value in shuffled.named_parameters() if not torch.equal(value, before[name])}
+        assert changed == layers
+        for name, value in shuffled.named_parameters():
+            assert torch.equal(value.flatten().sort().values, before[name].flatten().sort().values)
+
+
 class Regression(nn.Module):
     def forward(self, x):
         return x.mean((1, 2, 3))[:, None]
@@ -147,7 +222,10 @@ class Regression(nn.Module):
         ({"groups": [0, 1]}, lrpfx.InputError, "there are 5 images and 2 groups"),
         ({"groups": torch.zeros(5, 2)}, lrpfx.InputTypeError, "groups are names or numbers"),
         ({"groups": ["a"] * 5}, lrpfx.InputError, "there is one group, and so no interval"),
-        ({"masks": torch.ones(5, 12, 16)}, lrpfx.InputTypeError, "masks are a tensor of truth values"),
+        ({"masks": torch.ones(5, 12, 16)}, lrpfx.InputTypeError, r"boxes as numbers, \(N, 4\), not numbers of shape \(5, 12"),
+        ({"masks": ["here"] * 5}, lrpfx.InputTypeError, "or boxes as numbers, not list"),
+        ({"masks": [[4, 3, 9, 9]] * 4}, lrpfx.InputError, r"\(5, 12, 16\), not \(4, 12, 16\)"),
+        ({"masks": [[9, 3, 4, 9]] * 5}, lrpfx.InputError, "mask 0 is empty"),
         ({"masks": torch.ones(5, 12, 12, dtype=torch.bool)}, lrpfx.InputError, r"\(5, 12, 16\), not \(5, 12, 12\)"),
         ({"masks": torch.ones(5, 12, 16, dtype=torch.bool)}, lrpfx.InputError, "mask 0 is full"),
         ({"masks": torch.zeros(5, 12, 16, dtype=torch.bool)}, lrpfx.InputError, "mask 0 is empty"),
@@ -184,10 +262,13 @@ def test_metrics_that_do_not_fit_are_errors(data, metrics, error, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RegionPerturbation("blurr"), "filled with mean, blur, noise, not 'blurr'. Did you mean 'blur'"),
+        (lambda: RegionPerturbation("blurr"), "filled with mean, blur, noise, road, not 'blurr'. Did you mean 'blur'"),
         (lambda: RegionPerturbation(block=0), "block is the side of blocks in pixels, 1 or more, not 0"),
         (lambda: RegionPerturbation(steps=0), "steps is a number of steps"),
         (lambda: RandomMasks(count=2), "count is a number of masks, 3 or more, not 2"),
+        (lambda: Sensitivity(radius=0.0), "radius must be a positive number, not 0"),
+        (lambda: Sensitivity(count=0), "count is a number of changed copies, 1 or more, not 0"),
+        (lambda: Randomization(steps=0), "steps is a number of steps"),
     ],
 )
 def test_settings_out_of_range_are_errors(make, message):

@@ -8,11 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from lrpfx.measures import METRICS, PointingGame, RandomMasks, RegionPerturbation, RelevanceMass, RelevanceRank, Sparseness
-from lrpfx.measures.metrics import correlations
-from lrpfx.measures.perturbation import FILLS, Sample, default_side, pixels_of_blocks, random_masks, sums_over_blocks
+from lrpfx.measures import (
+    METRICS,
+    Complexity,
+    PointingGame,
+    Randomization,
+    RandomMasks,
+    RegionPerturbation,
+    RelevanceMass,
+    RelevanceRank,
+    Sensitivity,
+    Sparseness,
+)
+from lrpfx.measures.metrics import correlations, rank_correlation
+from lrpfx.measures.perturbation import FILLS, Sample, default_side, imputed, pixels_of_blocks, random_masks, sums_over_blocks
 
 HEIGHT, WIDTH, SIDE, STEPS = 10, 13, 4, 5  # 3 x 4 blocks, of which the last ones are incomplete
+
+
+def sample_of(*values, explain=None, with_other_weights=None):
+    return Sample(*values, explain, with_other_weights)
 
 
 @pytest.fixture
@@ -28,7 +43,7 @@ def sample(model):
 
     mask = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
     mask[2:7, 3:9] = True
-    return Sample(7, torch.rand(2, HEIGHT, WIDTH), mask, probabilities, 3)
+    return sample_of(7, torch.rand(2, HEIGHT, WIDTH), mask, probabilities, 3)
 
 
 @pytest.fixture
@@ -132,12 +147,50 @@ def test_what_does_not_vary_has_no_correlation():
 
 def test_noise_is_in_the_range_of_each_channel(sample):
     """And the same for all methods, but another for another image."""
-    filled = FILLS["noise"](sample, SIDE)
+    everywhere = torch.ones(1, 1, HEIGHT, WIDTH, dtype=torch.bool)
+    filled = FILLS["noise"](sample, SIDE)(everywhere)[0]
     for channel, values in zip(sample.image, filled, strict=True):
         assert channel.min() <= values.min() < values.mean() - 0.2 < values.mean() + 0.2 < values.max() <= channel.max()
-    assert torch.equal(filled, FILLS["noise"](sample, SIDE))
-    other = Sample(8, sample.image, None, sample.probabilities, 3)
-    assert not torch.equal(filled, FILLS["noise"](other, SIDE))
+    assert torch.equal(filled, FILLS["noise"](sample, SIDE)(everywhere)[0])
+    other = sample_of(8, sample.image, None, sample.probabilities, 3)
+    assert not torch.equal(filled, FILLS["noise"](other, SIDE)(everywhere)[0])
+
+
+def slow_imputed(image, pixels):
+    """The linear system, written as a matrix and solved."""
+    places = [(y, x) for y in range(HEIGHT) for x in range(WIDTH) if pixels[y, x]]
+    found = image.clone()
+    for channel in range(len(image)):
+        matrix, right = torch.zeros(len(places), len(places)), torch.zeros(len(places))
+        for row, (y, x) in enumerate(places):
+            for dy in (-1, 0, 1):
+                for dx in (-1, 0, 1):
+                    there = y + dy, x + dx
+                    if there == (y, x) or not (0 <= there[0] < HEIGHT and 0 <= there[1] < WIDTH):
+                        continue
+                    weight = 1 / 6 if 0 in (dy, dx) else 1 / 12
+                    matrix[row, row] += weight
+                    if there in places:
+                        matrix[row, places.index(there)] -= weight
+                    else:
+                        right[row] += weight * image[channel, there[0], there[1]]
+        for (y, x), value in zip(places, torch.linalg.solve(matrix, right), strict=True):
+            found[channel, y, x] = value
+    return found
+
+
+def test_imputation(sample):
+    """Many holes, with one at the border, and two that together leave few pixels; for an image filled completely, the mean."""
+    masks = torch.stack([torch.rand(12) < share for share in (0.0, 0.3, 0.7)])
+    masks[2, 0] = True
+    pixels = pixels_of_blocks(masks, SIDE, HEIGHT, WIDTH)
+    expected = torch.stack([slow_imputed(sample.image, one[0]) for one in pixels])
+    torch.testing.assert_close(imputed(sample.image.expand(3, -1, -1, -1), pixels), expected)
+    everywhere = torch.ones(1, 1, HEIGHT, WIDTH, dtype=torch.bool)
+    mean = sample.image.mean((1, 2), keepdim=True).expand(-1, HEIGHT, WIDTH)
+    torch.testing.assert_close(imputed(sample.image[None], everywhere)[0], mean)
+    noise = FILLS["road"](sample, SIDE)(pixels) - expected
+    assert torch.equal(noise != 0, pixels.expand_as(noise)) and 0.002 < float(noise[2][:, pixels[2, 0]].std()) < 0.004
 
 
 def test_blocks_of_any_image(maps):
@@ -184,6 +237,54 @@ def test_sparseness(sample, maps):
     assert expected[3] == 0.0 and expected[4] == pytest.approx(1 - 1 / (HEIGHT * WIDTH))
 
 
+def test_complexity(sample, maps):
+    expected = []
+    for map in maps:
+        values = map.abs().flatten().tolist()
+        shares = [value / sum(values) for value in values if value]
+        expected.append(-sum(share * math.log(share) for share in shares))
+    (found,) = Complexity().scores(sample, maps)
+    torch.testing.assert_close(found, torch.tensor(expected))
+    assert expected[3:] == [0.0, 0.0]
+
+
+def test_sensitivity(sample, maps):
+    """Changes stay within their bounds, and the largest one counts."""
+    seen = []
+
+    def explain(copies):
+        seen.append(copies)
+        changed = maps[:, None].repeat(1, len(copies), 1, 1)
+        changed[0, 1] += 0.25
+        changed[1, 2, 3, 4] -= 7.0
+        return changed
+
+    changing = sample_of(7, sample.image, None, None, 3, explain=explain)
+    (found,) = Sensitivity(0.1, 4).scores(changing, maps)
+    norms = [math.sqrt(sum(value**2 for value in map.flatten().tolist())) for map in maps]
+    expected = [0.25 * math.sqrt(HEIGHT * WIDTH) / norms[0], 7.0 / norms[1], 0.0, 0.0, 0.0]
+    torch.testing.assert_close(found, torch.tensor(expected))
+    for channel, copies in zip(sample.image, seen[0].unbind(1), strict=True):
+        change, most = copies - channel, 0.1 * (channel.max() - channel.min())
+        assert len(change) == 4 and 0.9 * most < change.abs().max() <= most and abs(change.mean()) < 0.1 * most
+
+
+def slow_ranks(values):
+    return [sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values]
+
+
+def test_randomization(sample, maps):
+    """Spearman's correlation, with the mean rank of equal values; a map that nothing changes has 1."""
+    first, second = maps, torch.stack([maps[2], maps[1], maps[0], maps[3], torch.zeros(HEIGHT, WIDTH)])
+    randomized = sample_of(7, sample.image, None, None, 3, with_other_weights=lambda steps: [first, second][:steps])
+    alike, blank = Randomization(2).scores(randomized, maps)
+    ranks = [torch.tensor(slow_ranks(map.flatten().tolist())) for map in (maps[0], maps[2])]
+    between = float(torch.corrcoef(torch.stack(ranks))[0, 1])
+    torch.testing.assert_close(alike, torch.tensor([(1 + between) / 2, 1.0, (1 + between) / 2, 1.0, 0.5]))
+    zeros = [float((map == 0).double().mean()) for map in maps]
+    torch.testing.assert_close(blank, torch.tensor([0.0, 0.0, zeros[2] / 2, 1.0, zeros[4]]))
+
+
 def test_metrics_have_their_names():
     assert {name: metric.name for name, metric in METRICS.items()} == {name: name for name in METRICS}
 
@@ -208,6 +309,7 @@ class TestAgainstQuantus:
             ("RelevanceMassAccuracy", RelevanceMass()),
             ("RelevanceRankAccuracy", RelevanceRank()),
             ("Sparseness", Sparseness()),
+            ("Complexity", Complexity()),
         ],
     )
     def test_maps(self, batch, name, metric):
@@ -233,6 +335,21 @@ class TestAgainstQuantus:
             ours = correlations(map.flatten(1) @ masks[1:].double().T, scores[0] - scores[1:])
             assert float(ours) == pytest.approx(found, rel=1e-5)
 
+    def test_imputation(self, sample):
+        """Without noise."""
+        functions = pytest.importorskip("quantus.functions.perturb_func")
+        pixels = pixels_of_blocks((torch.rand(1, 12) < 0.5), SIDE, HEIGHT, WIDTH)
+        hidden = pixels[0, 0].flatten().nonzero().flatten()
+        found = functions.noisy_linear_imputation(sample.image.numpy(), hidden.numpy(), noise=0.0)
+        expected = torch.as_tensor(found).reshape(sample.image.shape)
+        torch.testing.assert_close(imputed(sample.image[None], pixels)[0], expected, rtol=1e-6, atol=1e-6)
+
+    def test_rank_correlation(self, maps):
+        functions = pytest.importorskip("quantus.functions.similarity_func")
+        for first, second in ((maps[0], maps[1]), (maps[2], maps[4])):
+            expected = functions.correlation_spearman(first.flatten().numpy(), second.flatten().numpy())
+            assert float(rank_correlation(first, second)) == pytest.approx(expected)
+
     def samples(self, batch, name, **settings):
         """What a metric of Quantus gives for each image, its sample and its map. Its own fill is another mean."""
         quantus = pytest.importorskip("quantus")
@@ -255,4 +372,4 @@ class TestAgainstQuantus:
                 s_batch=mask[None].numpy(),
                 softmax=True,
             )
-            yield found, Sample(0, image, mask[0], probabilities, 100), map
+            yield found, sample_of(0, image, mask[0], probabilities, 100), map
