@@ -52,7 +52,6 @@ _FORMS: dict[Between, MultiplierForm] = {
     Between.RUNNING_LOG_SUM: OfRunningLogSum(),
     Between.SHARES: OfShares(),
     Between.QUOTIENT: OfQuotient(),
-    Between.NORMALIZATION: OfNormalization(),
     Between.CHANNEL_NORMALIZATION: OfChannelNormalization(),
     Between.ROOT: OfRoot(),
     Between.POWER_ROOT: OfPowerRoot(),
@@ -112,6 +111,8 @@ class Difference(Hook):
             return OfPooled(row.dimensions.spatial)
         if between is Between.SAMPLING and layer.operation.names_of_inputs == [row.data[0]]:
             return Derivative()  # at places that are constant
+        if between is Between.NORMALIZATION:
+            return OfNormalization(centred=row.name != "rms_norm")
         if between is not None:
             return _FORMS[between]
         if issubclass(row.kind, kinds.Detach):

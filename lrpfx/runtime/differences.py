@@ -95,6 +95,7 @@ class _OfDifferences(torch.autograd.Function):
         ctx.form, ctx.operation, *values = inputs
         if isinstance(output, tuple):  # maxima and their places
             ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # zeros for what is prepared
         save_values(ctx, values)
 
     @staticmethod
@@ -138,20 +139,45 @@ class Same(DifferenceForm):
         return [multiplier]
 
 
+class _AtMidpoint(torch.autograd.Function):
+    """Forward: an operation, and the means of its inputs and their references. Backward: the derivative at these means."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(operation: Operation, *values: Any) -> tuple[torch.Tensor, ...]:
+        own, references = values[: -operation.inputs], values[-operation.inputs :]
+        means = [(value + reference).div_(2) for value, reference in zip(own, references, strict=False)]
+        return operation(own), *means
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.operation, *values = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # zeros for what is prepared
+        count = ctx.operation.inputs
+        save_values(ctx, [*output[1:], *values[count:-count]])
+
+    @staticmethod
+    def backward(ctx: Any, multiplier: torch.Tensor, *_: Any) -> Any:
+        values, _ = saved_values(ctx)
+        row, count = ctx.operation.operator, ctx.operation.inputs
+        if row is not None and row.entries.elementwise and len(values) == count == 2:  # without another product
+            first, last = (multiplier * one for one in reversed(values))
+            found: Tensors = [first.sum_to_size(values[0].shape), last.sum_to_size(values[1].shape)]
+        else:
+            found = _adjoint(ctx.operation, multiplier, values)
+        return None, *found, *(None for _ in values)
+
+
 @dataclass(frozen=True)
-class AtMidpoint(DifferenceForm):
+class AtMidpoint(_ReferenceForm):
     """The derivative at the mean of value and reference: exact for operations that are at most quadratic in their inputs."""
 
-    def multipliers(
-        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
-    ) -> Tensors:
-        others = values[operation.inputs :]
-        means = [(value + reference) / 2 for value, reference in zip(values, references, strict=False)]
-        row = operation.operator
-        if row is not None and row.entries.elementwise and len(means) == 2 and not others:  # without another product
-            first, last = (multiplier * one for one in reversed(means))
-            return [first.sum_to_size(means[0].shape), last.sum_to_size(means[1].shape)]
-        return _adjoint(operation, multiplier, [*means, *others])
+    def run(self, operation: Operation, values: Sequence[Any]) -> Any:
+        if torch.is_grad_enabled() and any(value.requires_grad for value in values[: operation.inputs]):
+            return apply(_AtMidpoint, operation, *values)[0]
+        return operation(values[: -operation.inputs])
 
 
 def _adjoint(operation: Operation, multiplier: torch.Tensor, values: Sequence[Any]) -> Tensors:
@@ -179,6 +205,7 @@ class _OfOneInput(torch.autograd.Function):
         ctx.form, ctx.operation, *values = inputs
         ctx.count, ctx.shape = len(values), values[0].shape
         ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # zeros for what is prepared
         ctx.save_for_backward(*output[1:])
 
     @staticmethod
@@ -334,7 +361,7 @@ def slope(
     difference = value - reference
     small = difference == 0 if clips else _is_small(difference, value, reference)
     if reads_values(value):  # a few derivatives cost less than all of them
-        found, count = (output - other) / difference, int(small.count_nonzero())
+        found, count = (output - other).div_(difference), int(small.count_nonzero())
         if count == 0:
             return found
         if of_entries and count < MOST_APART * small.numel():
@@ -362,7 +389,7 @@ def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor,
 def _is_small(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Whether the difference of a value is within its rounding."""
     bound = _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) / 2
-    return difference.abs() <= bound * (value + reference).abs()
+    return difference.abs() <= (value + reference).abs_().mul_(bound)
 
 
 def _quotient(change: torch.Tensor, difference: torch.Tensor, small: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
@@ -414,9 +441,9 @@ class _OfProbabilities(FormOfOneInput):
 
 def logarithmic_means(changes: torch.Tensor, shares: Pair) -> torch.Tensor:
     """(p - p⁰) / (log p - log p⁰), which changes by `changes`, without cancellation."""
-    distance = -changes.abs()
-    factor = (torch.expm1(distance) / distance).nan_to_num(1.0)  # in the limit, and where entries are masked for both
-    return torch.maximum(*shares) * factor
+    distance = changes.abs().neg_()
+    factor = torch.expm1(distance).div_(distance).nan_to_num_(1.0)  # in the limit, and where entries are masked for both
+    return factor.mul_(torch.maximum(*shares))
 
 
 @dataclass(frozen=True)
@@ -426,7 +453,7 @@ class OfSoftmax(_OfProbabilities):
     def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
         # the largest entries give L: rounding takes none of them
         ours, theirs = (z.amax(dim, True) - p.amax(dim, True).log() for z, p in zip(values, outputs, strict=True))
-        return logarithmic_means(values[0] - values[1] - (ours - theirs), outputs)
+        return logarithmic_means((values[0] - values[1]).sub_(ours - theirs), outputs)
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         means, scale = prepared
@@ -522,34 +549,49 @@ def slope_of_exponential(value: torch.Tensor, reference: torch.Tensor, shift: to
 
 
 @dataclass(frozen=True)
-class OfNormalization(DifferenceForm):
-    """u s with u = x, or x minus its mean, and s = 1 / sqrt(mean(u²) + eps), as products and a slope."""
+class OfNormalization(FormOfOneInput):
+    """u s with u = x, or x minus its mean, and s = 1 / sqrt(mean(u²) + eps), as products and a slope.
 
-    def multipliers(
-        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
-    ) -> Tensors:
+    With h = (u + u⁰) s s⁰ / (s + s⁰), multipliers are those of the derivative: (s + s⁰) / 2 (m - mean(m) - h mean(m h)).
+    `centred`: whether it subtracts the mean.
+    """
+
+    centred: bool = True
+
+    def result(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         arguments, name = operation.arguments(values), operation.listed.name
-        value, reference = values[0], references[0]
-        weight = arguments["weight"]
+        value, weight = values[0], arguments["weight"]
         if name in ("layer_norm", "rms_norm"):
             shape: tuple[int, ...] = (*value.shape[: value.ndim - len(arguments["normalized_shape"])], -1)
         else:
             weight = per_channel(weight, value)
             shape = (value.shape[0], arguments["num_groups"] if name == "group_norm" else value.shape[1], -1)
-        multiplier = multiplier if weight is None else multiplier * weight
-        rows, other_rows, of_rows = (one.reshape(shape) for one in (value, reference, multiplier))
+        rows, other_rows = value.reshape(shape), reference.reshape(shape)
         eps = arguments["eps"]
         eps = torch.finfo(value.dtype).eps if eps is None else eps
-        if name != "rms_norm":
-            rows, other_rows = rows - rows.mean(-1, True), other_rows - other_rows.mean(-1, True)
-        scale, other_scale = (torch.rsqrt(one.square().mean(-1, True) + eps) for one in (rows, other_rows))
         sums = rows + other_rows
-        of_scale = (of_rows * sums / 2).sum(-1, True)
-        of_square = -of_scale * (scale * other_scale).square() / (scale + other_scale)
-        found = of_rows * (scale + other_scale) / 2 + of_square * sums / rows.shape[-1]
-        if name != "rms_norm":
-            found = found - found.mean(-1, True)
-        return [found.reshape(value.shape)]
+        if self.centred:  # the kernel of a layer norm is the fastest way to both statistics
+            (mean, scale), (other_mean, other_scale) = (
+                torch.native_layer_norm(one, one.shape[-1:], None, None, eps)[1:] for one in (rows, other_rows)
+            )
+            sums.sub_(mean + other_mean)
+        else:
+            scale, other_scale = (torch.rsqrt(one.square().mean(-1, True) + eps) for one in (rows, other_rows))
+        total = scale + other_scale
+        found = [operation(values), sums.mul_(scale * other_scale / total), total / 2]
+        return (*found, *([] if weight is None else [weight.clone()]))
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        share, scale, *weights = prepared
+        for weight in weights:
+            multiplier = multiplier * weight
+        rows = multiplier.reshape(share.shape)
+        found = rows - share * (rows * share).mean(-1, True)
+        if self.centred:
+            found.sub_(rows.mean(-1, True))
+        return found.mul_(scale).reshape(shape).to(multiplier.dtype)
 
 
 @dataclass(frozen=True)

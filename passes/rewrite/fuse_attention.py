@@ -100,11 +100,13 @@ def _fuse(program: Program, name: str, parts: dict[str, fx.Node]) -> None:
 
 
 def _recompute(program: Program, name: str, parts: dict[str, fx.Node]) -> bool:
-    """Run the parts as one module that recomputes them; False if something else reads a part."""
+    """Run the parts as one module that recomputes them; False if this would save nothing."""
     graph, output = program.graph, parts["output"]
     region = _region(output, set(parts.values()))
     if any(node is not output and not set(node.users) <= set(region) for node in region):
         return False
+    if any(form is not None and form.needs_reference for form in (node_info(node).form for node in region)):
+        return False  # differences from a reference hold less than what their parts read
     given = list(dict.fromkeys(read for node in region for read in node.all_input_nodes if read not in region))
     inner = fx.Graph()
     copies = {read: inner.placeholder(f"value_{number}") for number, read in enumerate(given)}
