@@ -5,6 +5,7 @@ The runtime computes them only once: ONNX Runtime, AOTInductor and the runner of
 
 import torch
 from torch import fx, nn
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from lrpfx.ir.node import output_node
 from lrpfx.passes.program import GraphPass, PassResult, Program
@@ -45,6 +46,7 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> l
     sources = module.compiled.fold_graph.find_nodes(op="get_attr")
     tensors = {node: str(node.target) for node in sources if node.target in read}  # tensors that the program holds
     computed = dict[str, fx.Node]()
+    mode = next(iter(graph.find_nodes(op="placeholder"))).meta["val"].fake_mode
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for name, result in derived:
         value = root.get_buffer(name)
@@ -58,6 +60,8 @@ def derive_weights(graph: fx.Graph, root: nn.Module, module: ExplainModule) -> l
             traced = make_fx(operations)(*bases)
             if not all(map(_is_elementwise, traced.graph.nodes)) or not torch.equal(traced(*bases), value):
                 continue
+            fakes = [mode.from_tensor(base, static_shapes=True) for base in bases]
+            FakeTensorProp(traced, mode).propagate_dont_convert_inputs(*fakes)  # as all values of the program are
         with graph.inserting_before(start):
             given = [computed[base] if base in computed else graph.create_node("get_attr", base) for base in names]
             inside = dict(zip(traced.graph.find_nodes(op="placeholder"), given, strict=True))

@@ -59,24 +59,40 @@ def test_weights_of_rules_are_not_held(name, optimize, monkeypatch):
     assert torch.equal(folded(x)["relevance"], program.module()(x)["relevance"])
 
 
-def test_what_is_not_elementwise_is_held(monkeypatch):
-    """Weights that a modifier normalizes, and draws of a modifier that gives others each time."""
+def modified(modifier):
+    """A program of a network whose convolution has a rule with this modifier of parameters, and its explainable module."""
+    rule = BasicHook(
+        [lambda x: x], [ParamMod(modifier)], [lambda y: y], lambda r, y: r / (y[0] + 0.1), lambda x, g: x[0] * g[0]
+    )
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(layer_map=[(nn.Conv2d, rule)]))
+    return lrpfx.lower(explain_model, torch.rand(2, 3, 8, 8), target="max"), explain_model
+
+
+@pytest.mark.parametrize(
+    "elementwise", [lambda weight, name: weight.clamp(min=0), lambda weight, name: 2 * weight.abs() - weight]
+)
+def test_what_a_modifier_computes_elementwise_is_not_held(elementwise, monkeypatch):
     monkeypatch.setattr(derived_weights, "SMALLEST", 0)
-    modifiers = {
-        "normalized": lambda weight, name: weight / weight.abs().sum(),
-        "drawn": lambda weight, name: weight * torch.rand_like(weight),
-        "turned": lambda weight, name: weight.flip(0),
-    }
-    for modifier in modifiers.values():
-        rule = BasicHook(
-            [lambda x: x], [ParamMod(modifier)], [lambda y: y], lambda r, y: r / (y[0] + 0.1), lambda x, g: x[0] * g[0]
-        )
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
-        explain_model = lrpfx.transform(model, EpsilonPlus(layer_map=[(nn.Conv2d, rule)]))
-        x = torch.rand(2, 3, 8, 8)
-        program = lrpfx.lower(explain_model, x, target="max")
-        assert any("weight_" in name for name in program.state_dict), list(program.state_dict)
-        assert_agrees(program.module(), explain_model, x, tolerance=1e-12)
+    program, explain_model = modified(elementwise)
+    assert set(program.state_dict) == {"0.merged_weight", "0.merged_bias", "4.weight", "4.bias"}
+    assert_agrees(program.module(), explain_model, torch.rand(2, 3, 8, 8), tolerance=1e-12)
+
+
+@pytest.mark.parametrize(
+    "modifier",
+    [
+        lambda weight, name: weight / weight.abs().sum(),
+        lambda weight, name: weight * torch.rand_like(weight),  # others each time
+        lambda weight, name: weight.flip(0),
+    ],
+    ids=["normalized", "drawn", "turned"],
+)
+def test_what_is_not_elementwise_is_held(modifier, monkeypatch):
+    monkeypatch.setattr(derived_weights, "SMALLEST", 0)
+    program, explain_model = modified(modifier)
+    assert {"0.weight_modified", "0.bias_modified"} <= set(program.state_dict)
+    assert_agrees(program.module(), explain_model, torch.rand(2, 3, 8, 8), tolerance=1e-12)
 
 
 def test_models_without_derived_weights():

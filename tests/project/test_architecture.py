@@ -33,6 +33,22 @@ def test_mutants_are_of_files_that_exist():
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
+#: Dataclasses that gather something as they go, or that a subclass sets up; all others are immutable.
+_GATHERING = """
+    Attributor BlockExplainer Cache Collection Gradient IntegratedGradients ModuleCall Occlusion OpenSizes PassResult Program
+    Questions Results Run SmoothGrad _Forward _Group _Pending _Sums _Total _Waiting
+"""
+
+
+def test_dataclasses_are_immutable():
+    found = []
+    for path in [*(ROOT / "lrpfx").rglob("*.py"), *(ROOT / "passes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            decorators = map(ast.unparse, node.decorator_list) if isinstance(node, ast.ClassDef) else ()
+            found += [node.name for one in decorators if one.startswith("dataclass") and "frozen=True" not in one]
+    assert sorted(found) == _GATHERING.split()
+
+
 def test_rooms_say_what_is_in_them():
     assert all(descriptions().values())
 

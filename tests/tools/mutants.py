@@ -100,6 +100,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "entries = torch.arange(1, size + 1, dtype=torch.float32 if size < 2/24 else torch.float64).view(shape)",
     ): "float64 holds the same numbers, in twice the memory",
     (
+        "passes/normalize/patches.py",
+        "if shape is None or sorted(found) != list(range(2, len(shape))) or len(found) > 3:",
+        "if shape is None and sorted(found) != list(range(2, len(shape))) or len(found) > 3:",
+    ): "the entries of windows along other dimensions are in no order of a convolution",
+    (
         "lrpfx/rules/shortcuts.py",
         "return (relevances[0] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",
         "return (relevances[ -1] if len(relevances) == 1 else call.added(relevances[0], relevances[1]),)",
