@@ -76,6 +76,7 @@ def dataset(
             "it to explain several for each."
         ),
     ] = None,
+    mask: Annotated[Path | None, typer.Option(hidden=True)] = None,
     box: BOX = None,
     record: Annotated[
         list[str] | None,
@@ -117,6 +118,11 @@ def dataset(
     Sounds and volumes are samples in the same way, and so are the rows of a table and the entries of an array along its first
     axis.
     """
+    if mask is not None:
+        raise invalid(
+            "a mask is of one photograph, and a data set has one target for all: lrpfx explain and lrpfx report take --mask; "
+            "--target alone is a class where it is predicted"
+        )
     if table is not None:
         checked_table_path(table)
     recorded = dict(map(_recorded, record or []))

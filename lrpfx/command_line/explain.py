@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
-from lrpfx.command_line.image_files import ImageFile, Masks, images_in, opened
+from lrpfx.command_line.image_files import ImageFile, Masks, images_in, masks_of, opened
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.number_files import NumberOptions, are_of_numbers, explain_numbers
 from lrpfx.command_line.options import (
@@ -24,6 +24,7 @@ from lrpfx.command_line.options import (
     CompositeOptions,
     ModelOptions,
     boxes_of,
+    check_mask,
     classes_of,
     invalid,
     numbers_of,
@@ -84,15 +85,10 @@ def explain(
         explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), compared, allow_native)
         return
     numbers.check_unused()
-    if mask is not None and len(target or ()) != 1:
-        raise invalid("--mask is the region of one class: pass --target once")
-    if mask is not None and box:
-        raise invalid("--mask is for segmentation networks, and --box for detectors")
+    check_mask(mask, target, box)
     boxes_of(box or (), ())
     images = images_in(photographs)
-    masks = None if mask is None else Masks(mask)
-    if masks is not None:
-        masks.check(images)
+    masks = masks_of(mask, images)
     rules.check()
     several = len(box or target or ()) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)

@@ -201,6 +201,15 @@ class Masks:
         return values > 0
 
 
+def masks_of(place: Path | None, images: Iterable[ImageFile]) -> Masks | None:
+    """The masks at a place, if one is given. Raises `InputError` if a photograph has none."""
+    if place is None:
+        return None
+    masks = Masks(place)
+    masks.check(images)
+    return masks
+
+
 @contextmanager
 def whole_picture(path: Path) -> Iterator[Path]:
     """The temporary path of a picture that appears at `path` whole or not at all.

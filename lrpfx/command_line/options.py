@@ -366,6 +366,14 @@ def _box_of(text: str, kind: int | None) -> Box:
     return Box.near(edges, kind, part)
 
 
+def check_mask(mask: Path | None, targets: Sequence[str] | None, boxes: Sequence[str] | None) -> None:
+    """Raise `InputError` for a mask without a class, or beside boxes."""
+    if mask is not None and len(targets or ()) != 1:
+        raise invalid("--mask is the region of one class: pass --target once")
+    if mask is not None and boxes:
+        raise invalid("--mask is for segmentation networks, and --box for detectors")
+
+
 def check_composite(name: str, settings: list[str] | None) -> None:
     """Raise `InputError` for a composite that there is not, or settings that it does not have."""
     bounds = dict.fromkeys(signature(composite_class(name)).parameters.keys() & {"low", "high"}, 0.0)

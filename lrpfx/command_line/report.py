@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lrpfx.command_line.image_files import images_in, opened_in_rgb
+from lrpfx.command_line.image_files import images_in, masks_of, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.number_files import (
     NumberExplainers,
@@ -19,11 +19,13 @@ from lrpfx.command_line.number_files import (
 from lrpfx.command_line.options import (
     BOX,
     IMAGES,
+    MASK,
     MODEL,
     SETTINGS,
     ModelOptions,
     boxes_of,
     check_composite,
+    check_mask,
     classes_of,
     composite_of,
     invalid,
@@ -33,6 +35,7 @@ from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.pages.report import SUFFIXES
 from lrpfx.pages.report import report as report_on
+from lrpfx.request.regions import Region
 from lrpfx.support.files import check_place
 from lrpfx.support.numbers import counted
 
@@ -48,6 +51,7 @@ def report(
         list[str] | None,
         typer.Option(help="The class to explain, by name or index; by default the predicted one. Repeat it for several."),
     ] = None,
+    mask: MASK = None,
     box: BOX = None,
     composite: Annotated[
         list[str] | None,
@@ -74,13 +78,18 @@ def report(
     options.check(target or ())
     boxes_of(box or (), ())
     if are_of_numbers(photographs):
-        if box:
-            raise invalid("--box is for photographs")
+        if mask is not None or box:
+            raise invalid("--mask and --box are for photographs")
         check_options_of_numbers(options)
         _write(_explained_numbers(model, photographs, options, numbers, target or (), names, setting), output, title, "sample")
         return
     numbers.check_unused()
-    images = [(image.shown, opened_in_rgb(image.path)) for image in images_in(photographs)]
+    check_mask(mask, target, box)
+    files = images_in(photographs)
+    masks = masks_of(mask, files)
+    images = [(image.shown, opened_in_rgb(image.path)) for image in files]
+    opened = [one for _, one in images]
+    regions = [] if masks is None else [masks.for_photograph(file, one.size) for file, one in zip(files, opened, strict=True)]
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
         preprocess = given.required_preprocessing(options)
@@ -94,7 +103,11 @@ def report(
             explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known)
             classes = classes_of(target or [], explainer.categories)
             targets: list[Any] = [*boxes_of(box, classes)] if box else [*classes]
-            explained = explainer([photograph for _, photograph in images], targets=targets or None)
+            asked: dict[str, Any] = {"targets": targets or None}
+            if regions:
+                class_: Any = classes[0]
+                asked = {"target": [Region(class_, region) for region in regions]}
+            explained = explainer(opened, **asked)
             found[name] = [one.renamed(text) for one, (text, _) in zip(explained, images, strict=True)]
     _write(found, output, title, "photograph")
 

@@ -149,7 +149,8 @@ def lower(
         Nodes, as for `lrpfx.attribute`, whose relevance is also a result.
     dynamic_batch
         With True the program takes any batch size, and keeps all other sizes open that `lrpfx.transform` found open by
-        torch.export, such as lengths of sequences; with False, all sizes are those of the example.
+        torch.export, such as lengths of sequences. Of a graph, with inputs `x` and `edge_index`, it takes any number of nodes
+        and edges. With False, all sizes are those of the example.
     reduce
         Relevance of an input summed over its channels ("sum"), summed in magnitude ("absolute"), summed over all else
         ("channels"), or as uint8 ("bytes").
@@ -255,18 +256,20 @@ def _lowered(
     try:
         return _program(job, inputs, opened, dynamic_batch)
     except SizeError as error:
-        if len(opened) < 2:
+        if len(opened) < 2 and (not opened or opened[0].is_batch):
             raise LoweringError(str(error)) from error.__cause__
-    closed = [f"dimension {number} of {name} ({inputs[name].shape[number]})" for one in opened[1:] for name, number in one.of]
+    kept = [one for one in opened if one.is_batch]
+    closed = [one for one in opened if not one.is_batch]
+    sizes = [f"dimension {number} of {name} ({inputs[name].shape[number]})" for one in closed for name, number in one.of]
     warnings.warn(
         LrpfxWarning(
-            f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(closed)}",
+            f"{module.title} has other operations for other sizes, so its program is for the example's: {', '.join(sizes)}",
             topic="lowering",
         ),
         stacklevel=5,
     )
     try:
-        return _program(job, inputs, opened[:1], dynamic_batch)
+        return _program(job, inputs, kept, bool(kept))
     except SizeError as error:
         raise LoweringError(str(error)) from error.__cause__
 
@@ -363,7 +366,7 @@ def _dimensions_of_masks(
                     )
                 if before != after:
                     found[name][number] = one
-    batch = next((one for one in opened if not one.of[0][1]), None)
+    batch = next((one for one in opened if one.is_batch), None)
     for place, name in job.conditions.items():
         shape = masks[name].shape
         if found[name].get(0) is not batch or shape[:1] != arguments[0].shape[:1]:
@@ -384,7 +387,7 @@ def _from_one(job: Job, function: nn.Module, inputs: Mapping[str, torch.Tensor],
     try:
         verify(job, function, job.arguments(list(resized(inputs, dict.fromkeys(size.of, 1)).values())), tolerance)
     except (LrpfxError, SizeError, *_OF_SIZES) as error:
-        if not size.of[0][1]:
+        if size.is_batch:
             raise SizeError(
                 f"the program of {job.module.title} is not right for a batch of one, where forward may do something else, such "
                 f"as squeeze(); lower it with dynamic_batch=False, or name the dimension in forward: {first_lines(error)}"
@@ -404,7 +407,7 @@ def _from_ones(
     if len(ones) > 1:
         of = tuple(itertools.chain(*(one.of for one in reversed(ones))))
         together = _from_one(job, function, inputs, replace(ones[-1], of=of), tolerance)
-        opened = [replace(one, lower=together.lower) if one in ones and one.of[0][1] else one for one in opened]
+        opened = [replace(one, lower=together.lower) if one in ones and not one.is_batch else one for one in opened]
     for alone, small in itertools.product([one for one in opened if one.lower == 1 and len(opened) > 1], (2, 3)):
         sizes = {one: 1 if one is alone else max(small, one.lower) for one in opened}
         changed = resized(inputs, {dimension: size for one, size in sizes.items() for dimension in one.of})

@@ -167,7 +167,10 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
 
 
 def _check_sizes(manifest: dict[str, Any]) -> None:
-    """Raise `RefusedError` unless each size that may vary, except batches, is one of those in `sizes`, with its limits."""
+    """Raise `RefusedError` unless each size that may vary, except batches, is one of those in `sizes`, with its limits.
+
+    The first dimensions of arguments are batches if the program takes any batch.
+    """
     limited = []
     for shared in manifest["sizes"]:
         limits = shared["lower"], shared["upper"]
@@ -175,7 +178,8 @@ def _check_sizes(manifest: dict[str, Any]) -> None:
             raise RefusedError("its manifest does not give valid limits of sizes")
         limited += [(name, number) for name, number in shared["of"]]
     shapes = {name: enumerate(described["shape"]) for name, described in manifest["arguments"].items()}
-    varying = [(name, number) for name, shape in shapes.items() for number, size in shape if size is None and number]
+    first = 1 if manifest["dynamic_batch"] else 0
+    varying = [(name, number) for name, shape in shapes.items() for number, size in shape if size is None and number >= first]
     if sorted(limited) != sorted(varying):
         raise RefusedError("its manifest does not give the limits of all sizes")
 

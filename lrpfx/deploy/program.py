@@ -48,9 +48,12 @@ def problem_of_sizes(
     tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, Sizes], shared: Sequence[Mapping[str, Any]]
 ) -> str | None:
     """Why a program does not take tensors of these shapes, by the name of its argument; None if it does."""
+    of_shared = {(name, number) for one in shared for name, number in one["of"]}
+    batches = {(name, 0) for name in tensors if wanted[name][0] is None} - of_shared
     for name, tensor in tensors.items():
         shape, sizes = list(tensor.shape), wanted[name]
-        shown = [("any" if number else "batch") if size is None else str(size) for number, size in enumerate(sizes)]
+        letters = ["batch" if (name, number) in batches else "any" for number in range(len(sizes))]
+        shown = [letter if size is None else str(size) for letter, size in zip(letters, sizes, strict=True)]
         found = f"{name} has shape {'×'.join([str(size) for size in shape]) or '()'}, but the program takes {'×'.join(shown)}"
         if len(shape) != len(sizes):
             return found
@@ -59,10 +62,10 @@ def problem_of_sizes(
             fixed = [f"dimension {number} was fixed at {sizes[number]} when it was lowered" for number in wrong]
             return f"{found}: {'; '.join(fixed)}"
         if not shape[0]:
-            return f"{name} is an empty batch"
-    batches = {name: tensor.shape[0] for name, tensor in tensors.items() if wanted[name][0] is None}
-    if len(set(batches.values())) > 1:
-        return f"the batch sizes differ: {', '.join([f'{name} {size}' for name, size in batches.items()])}"
+            return f"{name} is empty" if (name, 0) in of_shared else f"{name} is an empty batch"
+    found_sizes = {name: tensor.shape[0] for name, tensor in tensors.items() if (name, 0) in batches}
+    if len(set(found_sizes.values())) > 1:
+        return f"the batch sizes differ: {', '.join([f'{name} {size}' for name, size in found_sizes.items()])}"
     for one in shared:
         of = tuple((Place(name), number) for name, number in one["of"])
         problem = SharedSize(of, one["lower"], one["upper"]).problem(tensors)

@@ -30,7 +30,7 @@ def with_facts(
     """Attach the facts for a manifest, the arguments with which the program was compared, and the history."""
     names, shared = job.names(), []
     admitted = [one for one in examples[1:] if _fit(job.inputs, one, opened)]
-    for one in opened[1:]:
+    for one in (one for one in opened if not one.is_batch):
         of = [[name, number] for name in names for number, size in dimensions[name].items() if size and size.of == one.of]
         shared.append({"of": of, "lower": one.lower, "upper": one.upper})
     rows = rule_table(job.module.unfused_graph)
@@ -45,7 +45,7 @@ def with_facts(
         "target": job.target,
         "explained": None if job.fixed is None else {"target": str(job.fixed), "sizes": list(job.fixed.least_sizes())},
         "reduce": job.reduce,
-        "dynamic_batch": bool(opened),
+        "dynamic_batch": any(one.is_batch for one in opened),
         "sizes": shared,
         "conditions": {name: place if isinstance(place, str) else list(place) for place, name in job.conditions.items()},
         "masks": [name for name, of in zip(names, job.inputs, strict=False) if of in job.masks],

@@ -9,7 +9,7 @@ import torch
 
 from lrpfx.deploy.job import invalid
 from lrpfx.errors import LoweringError
-from lrpfx.ir.guards import SharedSize, SizeCondition
+from lrpfx.ir.guards import FixedSizes, SharedSize, SizeCondition
 from lrpfx.ir.size_proofs import is_proved
 from lrpfx.runtime.explain_module import ExplainModule
 
@@ -25,28 +25,34 @@ _LARGE = (5000, 65_535, 65_536, 65_537)
 
 @dataclass(frozen=True)
 class OpenSize:
-    """Dimensions of inputs, as (input, dimension), that have one size, which may vary in the program."""
+    """Dimensions of inputs, as (input, dimension), that have one size, which may vary in the program.
+
+    `is_batch`: whether it is the number of samples, which the first dimensions of all inputs have.
+    """
 
     of: tuple[tuple[str, int], ...]
     sizes: tuple[int, ...]  # in each variant of the example
     lower: int = 1
     upper: int | None = None
+    is_batch: bool = False
 
     def admits(self, size: int) -> bool:
         return size >= self.lower and (self.upper is None or size <= self.upper)
 
 
 def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> list[OpenSize]:
-    """The open sizes of a program: the batch, then other sizes that the module leaves open.
+    """The open sizes of a program: the batch, then other sizes that the module leaves open; of a graph, its nodes and edges.
 
     The sizes of the variants are greater than 1 and differ from all other sizes: tracing would treat equal sizes as the same.
     """
+    if _is_graph(inputs):
+        return _with_variants(_of_graph(module, inputs), inputs)
     if len({len(tensor) for tensor in inputs.values()}) > 1:
-        of_graph = {"x", "edge_index"} <= set(inputs)
-        remedy = "graphs have programs for one number of nodes and edges" if of_graph else "they may be of one size alone"
         sizes = ", ".join(f"{name} {len(tensor)}" for name, tensor in inputs.items())
-        raise invalid(f"the inputs have different batch sizes, {sizes}: {remedy}, with dynamic_batch=False")
-    opened = [OpenSize(tuple((name, 0) for name in inputs), ())]
+        raise invalid(
+            f"the inputs have different batch sizes, {sizes}: they may be of one size alone, with dynamic_batch=False"
+        )
+    opened = [OpenSize(tuple((name, 0) for name in inputs), (), is_batch=True)]
     for guard in module.guards:
         if isinstance(guard, SharedSize) and all(number for _, number in guard.of):
             of = tuple((place.argument, number) for place, number in guard.of if place.argument in inputs and not place.keys)
@@ -60,13 +66,42 @@ def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> lis
     for guard in conditions:  # now that the other sizes in it are fixed
         if not _always_holds(guard, opened[0], opened, inputs):
             raise LoweringError(other_operations(module, f"{guard.readable} does not hold"))
+    return _with_variants(opened, inputs)
+
+
+def _is_graph(inputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether inputs are those of a graph network: features of nodes, and the sources and targets of edges."""
+    return "x" in inputs and "edge_index" in inputs and inputs["edge_index"].ndim == 2
+
+
+def _of_graph(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> list[OpenSize]:
+    """The numbers of nodes and of edges, as far as the module leaves them open."""
+    fixed = {
+        (guard.place.argument, number)
+        for guard in module.guards
+        if isinstance(guard, FixedSizes)
+        for number, size in enumerate(guard.sizes)
+        if size is not None
+    }
+    nodes, edges = len(inputs["x"]), inputs["edge_index"].shape[1]
+    of_edges = {name for name, one in inputs.items() if name.startswith("edge_") and len(one) == edges} - {"edge_index"}
+    of_nodes = {name for name, one in inputs.items() if len(one) == nodes} - of_edges - {"edge_index"}
+    found = [
+        tuple((name, 0) for name in inputs if name in of_nodes),
+        (("edge_index", 1), *((name, 0) for name in inputs if name in of_edges)),
+    ]
+    return [OpenSize(of, ()) for of in found if fixed.isdisjoint(of)]
+
+
+def _with_variants(opened: Sequence[OpenSize], inputs: Mapping[str, torch.Tensor]) -> list[OpenSize]:
+    """The open sizes with those of each variant, without those for which there are none."""
     varying = {dimension for one in opened for dimension in one.of}
     shapes = {name: enumerate(tensor.shape) for name, tensor in inputs.items()}
     taken = {size for name, shape in shapes.items() for number, size in shape if (name, number) not in varying}
     found: list[OpenSize] = []
     for one in opened:
         name, number = one.of[0]
-        example = inputs[name].shape[number] if number else 2
+        example = 2 if one.is_batch else inputs[name].shape[number]
         near = itertools.chain.from_iterable((example + step, example - step) for step in itertools.count(1))
         candidates = itertools.islice(itertools.chain([example], near), 100 + 2 * example)
         free = [size for size in candidates if size > 1 and size not in taken and one.admits(size)][:VARIANTS]
@@ -156,6 +191,8 @@ def resized(inputs: Mapping[str, torch.Tensor], sizes: Mapping[tuple[str, int], 
     for (name, number), size in sizes.items():
         tensor = changed[name]
         changed[name] = tensor.index_select(number, torch.arange(size, device=tensor.device) % tensor.shape[number])
+    if _is_graph(changed):
+        changed["edge_index"] = changed["edge_index"] % len(changed["x"])  # the nodes that there are
     return changed
 
 

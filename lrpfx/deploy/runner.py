@@ -277,7 +277,7 @@ class Runner:
 
 def self_test_arguments(runner: Runner, size: int) -> dict[str, torch.Tensor]:
     """The arguments of a self-test by name, for a batch of `size`."""
-    arguments = runner.self_test.arguments(list(runner.manifest["arguments"]), size)
+    arguments = runner.self_test.arguments(runner.manifest, size)
     return {name: torch.from_numpy(value).to(_dtype(runner.manifest, name)) for name, value in arguments.items()}
 
 

@@ -24,14 +24,24 @@ class SelfTest:
 
     `arrays` holds those of the largest batch, as "in.<argument>" and "out.<result>". An array with fewer rows than the batch is
     repeated. Smaller batches use the first rows; a result that differs from them is stored as it is, as "<size>.out.<result>".
-    A result whose first dimension is not the batch is stored so for every size.
+    A result whose first dimension is not the batch is stored so for every size. Arguments with different first dimensions, such
+    as nodes and edges of a graph, have no batch: they are stored as they are.
     """
 
     sizes: tuple[int, ...]
     arrays: dict[str, np.ndarray]
 
-    def arguments(self, names: Sequence[str], size: int) -> dict[str, np.ndarray]:
-        return {name: self._rows(f"in.{name}", size) for name in names}
+    def arguments(self, manifest: Mapping[str, Any], size: int) -> dict[str, np.ndarray]:
+        """The arguments for a batch of `size` by name. `manifest`: that of the program."""
+        rows = {name: self._count(name, manifest, size) for name in manifest["arguments"]}
+        return {name: self._rows(f"in.{name}", count) for name, count in rows.items()}
+
+    def _count(self, name: str, manifest: Mapping[str, Any], size: int) -> int:
+        """How many rows an argument has."""
+        first: int | None = manifest["arguments"][name]["shape"][0]
+        if first is not None:
+            return first
+        return size if manifest["dynamic_batch"] else len(self.arrays[f"in.{name}"])
 
     def expected(self, name: str, size: int) -> np.ndarray:
         of_size = f"{size}.out.{name}"
@@ -82,7 +92,7 @@ def recorded(
         for name, value in of_sizes[size].items():
             if f"out.{name}" in whole and not test.difference(name, size, as_array(value)) <= tolerance / 10:
                 whole[f"{size}.out.{name}"] = as_array(value)
-    if largest <= MOST_REPEATED:
+    if largest <= MOST_REPEATED and len(set(map(len, arguments.values()))) == 1:
         for key, array in whole.items():
             if key.startswith(("in.", "out.")):
                 whole[key] = _distinct_rows(array, 0.0 if key.startswith("in.") else tolerance / 10)
@@ -114,12 +124,15 @@ def read(content: bytes, manifest: Mapping[str, Any]) -> SelfTest:
         allowed |= {f"out.{name}"} | of_sizes
         needed |= of_sizes if of_sizes <= arrays.keys() else {f"out.{name}"}
         repeated.add(f"out.{name}")
+    described = manifest["arguments"]
+    batch = sizes[0] if manifest["dynamic_batch"] else None
+    counts = {f"in.{name}": one["shape"][0] or batch for name, one in described.items()}
     fits = needed <= set(arrays) <= allowed and not any(
-        _is_misshapen(array, sizes[0]) for name, array in arrays.items() if name in repeated
+        _is_misshapen(array, counts.get(name, sizes[0])) for name, array in arrays.items() if name in repeated
     )
     if any(array.dtype.name not in _DTYPES for array in arrays.values()):
         raise RefusedError("its self-test has arrays of other dtypes than programs take and give")
-    if not fits or not all(_is_described(arrays[f"in.{name}"], one["shape"]) for name, one in manifest["arguments"].items()):
+    if not fits or not all(_is_described(arrays[f"in.{name}"], one["shape"]) for name, one in described.items()):
         raise RefusedError("its self-test does not have the arguments and results of its manifest")
     return SelfTest(tuple(sizes), arrays)
 
@@ -130,5 +143,8 @@ def _is_described(array: np.ndarray, sizes: Sequence[int | None]) -> bool:
     return array.ndim == len(sizes) and all(wanted in (None, size) for size, wanted in pairs)
 
 
-def _is_misshapen(array: np.ndarray, size: int) -> bool:
+def _is_misshapen(array: np.ndarray, size: int | None) -> bool:
+    """Whether an array does not have so many rows, or fewer to repeat. `size`: None for any number."""
+    if size is None:
+        return not len(array)
     return bool(array.ndim) and not (len(array) == size or 0 < len(array) <= size <= MOST_REPEATED)

@@ -192,6 +192,11 @@ class CompiledModel(Compiled):
             again = [tuple(column) for column in zip(*columns, strict=True)]
         return Run(shown_outputs(outputs, columns), answers, again, self.explain_model.composite, self.scores)
 
+    def layers_of(self, inputs: Any, target: Target, names: Sequence[str]) -> dict[str, Array]:
+        """Relevance of layers by name, with the batch, if they have one."""
+        found = attribute(self.module, inputs, target, record=names, output=self.output, reference=self.reference)
+        return {name: as_array(value) for name, value in found.layers.items()}
+
     def ledger(self, inputs: Any, target: Target) -> Ledger:
         return ledger(self.explain_model, self.placed(inputs), target, output=self.output, reference=self.reference)
 

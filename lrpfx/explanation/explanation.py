@@ -53,7 +53,7 @@ _COLUMNS = {
     "problem": "str",
 }
 
-_SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
+SHARES_OF_LAYERS = "beside a layer: the share of the output in its map; the rest is in other paths, biases and constants"
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class Explained(PlainData, ABC):
         self, maps: Mapping[str, Array], columns: int, title: str | None, caption: str | None, style: Style
     ) -> Image.Image:
         """Maps of layers in a row, with what the shares beside them mean."""
-        caption = _SHARES_OF_LAYERS if caption is None and self.balance.output else caption
+        caption = SHARES_OF_LAYERS if caption is None and self.balance.output else caption
         return pictures.strip(maps, columns=columns, title=title, caption=caption, legend=self._legend, style=style)
 
     def _with_shares(self, maps: Mapping[str, Array]) -> dict[str, Array]:

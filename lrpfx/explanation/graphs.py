@@ -19,9 +19,17 @@ from lrpfx.attribution.messages import Walk, by_rows, message_layers, names_by_r
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, keep_origin, origin_of
-from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of, save_arrays, save_picture
+from lrpfx.explanation.explanation import (
+    SHARES_OF_LAYERS,
+    Explained,
+    SeveralPictures,
+    caption_of,
+    save_arrays,
+    save_picture,
+)
 from lrpfx.pictures.graphs import graph_picture
 from lrpfx.pictures.style import Style, StyleSettings, styled
+from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
@@ -195,6 +203,43 @@ class GraphExplanation(Explained):
         title = f"relevance for {shown}" + ("" if self.node is None else f" at node {self.node}")
         row = [(title, self.heatmap((style.width - 40, round(style.width * 0.66)), style=style))]
         return pictures.sheet(row, caption=caption_of(self.rules, [self.balance]), legend=self._legend, style=style)
+
+    def layers(
+        self, names: Sequence[str] | None = None, style: Style | None = None, **settings: Unpack[StyleSettings]
+    ) -> Image.Image:
+        """Relevance through the network: the graph with the nodes of the input, and after each sum of messages.
+
+        The edges beside a sum have the relevance of its messages. Each picture has scales of its own, and its title the share
+        of the output in its nodes. `names`: nodes of the network with an output (nodes, features), by default the recorded
+        ones, or else the first after each sum of messages; the model runs again for others. `style`, `settings`: as for
+        `heatmap`. Raises `InputError` for relevance of another shape, and for a copy without the model.
+        """
+        style = styled(style, settings)
+        origin = self._origin("relevance of layers", "draw it before")
+        assert isinstance(origin.compiled, CompiledModel)
+        found = message_layers(origin.compiled.explain_model, origin.inputs)
+        messages = {layer.states: edges for layer, edges in zip(found, self.layers_of_edges, strict=True)}
+        chosen = [] if names is None else as_list("layers", names)
+        chosen = chosen or list(self.recorded) or [layer.states for layer in found if layer.states is not None]
+        missing = [name for name in chosen if name not in self.recorded]
+        known = {**self.recorded, **origin.compiled.layers_of(origin.inputs, origin.targets[0], missing)}
+        count = len(self.positions)
+        for name in chosen:
+            if known[name].ndim < 2 or len(known[name]) != count:
+                raise InputError(
+                    f"the relevance of {name} has shape {known[name].shape}, not ({count} nodes, features)",
+                    topic="graph-networks",
+                )
+        of_nodes = {name: np.asarray(known[name].reshape(count, -1).sum(1, dtype=np.float64)) for name in chosen}
+        titles = self._with_shares({"input": self.nodes, **of_nodes})
+        width = (style.width - 40) // min(3, len(titles))
+        edges = [np.zeros_like(self.edges), *(messages.get(name, np.zeros_like(self.edges)) for name in chosen)]
+        drawn = [
+            (title, graph_picture(self.positions, self.edge_index, nodes, flow, (width, width), None, self.node, style))
+            for (title, nodes), flow in zip(titles.items(), edges, strict=True)
+        ]
+        rows = [drawn[place : place + 3] for place in range(0, len(drawn), 3)]
+        return pictures.sheet(rows, caption=SHARES_OF_LAYERS, legend=self._legend, style=style)
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -123,6 +123,14 @@ class JointExplanation(Explained):
         drawn = [(self._titled(name), _picture(one, style)) for name, one in self.parts.items()]
         shares = ("shares of the output", self.waterfall(replace(style, width=WITHIN.width)))
         return sheet_of_charts([(title, _line()), *drawn, shares], caption=self.rules, legend=self._legend, style=style)
+
+    def layers(self, names: Sequence[str] | None = None) -> NoReturn:
+        """Layers are drawn over one input: `explanation[name].layers()`. Raises `InputError`. `names`: of nodes."""
+        raise InputError(
+            f"layers of a model of several inputs are drawn over one of them: explanation[name].layers(), where name is one "
+            f"of {', '.join(self.parts) or 'no input here'}",
+            topic=_TOPIC,
+        )
 
     def _titled(self, name: str) -> str:
         share, output = self.shares[name], self.balance.output

@@ -14,9 +14,11 @@ from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target, difference_of_target
-from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, checked_output, keep_origin
-from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of
+from lrpfx.explanation.compiled import CompiledModel, Origin, Run, as_array, checked_output, keep_origin
+from lrpfx.explanation.explanation import SHARES_OF_LAYERS, Explained, SeveralPictures, caption_of
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
+from lrpfx.ir.kinds import Sum
+from lrpfx.ir.node import bottlenecks, node_info
 from lrpfx.request.classes import index_of
 from lrpfx.request.regions import Region
 from lrpfx.request.targets import Position, Target
@@ -29,6 +31,8 @@ from lrpfx.text.scores import of_attribution
 _NAMED = 1000
 #: The width of a picture of text, and of a sheet that shows it as it is.
 _WIDTH, _WIDTH_OF_SHEET = 900, 922
+#: Characters of the name of a layer beside its row.
+_LONGEST = 30
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,6 +70,21 @@ class TextExplanation(Explained):
         cmap, image = self.picture.cmap, self.picture.to_image(width=_WIDTH)
         return pictures.sheet([image], caption=caption, legend=legend, width=_WIDTH_OF_SHEET, cmap=cmap)
 
+    def layers(self, names: Sequence[str] | None = None) -> Image.Image:
+        """Relevance through the network: the words of the input, and of each layer, each with a scale of its own.
+
+        Beside a layer stands the share of the output in it. `names`: nodes with an output (tokens, features), by default the
+        recorded ones, or else the sums that all relevance flows through, which a transformer has after attention and after each
+        block; others need the compiled model. Raises `InputError` for relevance of another shape.
+        """
+        layers = {_end_of(name): one for name, one in self._layers(names, ("tokens", "features")).items()}
+        maps = self._with_shares({"input": self.relevance, **layers})
+        words = np.stack([[one[list(places)].sum() for places in self.picture.places] for one in maps.values()])
+        marks = (False,) * len(self.picture.special)  # which may have all relevance of the last layers
+        drawn = replace(self.picture, scores=words, targets=tuple(maps), special=marks, others={}, scale="own")
+        image, legend = drawn.to_image(width=_WIDTH), self._legend
+        return pictures.sheet([image], caption=SHARES_OF_LAYERS, legend=legend, width=_WIDTH_OF_SHEET, cmap=drawn.cmap)
+
     def save(self, path: str | Path) -> Path:
         """Write the heatmap.
 
@@ -75,6 +94,11 @@ class TextExplanation(Explained):
 
     def _repr_html_(self) -> str:
         return self.picture.to_html()
+
+
+def _end_of(name: str) -> str:
+    """The end of a name that is too long for a row."""
+    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
 
 
 class TextExplanations(SeveralPictures[TextExplanation]):
@@ -124,28 +148,55 @@ def _explained(
     if compiled.reference is not None:
         compiled = compiled.compared_with(_references_of(compiled.reference, tokenizer, ids))
     targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in given)
-    answers: list[Answer] = []
-    found: list[_Shown] = []
-    for target in targets:
-        options: dict[str, Any] = {"output": compiled.output, "reference": compiled.reference}
-        attribution = attribute(compiled.module, inputs, target, record=compiled.record, **options)
-        found.append(target.of_output(attribution.output))
-        tokens, _ = of_attribution(attribution, None, None)
-        layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
-        shown, other, difference = found[-1], attribution.reference_output, None
-        if other is not None:
-            difference = difference_of_target(shown.target, as_array(attribution.output[0]), as_array(other[0]))
-        answers.append(Answer(shown.category(compiled.scores), as_array(tokens[0]), layers, None, difference))
+    compiled = CompiledText(
+        compiled.module, compiled.categories, compiled.record, compiled.output, compiled.scores, compiled.reference
+    )
+    answers, found = compiled.explained(inputs, targets)
     scores = np.stack([answer.input_relevance.sum(-1) for answer in answers])
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
     output, names = as_array(found[0].output).T, found[0].names  # of a region (classes, positions)
     if isinstance(names, _Vocabulary):
         names = {int(index): names[index] for index in np.argsort(-output, kind="stable")[:_NAMED]}
-    facts = (output, names, tuple(answers), compiled.explain_model.composite, compiled.scores, as_array(ids[0]), drawn)
+    facts = (output, names, answers, compiled.explain_model.composite, compiled.scores, as_array(ids[0]), drawn)
     explanation = TextExplanation(text.title(tokenizer), *facts)
     keep_origin(explanation, Origin(compiled, inputs, targets, output))
     return explanation
+
+
+class CompiledText(CompiledModel):
+    """An explainable module for one text."""
+
+    def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
+        (asked,) = targets
+        answers, (first, *_) = self.explained(inputs, asked, record)
+        return Run([as_array(first.output).T], [answers], [tuple(asked)], self.explain_model.composite, self.scores)
+
+    def explained(
+        self, inputs: Any, targets: Sequence[Any], record: Sequence[str] = ()
+    ) -> tuple[tuple[Answer, ...], list["_Shown"]]:
+        """The answers for targets of the text, and what they explain of the output."""
+        answers: list[Answer] = []
+        found: list[_Shown] = []
+        for target in targets:
+            options: dict[str, Any] = {"output": self.output, "reference": self.reference}
+            attribution = attribute(self.module, inputs, target, record=(*self.record, *record), **options)
+            shown, other, difference = target.of_output(attribution.output), attribution.reference_output, None
+            tokens, _ = of_attribution(attribution, None, None)
+            layers = {name: as_array(value[0]) for name, value in attribution.layers.items()}
+            if other is not None:
+                difference = difference_of_target(shown.target, as_array(attribution.output[0]), as_array(other[0]))
+            answers.append(Answer(shown.category(self.scores), as_array(tokens[0]), layers, None, difference))
+            found.append(shown)
+        return tuple(answers), found
+
+    def spatial_layers(self, axes: int = 2) -> list[str]:
+        """The sums that all relevance flows through, such as those after each block, or else the last layer."""
+        if axes != 1:
+            return super().spatial_layers(axes)
+        infos = [node_info(node) for node in bottlenecks(self.explain_model.unfused_graph)]
+        sums = [one.name for one in infos if one.kind is not None and issubclass(one.kind, Sum) and len(one.shape or ()) == 3]
+        return sums or super().spatial_layers(axes)
 
 
 def _references_of(given: Any, tokenizer: Any, ids: torch.Tensor) -> Any:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from PIL import Image
 from typing_extensions import Unpack
 
 from lrpfx import pictures
+from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array
 from lrpfx.explanation.explanation import Explained, Several, caption_of, save_picture
 from lrpfx.pictures import charts
@@ -86,6 +87,14 @@ class TableExplanation(Explained):
     def sheet(self) -> Image.Image:
         """The waterfall with the name of the row and the rules."""
         return sheet_of_charts([(self.name, self.waterfall(style=WITHIN))], caption=caption_for(self))
+
+    def layers(self, names: Sequence[str] | None = None) -> NoReturn:
+        """Layers of tables have no places that could be drawn. Raises `InputError`. `names`: of nodes."""
+        raise InputError(
+            "layers are drawn over places of the input, which the features of a table are not: record= keeps the relevance of "
+            "layers in `recorded`",
+            topic="tables-series-and-waves",
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the features as .csv.

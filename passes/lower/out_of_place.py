@@ -49,7 +49,7 @@ def is_in_place(node: fx.Node) -> bool:
 def _obstacle(node: fx.Node) -> str:
     """The reason why an operation must stay in place, or ""."""
     changed = node.args[0]
-    if not isinstance(changed, fx.Node) or _may_share_memory(changed):
+    if not isinstance(changed, fx.Node) or not _is_alone(changed):
         return "its argument may share memory with another value"
     if any(_may_share_memory(user) for user in changed.users if user is not node):
         return "another value may share memory with its argument"
@@ -59,6 +59,14 @@ def _obstacle(node: fx.Node) -> str:
     if len({value.dtype for value in values if hasattr(value, "dtype")}) > 1:
         return "out of place, the result could have another dtype"
     return ""
+
+
+def _is_alone(node: fx.Node) -> bool:
+    """Whether no other value that is read shares the node's memory: it is new, or the only reader of such a value by a view."""
+    if node.target is torch.ops.aten.view.default:
+        source: Any = node.args[0]
+        return len(source.users) == 1 and _is_alone(source)
+    return not _may_share_memory(node)
 
 
 def _functional(target: Any) -> OpOverload | None:

@@ -2,7 +2,9 @@
 
 import csv
 import importlib
+import json
 import os
+import re
 import shutil
 import sys
 from functools import partial
@@ -446,11 +448,19 @@ def test_a_mask_says_where_a_class_is_explained(folder, monkeypatch):
         assert explanation.answers[0].region.any() and not explanation.answers[0].region.all()
         assert float(rows_of()[f"{name}.png"]["relevance"]) == pytest.approx(explanation.balance.inputs, rel=1e-4)
     before = rows_of()["0.png"]["relevance"]
+    reported = "report", "small_segmenter:make", "images/0.png", "images/1.png", "--raw", "--target", "2", "--mask", "masks"
+    assert run(*reported)[0] == 0
+    (text,) = re.findall(r'id="document">(.*?)</script>', Path("report.html").read_text(), re.DOTALL)
+    for view in json.loads(text)["views"]:
+        assert "in a mask" in view["target"]["name"]
+
     Image.fromarray(255 - masks["0"]).save("masks/0.png")
     assert explained("images/0.png", "images/1.png", "--mask", "masks")[0] == 0
     assert rows_of()["0.png"]["relevance"] != before, "another mask is another region"
 
     refused("no masks", explained, "images", "--mask", "masks")  # of the third photograph
+    command = "dataset", "small_segmenter:make", "images", "--raw", "--output", "store", "--target", "2"
+    refused("lrpfx explain and lrpfx report take --mask", run, *command, "--mask", "masks")
     refused("--target once", explained, "images/0.png", "--mask", "masks", "--target", "1")
     refused("no file or folder", explained, "images/0.png", "--mask", "nowhere")
     Image.fromarray(masks["1"]).save("masks/0.png")

@@ -329,7 +329,7 @@ def ring_of(count):
 
 
 @pytest.mark.parametrize("name", ["GCN", pytest.param("GAT", marks=pytest.mark.thorough), "GIN", "SAGE"])
-def test_graphs_of_other_sizes_and_programs(name):
+def test_graphs_of_other_sizes_and_programs(name, tmp_path):
     """Smaller graphs than the first, too: what is captured does not depend on the numbers of nodes that edges name."""
     model = OfTorchGeometric(layers_of_torch_geometric()[name]).double().eval()
     explainer = lrpfx.Explainer(model)
@@ -341,13 +341,34 @@ def test_graphs_of_other_sizes_and_programs(name):
         np.testing.assert_allclose(found.answers[0].input_relevance, alone.answers[0].input_relevance, atol=1e-9)
         np.testing.assert_allclose(found.layers_of_edges, alone.layers_of_edges, atol=1e-9)
     assert explainer.explain_model is compiled
-    with pytest.raises(InputError, match="dynamic_batch=False"):
-        lrpfx.lower(compiled, data)
-    program = lrpfx.lower(compiled, data, dynamic_batch=False)
-    other = {"x": torch.randn(31, 6), "edge_index": torch.randint(31, (2, 62))}
-    result = program.module()(*other.values(), torch.tensor([1]))
-    expected = lrpfx.explain(model, other, 1).answers[0].input_relevance
-    np.testing.assert_allclose(result["relevance"], expected, atol=1e-9)
+    program = lrpfx.lower(compiled, ring_of(6))
+    runner = lrpfx.load(lrpfx.save(program, tmp_path / "graphs.pt2"))
+    of_one_size = lrpfx.lower(compiled, ring_of(31), dynamic_batch=False)
+    for count, edges in ((31, 62), (3, 4), (2, 1), (1, 1)):
+        other = {"x": torch.randn(count, 6), "edge_index": torch.randint(count, (2, edges))}
+        expected = lrpfx.attribute(compiled, other, 1).relevance["x"]
+        for run in (runner, program.module(), *[of_one_size.module()] * (count == 31)):
+            torch.testing.assert_close(run(*other.values(), torch.tensor([1]))["relevance"], expected, rtol=0, atol=1e-9)
+    if name in ("GCN", "GAT"):
+        with pytest.raises(lrpfx.LoweringError, match=r"depends on the data, from first\.index"):
+            lrpfx.save(program, tmp_path / "graphs.onnx")
+    with pytest.raises(InputError, match="x is empty"):
+        runner(torch.randn(0, 6), torch.zeros(2, 0).long(), torch.tensor([1]))
+
+
+def test_layers():
+    """The nodes after each sum of messages have the relevance that `attribute` records, whose share stands beside them."""
+    model = OfTorchGeometric(layers_of_torch_geometric()["GCN"]).double().eval()
+    data = ring_of(5)
+    found, recorded = lrpfx.explain(model, data, 1), lrpfx.explain(model, data, 1, record=["relu"])
+    picture = found.layers()
+    assert picture.width > 1000 and (np.asarray(picture) != 255).any()
+    kept = recorded.layers()
+    assert (np.asarray(kept) == np.asarray(found.layers(["relu"]))).all() and kept.size != picture.size
+    with pytest.raises(InputError, match=r"not \(5 nodes, features\)"):
+        found.layers(["head"])
+    with pytest.raises(InputError, match="a copy without the model"):
+        pickle.loads(pickle.dumps(found)).layers()
 
 
 def test_arrays_and_precision_of_the_data():

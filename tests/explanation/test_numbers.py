@@ -318,6 +318,14 @@ def test_sheets_and_files(frame, tmp_path):
         assert explained.save(tmp_path / f"{number}.png").stat().st_size > 1000
 
 
+def test_layers_of_tables_and_of_several_inputs_say_where_they_are():
+    with pytest.raises(InputError, match="places of the input"):
+        lrpfx.explain(dense(3, 1), torch.randn(3)).layers()
+    both = lrpfx.explain(Categories(True).eval(), (torch.randn(1, 2), torch.zeros(1, 2).long()))
+    with pytest.raises(InputError, match=r"explanation\[name\]\.layers"):
+        both.layers()
+
+
 def test_bars_add_up():
     picture = charts.waterfall([("a", 1.0), ("b", -3.0)], "output", lrpfx.pictures.Style(width=400))
     reds = np.asarray(picture).astype(int)

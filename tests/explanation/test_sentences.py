@@ -161,6 +161,25 @@ def test_classes_of_each_token():
     assert region.output.shape == (3, 4) and region.target.area == 0.25
 
 
+def test_layers():
+    """A row for each sum that all relevance flows through, with the relevance that `attribute` records."""
+    model, tokenizer = classifier().double(), Tokenizer()
+    found = lrpfx.explain(model, "the film was good", "great", tokenizer=tokenizer)
+    inputs = tokenizer("the film was good", return_tensors="pt")
+    explain_model = lrpfx.transform(model, "AttnLRP", example_inputs=inputs)
+    last = "bert.encoder.layer.0.output.add"
+    direct = lrpfx.attribute(explain_model, inputs, 1, record=[last]).layers[last][0].sum(-1)
+    layers = found._layers(None, ("tokens", "features"))
+    assert list(layers)[-1] == last and len(layers) == 4
+    np.testing.assert_allclose(layers[last], direct.numpy(), atol=1e-9)
+    picture = np.asarray(found.layers([last])).astype(int)
+    assert (np.abs(picture[..., 0] - picture[..., 2]) > 200).any(), "the mark of the class, which has all relevance"
+    recorded = lrpfx.explain(model, "the film was good", "great", tokenizer=tokenizer, record=[last])
+    assert (np.asarray(recorded.layers()) == picture).all()
+    with pytest.raises(InputError, match=r"not \(tokens, features\)"):
+        found.layers(["classifier"])
+
+
 def filler():
     from transformers import BertConfig, BertForMaskedLM
 

@@ -68,6 +68,12 @@ class Onnx(Backend):
         for node in program.graph.nodes:
             if not isinstance(node.target, OpOverload):
                 continue
+            if node.meta.get("unbacked_bindings"):
+                origin = f", from {origin_of(node)}" if origin_of(node) else ""
+                raise inexpressible(
+                    f"how many values {node.target} returns depends on the data{origin}, and in files of ONNX all sizes follow "
+                    "from those of the arguments: use a .pt2 file"
+                )
             dtypes = {getattr(value, "dtype", None) for value in pytree.tree_leaves(node.meta.get("val"))}
             name = node.target._schema.name.removeprefix("aten::")
             lacking = torch.bfloat16 if torch.bfloat16 in dtypes else torch.float64
@@ -114,8 +120,7 @@ class Onnx(Backend):
 
         model = onnx.ModelProto.FromString(stored.content)
         check_operators(model)
-        names = list(stored.manifest["arguments"])
-        shapes = {name: value.shape for name, value in test.arguments(names, test.sizes[-1]).items()}
+        shapes = {name: value.shape for name, value in test.arguments(stored.manifest, test.sizes[-1]).items()}
         data = _data_beside(path, stored.manifest)
         check_sizes(model, shapes, len(stored.content) + (data.stat().st_size if data is not None else 0))
 
