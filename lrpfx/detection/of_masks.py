@@ -1,4 +1,4 @@
-"""Segmenters of transformers whose queries have a class and a mask each: Mask2Former, MaskFormer, OneFormer."""
+"""Segmenters of transformers whose queries have a class and a mask each: Mask2Former, MaskFormer, OneFormer, EoMT."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lrpfx.errors import InputError
 
 #: What such a segmenter returns, and the names of their classes.
 _LOGITS, _MASKS = "class_queries_logits", "masks_queries_logits"
-_KNOWN = ("Mask2Former", "MaskFormer", "OneFormer")
+_KNOWN = ("Mask2Former", "MaskFormer", "OneFormer", "Eomt", "EomtDinov3")
 _ENDINGS = ("ForUniversalSegmentation", "ForInstanceSegmentation")
 #: Arguments without which one of them does not run.
 _NEEDED = {"OneFormerForUniversalSegmentation": "task_inputs"}
@@ -74,7 +74,7 @@ def semantic_map(model: nn.Module, **further: torch.Tensor) -> SemanticMap:
     Parameters
     ----------
     model
-        Mask2Former, MaskFormer or OneFormer of transformers.
+        Mask2Former, MaskFormer, OneFormer or EoMT of transformers.
     **further
         Arguments of the model that are the same for all images, (1, ...), such as `task_inputs` of OneFormer.
 
