@@ -44,6 +44,7 @@ from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
+from lrpfx.passes.rewrite.follow_choices import FollowChoices
 from lrpfx.passes.rewrite.fuse_attention import FuseAttention
 from lrpfx.passes.rewrite.pair_with_reference import PairWithReference
 from lrpfx.passes.rewrite.rewrite import Rewrite
@@ -129,6 +130,7 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
     Stage.VALIDATE: lambda settings: (Validate(settings.keep_gradient),),
     Stage.ANALYZE: lambda settings: (AnalyzeSigns(settings.input_range), AnalyzeSupport()),
     Stage.REWRITE: lambda settings: (
+        FollowChoices(),
         PairWithReference(),
         CarryMultipliers(only_differences=not (settings.optimize and settings.fold)),
         *([ChooseShortcuts()] if settings.optimize else []),

@@ -26,6 +26,7 @@ class Cache:
     meanings: dict[tuple[str, int], type[Index] | None] = field(default_factory=dict)  # of indices of a node with n dimensions
     embeddings: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)  # place of an integer input -> its embeddings
     checked_balance: bool = False  # whether relevance was watched at operations that keep their plain gradient
+    rows_mix: bool = False  # whether rows of inputs are known to be no samples, but nodes of a graph, for example
     cut_inputs: dict[Any, str | None] = field(default_factory=dict)  # output -> which inputs a rule leaves without relevance
 
 

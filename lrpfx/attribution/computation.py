@@ -284,6 +284,7 @@ class Computation:
         if self.reference_output is not None:
             seeds = self.explained
             missing = plausibility.missing_difference(shares, seeds, self._starts, (self.output, self.reference_output))
+            missing = missing or self._missing_of_row(shares)
             if missing is not None:
                 return missing
         amounts = [passed.magnitude for passed in self._passages] or [
@@ -319,15 +320,43 @@ class Computation:
         cache.cut_inputs[asked] = advice_on_cut_inputs(module.unfused_graph, rule_of, output)
         return cache.cut_inputs[asked]
 
+    def _missing_of_row(self, shares: Sequence[torch.Tensor]) -> str | None:
+        """Where relevance of one sample misses the difference of its outputs, although that of the batch adds up."""
+        cache = cache_of(self.module)
+        if cache.rows_mix or self.reference_output is None:
+            return None
+        outputs = self.output, self.reference_output
+        found = plausibility.row_that_misses(shares, self.explained, self._starts, outputs)
+        if found is None:
+            return None
+        number, row = found
+        start = torch.zeros_like(self._starts[number])
+        start[row] = self._starts[number][row]
+        recorder = recorder_of(self.module, self._recording) if self._recording else self.module
+        relevances = self._again_for(partial(nn.Module.__call__, recorder), recorder, start)
+        of_embeddings = {name for names in self._embeddings.values() for name in names}
+        counts = [*(True for _ in self.arguments.leaves), *(name in of_embeddings for name in self._names)]
+        explained = sum(float(one.double().sum()) for one, is_input in zip(relevances, counts, strict=False) if is_input)
+        expected = float(self.explained[number][row].double().sum())
+        size = max(float(relevance_from(one, start).double().abs().sum()) for one in outputs)
+        if abs(explained - expected) <= plausibility.UNEXPLAINED[start.dtype == torch.float64] * size:
+            cache.rows_mix = True  # rows are not samples, as those of the nodes of a graph
+            return None
+        return plausibility.missing_of_row(row, explained, expected)
+
     def _watch(self, number: int) -> Watch:
         """What happened at each node in another run, for the target with this number."""
         recorder = recorder_of(self.module, self._recording) if self._recording else self.module
         watched = Watch(recorder)
-        with torch.inference_mode(False), torch.enable_grad():
-            second = self._run(watched.run_with, recorder, self._masks.holders())
-            tensors = [*self.arguments.leaves, *second.layers, *(second.layers[place] for place in self._again.values())]
-            relevances_of(second.output, tensors, self._starts[number], second.factors)
+        self._again_for(watched.run_with, recorder, self._starts[number])
         return watched
+
+    def _again_for(self, runner: Callable[..., Any], recorder: TreeGraphModule, start: torch.Tensor) -> Sequence[torch.Tensor]:
+        """What relevance is in another run, for the relevance or the multiplier of the output: of the inputs and the layers."""
+        with torch.inference_mode(False), torch.enable_grad():
+            second = self._run(runner, recorder, self._masks.holders())
+            tensors = [*self.arguments.leaves, *second.layers, *(second.layers[place] for place in self._again.values())]
+            return relevances_of(second.output, tensors, start, second.factors)
 
 
 def computations(explain_model: nn.Module, inputs: Inputs, question: Question) -> list[Computation]:

@@ -24,8 +24,9 @@ from lrpfx.support.tensors import is_floating, relevance_from
 EXCESS = 1e3
 #: Relevance counts as lost at a final softmax if less than this share of the seed passes it.
 LOST = 1e-2
-#: Relevance misses the difference from a reference if it is off by more than this share of the larger output.
-UNEXPLAINED = 1e-2
+#: Relevance misses the difference from a reference if it is off by more than this share of the larger output, in double
+#: precision and in others.
+UNEXPLAINED = {True: 1e-5, False: 1e-2}
 #: Relevance counts as out of balance at an operation without a rule if this share of what it received is missing, or added.
 UNBALANCED = 1e-3
 
@@ -198,13 +199,47 @@ def missing_difference(
                 "what the reference makes 0, or takes its logarithm. Compare with another reference"
             )
         size = max(float(relevance_from(one, weight).double().abs().sum()) for one in outputs)
-        if not abs(explained - expected) <= UNEXPLAINED * size:
-            return (
-                f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
-                f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
-                "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
-            )
+        if not abs(explained - expected) <= UNEXPLAINED[seed.dtype == torch.float64] * size:
+            return _not_explained(explained, expected)
     return None
+
+
+def row_that_misses(
+    relevances: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    outputs: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[int, int] | None:
+    """The number of a seed and of a sample whose relevance misses the difference of its outputs, if rows are samples; or None.
+
+    Samples with small outputs are measured by the mean of all. The arguments are those of `missing_difference`.
+    """
+    for number, (seed, weight) in enumerate(zip(seeds, weights, strict=True)):
+        of_seed = [one[number] for one in relevances if one is not None]
+        count = seed.shape[0] if seed.ndim else 1
+        if count < 2 or any(one.ndim == 0 or one.shape[0] != count for one in of_seed):
+            continue
+        explained = sum(one.detach().reshape(count, -1).double().sum(1) for one in of_seed)
+        sizes = [relevance_from(one, weight).reshape(count, -1).double().abs().sum(1) for one in outputs]
+        missed = (explained - seed.reshape(count, -1).double().sum(1)).abs()
+        size = torch.maximum(*sizes)
+        excess = missed - UNEXPLAINED[seed.dtype == torch.float64] * torch.maximum(size, size.mean())
+        if bool((excess > 0).any()):
+            return number, int(excess.argmax())
+    return None
+
+
+def missing_of_row(row: int, explained: float, expected: float) -> str:
+    """That relevance of one sample does not add up to the difference of its outputs."""
+    return f"of sample {row}, {_not_explained(explained, expected)}"
+
+
+def _not_explained(explained: float, expected: float) -> str:
+    return (
+        f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
+        f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
+        "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
+    )
 
 
 def constants_of_function(seed: float, constants: float) -> str:

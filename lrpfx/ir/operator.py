@@ -88,6 +88,7 @@ class Between(enum.Enum):
     LARGEST = "the largest of several"
     SMALLEST = "the smallest of several"
     SAMPLING = "values at places that depend on the input"
+    CHOICE = "one of two, chosen by a comparison"
     PRODUCT = "the product of several"
     RUNNING_PRODUCT = "the product of all entries so far"
     RECURRENT = "a recurrent layer"

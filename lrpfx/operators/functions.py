@@ -353,6 +353,11 @@ def overwritten_at(input: torch.Tensor, indices: Any, values: torch.Tensor, accu
     return result
 
 
+def chosen_by_comparison(input: Any, other: Any, first: torch.Tensor, last: Any, comparison: str) -> torch.Tensor:
+    """`input` where the comparison of `first` and `last` that torch has under this name is true, and `other` elsewhere."""
+    return torch.where(getattr(torch, comparison)(first, last), input, other)
+
+
 def index_put_accumulated(input: torch.Tensor, values: torch.Tensor, indices: Any) -> torch.Tensor:
     """`input` with `values` added at `indices`."""
     result: torch.Tensor = torch.ops.aten.index_put.default(input, indices, values, True)

@@ -170,6 +170,14 @@ ROWS: tuple[Operator, ...] = (
         sample=call(condition=_MASK, input=MATRIX, other=signal(2, 4)),
     ),
     standard_row(
+        "chosen_by_comparison",
+        kinds.Product,  # with truth values
+        "input other first last comparison",
+        data="input other first last",
+        between=Between.CHOICE,
+        without_sample="only the compiler inserts it",
+    ),
+    standard_row(
         "masked_fill",
         kinds.Neutral,
         "input mask value",

@@ -784,6 +784,31 @@ def _through_largest(
 
 
 @dataclass(frozen=True)
+class OfChoice(DifferenceForm):
+    """One of two values by a comparison, as the product of each with a step of the distance of what is compared.
+
+    Values have the mean of both steps. What the step changes has the slope of the step: where the comparison turns out
+    differently for the reference, the compared values do differ.
+    """
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        count = operation.inputs
+        ours, theirs = operation.arguments(values), operation.arguments([*references, *values[count:]])
+        compared = getattr(torch, ours["comparison"])
+        step, other_step = (compared(one["first"], one["last"]).to(multiplier.dtype) for one in (ours, theirs))
+        share = multiplier * (step + other_step) / 2
+        gain = (ours["input"] - ours["other"] + theirs["input"] - theirs["other"]) / 2 * (step - other_step)
+        distance = ours["first"] - ours["last"] - (theirs["first"] - theirs["last"])
+        turned = step != other_step
+        of_first = torch.where(turned, multiplier * only_finite(gain / distance), torch.zeros_like(multiplier))
+        found = {"input": share, "other": multiplier - share, "first": of_first, "last": -of_first}
+        pairs = zip(operation.names_of_inputs, values[:count], strict=True)
+        return [found[name].sum_to_size(value.shape) for name, value in pairs]
+
+
+@dataclass(frozen=True)
 class OfSampling(DifferenceForm):
     """Values of maps at the places of a grid: the maps have the mean derivative at both grids, and the grid what is left.
 

@@ -163,7 +163,7 @@ class _RewrittenCall:
         """A second node for an operand that occurs twice."""
         name = f"{self.info.name}.alias"
         alias = NodeInfo(name, source=self.info.source, operator=operator_named("view"), description="view_as")
-        alias = replace(alias, carries_multiplier=self.info.carries_multiplier)
+        alias = replace(alias, carries_multiplier=self.info.carries_multiplier, reference=node_info(value).reference)
         return insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), alias)
 
     def _as_node(self, value: fx.Node | str) -> fx.Node:

@@ -656,3 +656,106 @@ def test_integrated_gradients_add_up_to_the_same_difference():
     with lrpfx.attribution.IntegratedGradients(model, baseline_fn=lambda _: reference, n_iter=512) as attributor:
         _, integrated = attributor(x, torch.eye(3, dtype=torch.float64)[[1] * 4])
     torch.testing.assert_close(integrated.sum(1), relevance.sum(1), rtol=2e-2, atol=1e-3)
+
+
+class Cancels(nn.Module):
+    """What the first entry of a sample changes by rounding is constant."""
+
+    def forward(self, x):
+        return torch.tanh(x) + x.round()
+
+
+def test_a_gap_of_samples_that_cancels_in_the_batch_is_said():
+    x = torch.tensor([[0.4, 1.0], [0.6, 1.0]], dtype=torch.float64)
+    reference = torch.tensor([[0.6, 1.0], [0.4, 1.0]], dtype=torch.float64)
+    explain_model = lrpfx.transform(Cancels(), DeepLIFT(), x)
+    with pytest.warns(lrpfx.LrpfxWarning, match="of sample [01], relevance adds up to"):
+        lrpfx.attribute(explain_model, x, 0, reference=reference)
+
+
+class Propagates(nn.Module):
+    """A graph whose nodes are the rows, with edges between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.tensor([[0.1, 0.9], [0.5, 0.5]], dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.tanh(self.edges @ x)
+
+
+def test_rows_that_are_no_samples_add_up_together(recwarn):
+    x, reference = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    explain_model = lrpfx.transform(Propagates(), DeepLIFT(), x)
+    for target in (1, {0: 1.0, 2: -1.0}):
+        lrpfx.attribute(explain_model, x, target, reference=reference)
+    assert not [one for one in recwarn if issubclass(one.category, lrpfx.LrpfxWarning)]
+
+
+CHOICES = {
+    "Huber": lambda h: torch.where(h.abs() < 0.5, h * h / 2, h.abs() / 2 - 0.125),
+    "a jump": lambda h: torch.where(h > 0.2, h, -h),
+    "of two values": lambda h: torch.where(h >= h.flip(1), h.exp(), h),
+    "constant branches": lambda h: h + torch.where(h < 0.3, h, 2.0),
+    "and": lambda h: torch.where((h > -0.3) & (h < 0.3), h * h, 0.09),
+    "or": lambda h: torch.where(torch.logical_or(h < -0.3, h > 0.3), 0.09, h * h),
+    "xor": lambda h: torch.where((h > -0.3) ^ (h > 0.3), h.exp(), h),
+    "not": lambda h: torch.where(~(h > 0.1), 0.1 * h, h.square() + 1),
+    "masked_fill": lambda h: h.masked_fill(h < 0.1, -1.0),
+    "a fixed condition, too": lambda h: torch.where((h > 0.1) & (torch.arange(h.shape[1]) < 5), h, h.exp()),
+    "a product with truth values": lambda h: (h + 1) * (h.flip(1) > 0) + h * (h.flip(1) <= 0),
+    "equality": lambda h: torch.where(h == h.amax(1, keepdim=True), h.exp(), h),
+}
+
+
+@pytest.mark.parametrize("front_end", ["symbolic", "export"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices_by_comparisons_add_up(name, front_end, recwarn):
+    torch.manual_seed(0)
+    model = Of(lambda h, w: CHOICES[name](h)).double().eval()
+    x, reference = torch.randn(4, WIDTH, dtype=torch.float64), torch.randn(4, WIDTH, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x, capture=front_end)
+    torch.testing.assert_close(explain_model(x), model(x))
+    found = lrpfx.attribute(explain_model, x, 1, reference=reference)
+    torch.testing.assert_close(found.relevance.sum(1), (model(x) - model(reference))[:, 1].detach())
+    accounts = lrpfx.ledger(explain_model, x, 1, reference=reference)
+    assert accounts.unexplained < 1e-12 and max(abs(entry.constants) for entry in accounts) < 1e-12
+    assert not [one for one in recwarn if issubclass(one.category, lrpfx.LrpfxWarning)]
+
+
+def test_what_is_compared_takes_a_jump():
+    """By hand: the step at 0.5 is explained by what is compared, and by nothing that is chosen."""
+
+    class Jump(nn.Module):
+        def forward(self, x):
+            return torch.where(x[:, :1] > 0.5, 2 * x[:, 1:2], 0.0)
+
+    x, reference = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 3.0]])
+    explain_model = lrpfx.transform(Jump(), DeepLIFT(), x)
+    assert lrpfx.attribute(explain_model, x, 0, reference=reference).relevance.tolist() == [[6.0, 0.0]]
+    assert lrpfx.attribute(explain_model, torch.tensor([[1.0, 5.0]]), 0, reference=reference).relevance.tolist() == [[8.0, 2.0]]
+
+
+class Overwrites(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        hidden = self.first(x).clone()
+        hidden[hidden < 0] = 0.1
+        return self.last(torch.where(hidden > 0.5, hidden.square(), hidden))
+
+
+def test_choices_by_comparisons_in_programs():
+    torch.manual_seed(0)
+    model = Overwrites().double().eval()
+    x, reference = torch.randn(4, WIDTH, dtype=torch.float64), torch.randn(4, WIDTH, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    relevance = lrpfx.attribute(explain_model, x, 1, reference=reference).relevance
+    torch.testing.assert_close(relevance.sum(1), (model(x) - model(reference))[:, 1].detach())
+    compiled = torch.compile(explain_model, fullgraph=True)
+    torch.testing.assert_close(lrpfx.attribute(compiled, x, 1, reference=reference).relevance, relevance)
+    program = lrpfx.lower(explain_model, {"x": x, "x_reference": reference})
+    found = program.module()(x, reference, torch.ones(4, dtype=torch.long))["relevance"]
+    torch.testing.assert_close(found, relevance)
