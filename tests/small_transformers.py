@@ -159,6 +159,15 @@ STATE_SPACES = {
         **{"attn_layer_indices": [1]},
     },
 }
+_MEMORIES = {
+    **{"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{"head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
+}
+DELTA_RULES = {
+    "Qwen3NextForCausalLM": _MEMORIES | {"num_experts": 0, "mlp_only_layers": [0, 1]},
+    "Qwen3_5ForCausalLM": _MEMORIES,
+    "OlmoHybridForCausalLM": _MEMORIES,
+}
 _FOUR_STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
 VISION = {
     "ViTForImageClassification": {},
@@ -257,6 +266,7 @@ ARCHITECTURES = [
         },
         dtype=torch.float32,
     ),
+    *_table("delta rule", "text", DELTA_RULES),
     *_table("vision", "image", VISION),
     Architecture(
         "vision",

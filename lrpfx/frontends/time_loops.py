@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.operators.scans import linear_recurrence, selective_scan, weighted_key_value
+from lrpfx.operators.scans import gated_delta_rule, linear_recurrence, selective_scan, weighted_key_value
 
 # --- replacements of functions: None for arguments that they do not cover ---------------------------------------------------
 
@@ -44,6 +44,26 @@ def _linear_attention(arguments: dict[str, Any]) -> Any:
     return result.to(arguments["key"].dtype), None
 
 
+def _gated_delta_rule(arguments: dict[str, Any]) -> Any:
+    """The rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid, from the beginning of a sequence."""
+    if arguments["initial_state"] is not None or arguments["output_final_state"]:
+        return None
+    if arguments["kwargs"].get("cu_seqlens") is not None:  # several sequences as one
+        return None
+    value, key = arguments["value"], arguments["key"]
+    shared = value.shape[2] // key.shape[2]  # so many heads of values have the same keys
+    of_heads = [one if shared == 1 else one.repeat_interleave(shared, dim=2) for one in (arguments["query"], key)]
+    named = (value, *of_heads, arguments["g"], arguments["beta"])
+    value, query, key, decay, beta = (one.transpose(1, 2).float() for one in named)
+    if arguments["use_qk_l2norm_in_kernel"]:
+        query, key = (one * torch.rsqrt((one * one).sum(-1, keepdim=True) + 1e-6) for one in (query, key))
+    result = gated_delta_rule(value, query * query.shape[-1] ** -0.5, key, decay, beta)
+    return result.transpose(1, 2).to(arguments["query"].dtype), None
+
+
+_DELTA_RULE = frozenset(
+    {"query", "key", "value", "g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "kwargs"}
+)
 _FUNCTIONS: dict[str, tuple[frozenset[str], Callable[[dict[str, Any]], Any]]] = {
     "mamba_selective_scan": (
         frozenset({"hidden_states", "dt", "A", "B", "C", "D", "z", "delta_bias", "delta_softplus", "return_last_state"}),
@@ -53,6 +73,8 @@ _FUNCTIONS: dict[str, tuple[frozenset[str], Callable[[dict[str, Any]], Any]]] = 
         frozenset({"time_decay", "time_first", "key", "value", "state", "return_state"}),
         _linear_attention,
     ),
+    "torch_chunk_gated_delta_rule": (_DELTA_RULE, _gated_delta_rule),
+    "torch_recurrent_gated_delta_rule": (_DELTA_RULE, _gated_delta_rule),
 }
 
 

@@ -95,6 +95,7 @@ class Between(enum.Enum):
     RECURRENT_STEP = "one step of a recurrent layer"
     RECURRENCE = "a recurrence with factors"
     SELECTIVE_SCAN = "a recurrence with factors that exponentials give"
+    DELTA_RULE = "a memory that values are written into and read from by keys"
     WEIGHTED_MEAN = "a mean of all entries so far, with exponential weights"
 
 

@@ -117,6 +117,57 @@ def _weighted_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: 
     return ((entering * recurrence_backwards(of_states, factors, 1) + own * gradient).to(gradient.dtype),)
 
 
+@kept_in_traces
+def gated_delta_rule(
+    input: torch.Tensor, query: torch.Tensor, key: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """The memory of gated DeltaNet (Yang et al. 2025, https://arxiv.org/abs/2412.06464), which values are written into.
+
+    S_t = exp(decay_t) (I - beta_t key_t key_t') S_(t-1) + beta_t key_t input_t'; the result is S_t' query_t. Input and result
+    (batch, heads, time, values), query and key (batch, heads, time, keys), the others (batch, heads, time).
+    """
+    read, corrected = delta_matrices(query, key, decay, beta)
+    return read @ solved(corrected, beta.unsqueeze(-1) * input)
+
+
+def delta_matrices(
+    query: torch.Tensor, key: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each time reads of what the times up to it have written, and takes away of what those before it had written.
+
+    Shapes (batch, heads, time, time).
+    """
+    kept = decays_between(decay)
+    return query @ key.mT * kept, ((beta.unsqueeze(-1) * key) @ key.mT * kept).tril(-1)
+
+
+def decays_between(decay: torch.Tensor) -> torch.Tensor:
+    """The product of the factors exp(decay) after each time up to another, later one; 0 for an earlier one."""
+    total = decay.cumsum(-1)
+    exponents = total.unsqueeze(-1) - total.unsqueeze(-2)
+    later = torch.ones(exponents.shape[-2:], dtype=torch.bool, device=decay.device).triu(1)
+    return exponents.masked_fill(later, -torch.inf).exp()
+
+
+def solved(matrix: torch.Tensor, result: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    """X in (1 + matrix) X = result, for a matrix whose entries above its diagonal and on it are 0, or, if `upper`, below it."""
+    if not is_traced(result):
+        found: torch.Tensor = torch.linalg.solve_triangular(matrix, result, upper=upper, unitriangular=True)
+        return found
+    # ONNX has no such operation. The inverse of 1 - P is the product of 1 + P, 1 + P², 1 + P⁴, …, as a power of P is 0.
+    power, distance = -matrix, 1
+    while distance < matrix.shape[-1]:
+        result = result + power @ result
+        power, distance = power @ power, 2 * distance
+    return result
+
+
+def _delta_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
+    beta = arguments["beta"]
+    read, corrected = delta_matrices(arguments["query"], arguments["key"], arguments["decay"], beta)
+    return (beta.unsqueeze(-1) * solved(corrected.mT, read.mT @ gradient, upper=True),)
+
+
 def _recurrence_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
     return (recurrence_backwards(gradient, arguments["factors"].expand_as(gradient), arguments["dim"]),)
 
@@ -169,5 +220,23 @@ ROWS: tuple[Operator, ...] = (
         adjoint=_weighted_adjoint,
         accumulates=mixing.given(default=1),
         sample=call(input=signal(2, 5, 3), key=signal(2, 5, 3), decay=weight(3, low=-2.0, high=-0.1), first=weight(3)),
+    ),
+    standard_row(
+        "gated_delta_rule",
+        kinds.Scan,
+        "input query key decay beta",
+        gated_delta_rule,
+        between=Between.DELTA_RULE,
+        whole={"(Tensor input, Tensor query, Tensor key, Tensor decay, Tensor beta) -> Tensor": (gated_delta_rule,)},
+        empty_result=lambda input, query, key, decay, beta: torch.empty_like(input),
+        controls="query key decay beta",
+        adjoint=_delta_adjoint,
+        sample=call(
+            input=signal(2, 2, 5, 3),
+            query=signal(2, 2, 5, 4),
+            key=signal(2, 2, 5, 4),
+            decay=signal(2, 2, 5, low=-2.0, high=-0.1),
+            beta=weight(1, 2, 5, low=0.1, high=0.9),
+        ),
     ),
 )

@@ -34,6 +34,7 @@ from lrpfx.runtime.differences import (
     exponent,
 )
 from lrpfx.runtime.differences_in_time import (
+    OfDeltaRule,
     OfProduct,
     OfRecurrence,
     OfRecurrent,
@@ -69,6 +70,7 @@ _FORMS: dict[Between, MultiplierForm] = {
     Between.RECURRENT_STEP: OfRecurrentStep(),
     Between.RECURRENCE: OfRecurrence(),
     Between.SELECTIVE_SCAN: OfSelectiveScan(),
+    Between.DELTA_RULE: OfDeltaRule(),
     Between.WEIGHTED_MEAN: OfWeightedMean(),
 }
 #: Forms of layers with two inputs, of which a constant may be one.

@@ -9,7 +9,14 @@ import torch
 
 from lrpfx.operators.layer import Operation
 from lrpfx.operators.recurrent import LSTM, RELU, Run, Slopes, lstm_step, pulled_through_steps, run_of
-from lrpfx.operators.scans import delayed, linear_recurrence, recurrence_backwards
+from lrpfx.operators.scans import (
+    decays_between,
+    delayed,
+    delta_matrices,
+    linear_recurrence,
+    recurrence_backwards,
+    solved,
+)
 from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, slope_of_exponential, through_slopes
 
 
@@ -158,6 +165,41 @@ def _spread(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The arguments of a selective scan in shapes that are broadcast to (batch, channels, state, time)."""
     x, step, decay, into, leaving = (arguments[name] for name in ("input", "step", "decay", "into_state", "out_of_state"))
     return x.unsqueeze(2), step.unsqueeze(2), decay[None, :, :, None], into.unsqueeze(1), leaving.unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class OfDeltaRule(_OfScan):
+    """The gated delta rule as products, one of whose factors solves equations, and factors that an exponential gives."""
+
+    def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
+        runs = [_delta_run(one) for one in (ours, theirs)]
+        read, corrected, written, keys, scaled, queries, kept = (_mean(*pair) for pair in zip(*runs, strict=True))
+        value, query, key, beta = (_mean(ours[name], theirs[name]) for name in ("input", "query", "key", "beta"))
+        of_read = multiplier @ written.mT
+        entering = solved(corrected.mT, read.mT @ multiplier, upper=True)
+        of_corrected = -(entering @ written.mT).tril(-1)
+        of_product = of_corrected * kept
+        of_kept = (of_read * queries + of_corrected * scaled).tril()
+        of_keys, of_queries = of_product * beta.unsqueeze(-1), of_read * kept
+        totals = [one["decay"].cumsum(-1) for one in (ours, theirs)]
+        exponents = [(one.unsqueeze(-1) - one.unsqueeze(-2)).tril() for one in totals]
+        of_exponents = of_kept * slope(torch.exp, exponents[0], exponents[1])
+        of_total = of_exponents.sum(-1) - of_exponents.sum(-2)
+        return {
+            "input": entering * beta.unsqueeze(-1),
+            "query": of_queries @ key,
+            "key": of_queries.mT @ query + of_keys @ key + of_keys.mT @ key,
+            "decay": of_total.flip(-1).cumsum(-1).flip(-1),
+            "beta": (entering * value).sum(-1) + (of_product * keys).sum(-1),
+        }
+
+
+def _delta_run(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    query, key, decay, beta = (arguments[name] for name in ("query", "key", "decay", "beta"))
+    read, corrected = delta_matrices(query, key, decay, beta)
+    written = solved(corrected, beta.unsqueeze(-1) * arguments["input"])
+    keys = key @ key.mT
+    return read, corrected, written, keys, beta.unsqueeze(-1) * keys, query @ key.mT, decays_between(decay)
 
 
 @dataclass(frozen=True)

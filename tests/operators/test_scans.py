@@ -1,10 +1,12 @@
 """Scans over time equal their definitions, also inside of graphs."""
 
+import itertools
+
 import pytest
 import torch
 from helpers import same_in_a_graph
 
-from lrpfx.operators.scans import linear_recurrence, selective_scan, weighted_key_value
+from lrpfx.operators.scans import gated_delta_rule, linear_recurrence, selective_scan, weighted_key_value
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 13])
@@ -43,3 +45,18 @@ def test_weighted_key_values(scale):
         ages = torch.arange(t - 1, -1, -1)[:, None]
         exponents = torch.cat([key[:, :t] + decay * ages, key[:, t : t + 1] + first], 1)
         torch.testing.assert_close(found[:, t], (exponents.softmax(1) * x[:, : t + 1]).sum(1))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_the_gated_delta_rule(length):
+    x, query, key = torch.randn(2, 3, length, 4), torch.randn(2, 3, length, 5), torch.randn(2, 3, length, 5)
+    decay, beta = -5 * torch.rand(2, 3, length), torch.rand(2, 3, length)
+    found, traced = same_in_a_graph(gated_delta_rule, x, query, key, decay, beta)
+    for batch, head in itertools.product(range(2), range(3)):
+        memory = torch.zeros(5, 4)
+        for t in range(length):
+            one, rate = key[batch, head, t], beta[batch, head, t]
+            memory = decay[batch, head, t].exp() * (memory - rate * torch.outer(one, one @ memory))
+            memory = memory + rate * torch.outer(one, x[batch, head, t])
+            torch.testing.assert_close(found[batch, head, t], query[batch, head, t] @ memory)
+    assert len(traced.graph.nodes) < 200
