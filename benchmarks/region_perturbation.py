@@ -17,12 +17,12 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-from captum.attr import IntegratedGradients
 from PIL import Image, ImageFilter, ImageOps
 from torch import nn
 from tqdm import tqdm
 
 import lrpfx
+from lrpfx.attribution import IntegratedGradients
 from lrpfx.composites import (
     Composite,
     EpsilonAlpha2Beta1Flat,
@@ -36,7 +36,7 @@ from lrpfx.demo import photographs
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
 from lrpfx.measures.deletion import deletions
 from lrpfx.measures.intervals import Mean, means
-from lrpfx.measures.methods import GradCAM, gradient
+from lrpfx.measures.methods import GradCAM, gradient, weights_of
 from lrpfx.measures.perturbation import pixels_of_blocks, sums_over_blocks
 from lrpfx.rules import ReLUGuidedBackprop
 from lrpfx.support.table import Table
@@ -45,7 +45,6 @@ from lrpfx.types import Activation
 BLOCK = 16  # pixels
 STEPS = 14  # in which all blocks of a photograph are blurred
 BLUR = 16.0  # standard deviation, in pixels of the network's input
-GRADIENTS = 20  # of integrated gradients
 BATCH = 14  # blurred copies of a photograph that run at once
 
 OURS = "GammaByDepth"  # what the others are compared with
@@ -103,9 +102,10 @@ def methods(classifier: Classifier, composites: Mapping[str, Composite] = COMPOS
     model = classifier.model
     of_composites = {name: lrpfx.transform(model, composite, input_range=(LOW, HIGH)) for name, composite in composites.items()}
     guided = lrpfx.transform(model, GuidedBackprop(layer_map=[(Activation, ReLUGuidedBackprop())]))
+    integrated = IntegratedGradients(model)  # from the mean colour of the training images
     return {
         **{name: _relevance(explain_model) for name, explain_model in of_composites.items()},
-        INTEGRATED: _integrated_gradients(model),
+        INTEGRATED: lambda image, target: integrated(image, weights_of(torch.tensor([target])))[1].sum(1),
         GRADIENT: lambda image, target: (image * _gradient(model, image, target)).sum(1),
         GUIDED: lambda image, target: _gradient(guided, image, target).abs().sum(1),
         GRAD_CAM: _grad_cam(classifier),
@@ -119,17 +119,6 @@ def _relevance(explain_model: nn.Module) -> Method:
 
 def _gradient(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tensor:
     return gradient(model, image, torch.tensor([target]))
-
-
-def _integrated_gradients(model: nn.Module) -> Method:
-    """From the mean colour of the training images."""
-    explain = IntegratedGradients(model)
-
-    def method(image: torch.Tensor, target: int) -> torch.Tensor:
-        found: torch.Tensor = explain.attribute(image, target=target, n_steps=GRADIENTS, internal_batch_size=1)
-        return found.sum(1).detach()
-
-    return method
 
 
 def _grad_cam(classifier: Classifier) -> Method:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
     from lrpfx.explanation.tables import TableExplanation, TableExplanations
     from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
+    from lrpfx.measures.choice import Choice, choose
     from lrpfx.measures.evaluation import Evaluation, evaluate
     from lrpfx.pages.report import report
     from lrpfx.pipeline import Captured, capture, node_names, transform
@@ -92,6 +93,7 @@ _NAMES_IN = {
     "reports.comparison": ("Comparison", "compare"),
     "request.boxes": ("Box",),
     "request.regions": ("Region",),
+    "measures.choice": ("Choice", "choose"),
     "measures.evaluation": ("Evaluation", "evaluate"),
     "pages.report": ("report",),
     "explanation.detections": ("DetectionExplanation",),
@@ -134,6 +136,7 @@ __all__ = [
     "Box",
     "CaptureError",
     "Captured",
+    "Choice",
     "Comparison",
     "DetectionExplanation",
     "Evaluation",
@@ -174,6 +177,7 @@ __all__ = [
     "canonizers",
     "capture",
     "check",
+    "choose",
     "cmap",
     "compare",
     "composites",

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from lrpfx.errors import printable
+from lrpfx.request.outputs import are_probabilities
 from lrpfx.request.places import scores_of_classes
 from lrpfx.request.regions import Region
 from lrpfx.request.targets import Class, Position, Target
@@ -135,8 +136,10 @@ class Scores(Enum):
             return sigmoid
         if self is Scores.OTHER or len(scores) < 2:
             return None
+        if self is Scores.UNKNOWN and are_probabilities(torch.as_tensor(scores)[None]):
+            return scores
         if self is Scores.UNKNOWN and between:
-            return scores if abs(scores.sum() - 1.0) < 1e-3 else None
+            return None
         shifted = np.exp(scores - scores.max())
         shares: Array = shifted / shifted.sum()
         return shares

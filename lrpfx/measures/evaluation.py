@@ -15,10 +15,11 @@ from lrpfx.errors import nearest
 from lrpfx.measures.image_data import ImageData, classes_of, invalid, names_of_groups, outputs_of, wrong_type
 from lrpfx.measures.intervals import Mean, means
 from lrpfx.measures.methods import Methods, gradient
-from lrpfx.measures.metrics import as_metrics
+from lrpfx.measures.metrics import Metric, as_metrics
 from lrpfx.measures.perturbation import Sample
 from lrpfx.pictures import Style
 from lrpfx.pictures.charts import ranges, stacked
+from lrpfx.request.outputs import are_probabilities
 from lrpfx.support.html import element
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
@@ -81,14 +82,14 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         names = [(method, metric) for method in self.methods for metric in self.metrics]
-        found = means(self._of_groups().flatten(0, 1))
+        found = means(self.of_groups().flatten(0, 1))
         scores = [
             Score(method, metric, one.mean, one.low, one.high, self.metrics[metric])
             for (method, metric), one in zip(names, found, strict=True)
         ]
         object.__setattr__(self, "scores", tuple(scores))
 
-    def _of_groups(self) -> torch.Tensor:
+    def of_groups(self) -> torch.Tensor:
         """The means of the groups, (methods, metrics, groups)."""
         places: dict[Hashable, list[int]] = {}
         for number, group in enumerate(self.groups):
@@ -114,7 +115,7 @@ class Evaluation:
         """
         column = _place("metric", metric, list(self.metrics))
         rows = [_place("method", one, self.methods) for one in (method, other)]
-        first, second = self._of_groups()[rows, column]
+        first, second = self.of_groups()[rows, column]
         (found,) = means((first - second)[None])
         return Score(f"{method} - {other}", metric, found.mean, found.low, found.high, self.metrics[metric])
 
@@ -225,10 +226,15 @@ def evaluate(methods: Any, data: ImageData, metrics: Any = None, *, batch_size: 
         raise wrong_type(f"data is a lrpfx.measures.ImageData(model, images), not {type(data).__name__}")
     size = whole_number(batch_size, "batch_size is a number of images", 1, "evaluation")
     chosen = as_metrics(metrics, data.masks is not None)
-    built = Methods(methods, data)
+    return measured(Methods(methods, data), chosen, size, progress)
+
+
+def measured(built: Methods, metrics: Sequence[Metric], size: int, progress: bool) -> Evaluation:
+    """The methods by the metrics. `size`: how many images run together."""
+    data = built.data
     outputs = outputs_of(data, size)
     targets = classes_of(data, outputs)
-    probabilities = partial(_probabilities, data.model, _are_probabilities(outputs))
+    probabilities = partial(_probabilities, data.model, are_probabilities(outputs))
     names = list(built.explain)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for name in names:  # what happens at a first call is no part of the price
@@ -255,22 +261,16 @@ def evaluate(methods: Any, data: ImageData, metrics: Any = None, *, batch_size: 
                 partial(built.maps_of_copies, target, number, size),
                 partial(built.with_other_weights, image[None], target[None], number),
             )
-            columns.append(torch.stack([one for metric in chosen for one in metric.scores(sample, of_image)], 1))
+            columns.append(torch.stack([one for metric in metrics for one in metric.scores(sample, of_image)], 1))
             number += 1
     return Evaluation(
         tuple(names),
-        {name: better for metric in chosen for name, better in metric.columns.items()},
+        {name: better for metric in metrics for name, better in metric.columns.items()},
         torch.stack(columns, -1),
         names_of_groups(data),
         {name: statistics.median(ratios) for name, ratios in seconds.items()},
         built.notes,
     )
-
-
-def _are_probabilities(outputs: torch.Tensor) -> bool:
-    """Whether a model returns probabilities, which need no softmax."""
-    sums = outputs.double().sum(1)
-    return bool((outputs >= 0).all() and ((sums - 1.0).abs() < 1e-3).all())
 
 
 @torch.no_grad()

@@ -72,6 +72,11 @@ class ImageData:
                 object.__setattr__(self, "masks", _masks_of_boxes(self.masks, self.images.shape[2:]))
             self._check_masks(self.masks)
 
+    @property
+    def number_of_groups(self) -> int:
+        """How many groups the images belong to."""
+        return len(set(names_of_groups(self)))
+
     def _check_groups(self) -> None:
         count = len(self.images)
         groups = names_of_groups(self)
@@ -79,7 +84,7 @@ class ImageData:
             raise invalid(f"there are {counted(count, 'image')} and {counted(len(groups), 'group')}: pass one for each image")
         if not all(isinstance(one, Hashable) for one in groups):
             raise wrong_type("groups are names or numbers, one for each image")
-        if len(set(groups)) < 2:
+        if self.number_of_groups < 2:
             raise invalid(
                 "there is one group, and so no interval: intervals tell how much results vary between groups. Pass images of "
                 "two groups or more; without groups=, each image is one"

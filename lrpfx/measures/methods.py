@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import inspect
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,14 +28,14 @@ Explain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ExplainModel = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _weights(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def weights_of(targets: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """The weights of the output by which attributors explain the targets."""
     return lambda output: functional.one_hot(targets, output.shape[1]).to(output)
 
 
 def gradient(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The gradient of the output for the targets, which is the unit of prices."""
-    return Gradient(model)(images, _weights(model, images, targets))[1]
+    return Gradient(model)(images, weights_of(targets))[1]
 
 
 def _gradient_times_input(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -43,14 +43,14 @@ def _gradient_times_input(model: nn.Module, images: torch.Tensor, targets: torch
 
 
 def _integrated_gradients(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = IntegratedGradients(model, baseline_fn=_as_reference)(images, _weights(model, images, targets))[1]
+    found: torch.Tensor = IntegratedGradients(model, baseline_fn=_as_reference)(images, weights_of(targets))[1]
     return found
 
 
 def _smooth_grad(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
         torch.manual_seed(0)
-        return SmoothGrad(model)(images, _weights(model, images, targets))[1].abs()
+        return SmoothGrad(model)(images, weights_of(targets))[1].abs()
 
 
 @torch.no_grad()
@@ -139,7 +139,7 @@ class Methods:
         self.data = data
         self.notes: dict[str, str] = {}
         self._captured: Captured | None = None
-        self._named = _named(methods)
+        self._named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self._named.items()}
         self._with_other_weights: dict[int, list[Methods]] = {}
 
@@ -175,6 +175,14 @@ class Methods:
         if isinstance(composite, DeepLIFT):
             return lambda images, targets: attribute(explain_model, images, targets, reference=_as_reference(images)).relevance
         return lambda images, targets: attribute(explain_model, images, targets).relevance
+
+    def without(self, names: Container[str]) -> "Methods":
+        """The same without some methods."""
+        found = copy.copy(self)
+        found.explain = {name: one for name, one in self.explain.items() if name not in names}
+        found._named = {name: one for name, one in self._named.items() if name not in names}
+        found.notes = {name: one for name, one in self.notes.items() if name not in names}
+        return found
 
     def _of_explainer(self, name: str, explainer: Explainer[Any]) -> Explain:
         model = explainer.model if explainer.captured is None else explainer.captured.model
@@ -238,7 +246,7 @@ class Methods:
         return maps
 
 
-def _named(methods: Any) -> dict[str, Any]:
+def named_methods(methods: Any) -> dict[str, Any]:
     """The methods by name. `InputError` for unknown names."""
     if isinstance(methods, Explainer):
         methods = {"explainer": methods}

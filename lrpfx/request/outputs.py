@@ -114,3 +114,9 @@ def expression_of(result: Any, selector: OutputSelector) -> str:
         return f"output.{named}" if named else "output"
     is_attribute = isinstance(selector, str) and not isinstance(result, Mapping)
     return f"output.{selector}" if is_attribute else f"output[{selector!r}]"
+
+
+def are_probabilities(scores: torch.Tensor) -> bool:
+    """Whether scores, (batch, classes), look like probabilities: none is negative, and those of a sample sum to 1."""
+    sums = scores.double().sum(1)
+    return bool((scores >= 0).all() and ((sums - 1.0).abs() < 1e-3).all())

@@ -1,0 +1,240 @@
+"""`lrpfx.choose`: a search for a better method that returns the baseline unless it has found one."""
+
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lrpfx.errors import InputError, LrpfxWarning
+from lrpfx.explanation.explainer import Explainer
+from lrpfx.measures.evaluation import Evaluation, Score, measured
+from lrpfx.measures.image_data import ImageData, classes_of, invalid, outputs_of, wrong_type
+from lrpfx.measures.intervals import means, resampled_means
+from lrpfx.measures.methods import Methods, named_methods
+from lrpfx.measures.metrics import as_metrics
+from lrpfx.support.numbers import counted, whole_number
+
+BASELINE = "baseline"
+#: Parts of the groups, of which each is held out once.
+FOLDS = 5
+#: With fewer groups, bootstrap intervals are too narrow: with seven, of searches where nothing is better, 5 % find something.
+ENOUGH = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What `lrpfx.choose` returns: a method, and what speaks for it. It prints.
+
+    Attributes
+    ----------
+    name
+        The name of the method, or "baseline".
+    method
+        The method itself: a name, a composite, an explainer or a function, as it was given.
+    held_out
+        How much better than the baseline methods were, on the groups that had no part in choosing them: negative if they were
+        worse, whichever direction of the objective is better.
+    in_sample
+        How much better the best method is on all groups, among which it was chosen: an optimistic mean, whose interval is wide
+        enough for the best of so many methods.
+    of_folds
+        The method that was chosen without the groups of each part.
+    rejected
+        Why methods were left out, by their names: their maps are implausible.
+    evaluation
+        All methods on all images, the baseline first.
+    """
+
+    name: str
+    method: Any
+    held_out: Score
+    in_sample: Score
+    of_folds: tuple[str, ...]
+    rejected: Mapping[str, str]
+    evaluation: Evaluation
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the search found nothing that is better for certain."""
+        return self.name == BASELINE
+
+    def __str__(self) -> str:
+        count = len(set(self.evaluation.groups))
+        verdict = (
+            f"the baseline: nothing among {counted(len(self.evaluation.methods) - 1, 'method')} is better than it for certain"
+            if self.is_baseline
+            else f"{self.name}: better than the baseline, also on groups that had no part in the choice"
+        )
+        lines = [
+            verdict,
+            f"held out:  {_amount(self.held_out)} by {self.held_out.metric}, over {count} groups in {len(self.of_folds)} parts",
+            f"in sample: {_amount(self.in_sample)} for {self.in_sample.method}, whose mean is optimistic",
+            f"chosen without each part: {', '.join(self.of_folds)}",
+        ]
+        return "\n".join([*lines, *(f"left out: {name}: {why}" for name, why in self.rejected.items())])
+
+
+def _amount(score: Score) -> str:
+    return f"{score.mean:+.3f} [{score.low:+.3f}, {score.high:+.3f}]"
+
+
+def choose(
+    space: Any,
+    data: ImageData,
+    objective: Any = "random_masks",
+    *,
+    baseline: Any = None,
+    budget: int | None = None,
+    batch_size: int = 16,
+    progress: bool = False,
+) -> Choice:
+    """Search for a method that is better than the baseline, and return the baseline unless there is one for certain.
+
+    The best of many methods on a few images is chosen by chance. Here, the groups are divided into five parts at most (one for
+    each group if there are fewer). For each part, the best method is chosen on the other parts alone and compared with the
+    baseline, group by group, on the part that was held out: cross-validation of the choice itself [1]_. The method that is
+    best on all groups is returned if two 95 % bootstrap intervals lie above 0: that of these differences, and that of its own
+    difference on all groups, widened for the number of methods [2]_. The first one alone does not suffice, because parts share
+    what they choose on: if no method is better than the baseline, it lies above 0 in one case of ten. Everything random has a
+    fixed seed.
+
+    Parameters
+    ----------
+    space
+        The methods to search, as for `lrpfx.evaluate`, such as a dict from names to composites.
+    data
+        The model, its images and their groups: three groups or more, twenty to trust the result.
+    objective
+        A metric, as for `lrpfx.evaluate`, that says which direction is better. Of several columns, the first one counts. By
+        default masks that all methods share, so that a further method costs no more than its maps.
+    baseline
+        What the methods must beat: a method, by default `lrpfx.Explainer(data.model)`, whose rules are chosen by what
+        the model consists of.
+    budget
+        How many methods of the space are tried at most, drawn at random; by default all.
+    batch_size
+        How many images run together.
+    progress
+        Whether to show a bar of the images that are done (needs tqdm).
+
+    Raises
+    ------
+    InputError
+        The objective does not rank methods, there are fewer than three groups, every method was left out, or `evaluate` would
+        raise it.
+    InputTypeError
+        Something has the wrong type.
+
+    Warns
+    -----
+    LrpfxWarning
+        There are fewer than twenty groups.
+
+    References
+    ----------
+    .. [1] Varma and Simon 2006, https://doi.org/10.1186/1471-2105-7-91
+    .. [2] White 2000, https://doi.org/10.1111/1468-0262.00152
+
+    Examples
+    --------
+    >>> data = lrpfx.measures.ImageData(model, torch.rand(20, 3, 8, 8))
+    >>> choice = lrpfx.choose(["random"], data)
+    >>> choice.name
+    'baseline'
+    """
+    if not isinstance(data, ImageData):
+        raise wrong_type(f"data is a lrpfx.measures.ImageData(model, images), not {type(data).__name__}")
+    size = whole_number(batch_size, "batch_size is a number of images", 1, "evaluation")
+    metrics = as_metrics([objective], data.masks is not None)
+    column, better = next(iter(metrics[0].columns.items()))
+    if not better:
+        raise invalid(f"{column} describes maps, and does not rank them: choose another objective")
+    candidates = named_methods(space)
+    if BASELINE in candidates:
+        raise invalid(f"a method of the space is named {BASELINE!r}: pass it as baseline=, or give it another name")
+    if budget is not None and whole_number(budget, "budget is a number of methods", 1, "evaluation") < len(candidates):
+        drawn = set(random.Random(0).sample(list(candidates), budget))
+        candidates = {name: method for name, method in candidates.items() if name in drawn}
+    count = data.number_of_groups
+    if count < 3:
+        raise invalid(f"there are {count} groups: to choose on some and compare on others takes three or more")
+    methods = {BASELINE: Explainer(data.model) if baseline is None else baseline, **candidates}
+    built, rejected = _plausible(methods, data, size)
+    if len(built.explain) == 1:
+        raise invalid("every method was left out: " + "; ".join(f"{name}: {why}" for name, why in rejected.items()))
+    if count < ENOUGH:
+        message = f"there are {count} groups, and intervals of fewer than {ENOUGH} are too narrow to be trusted"
+        warnings.warn(LrpfxWarning(message, topic="evaluation"), stacklevel=2)
+    evaluation = measured(built, metrics, size, progress)
+    names = evaluation.methods
+    gains = evaluation.of_groups()[:, 0] * (1.0 if better == "higher" else -1.0)
+    gains = gains - gains[:1]  # over the baseline
+    differences, of_folds = held_out(gains)
+    best = _best(gains)
+    found = Score("chosen", column, *_of(differences), "higher")
+    optimistic = Score(names[best], column, *simultaneous(gains, best), "higher")
+    name = names[best] if min(found.low, optimistic.low) > 0 else BASELINE
+    return Choice(name, methods[name], found, optimistic, tuple(names[one] for one in of_folds), rejected, evaluation)
+
+
+def held_out(gains: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """What the best method on the other parts gains on each group, (groups,), and the methods that were chosen.
+
+    `gains`: of each method over the baseline, (methods, groups).
+    """
+    count = gains.shape[1]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    found, chosen = torch.zeros_like(gains[0]), []
+    for part in order.tensor_split(min(FOLDS, count)):
+        others = torch.ones(count, dtype=torch.bool)
+        others[part] = False
+        best = _best(gains[:, others])
+        found[part] = gains[best, part]
+        chosen.append(best)
+    return found, chosen
+
+
+def simultaneous(gains: torch.Tensor, best: int) -> tuple[float, float, float]:
+    """The mean gain of the best method, and an interval that is right although it is the best of all methods.
+
+    Its bounds are as far away as the mean of any method is from the truth in 95 % of bootstrap samples.
+    """
+    errors = resampled_means(gains) - gains.mean(1, keepdim=True)
+    mean = float(gains[best].mean())
+    return mean, mean - float(errors.amax(0).quantile(0.975)), mean - float(errors.amin(0).quantile(0.025))
+
+
+def _best(gains: torch.Tensor) -> int:
+    """The method with the largest mean over the groups; the first of several, and so the baseline if nothing is better."""
+    means_of_methods = gains.mean(1).tolist()
+    return means_of_methods.index(max(means_of_methods))
+
+
+def _of(values: torch.Tensor) -> tuple[float, float, float]:
+    (found,) = means(values[None])
+    return found.mean, found.low, found.high
+
+
+def _plausible(methods: Mapping[str, Any], data: ImageData, size: int) -> tuple[Methods, dict[str, str]]:
+    """The baseline and the methods whose maps of the first two images are plausible, and why the others are not."""
+    images = data.images[:2]
+    targets = classes_of(data, outputs_of(data, size))[:2]
+    built = Methods(methods, data)
+    rejected = {}
+    for name in list(methods)[1:]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", LrpfxWarning)
+            try:
+                maps = built.maps(name, images, targets, 0)
+            except InputError as error:
+                rejected[name] = str(error)
+                continue
+        objections = [str(one.message) for one in caught if issubclass(one.category, LrpfxWarning)]
+        if not objections and not maps.flatten(1).any(1).all():
+            objections = ["a map is exactly zero"]
+        if objections:
+            rejected[name] = objections[0]
+    return built.without(rejected), rejected
