@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.doors import what_it_is
+from lrpfx.explanation.doors import suffix_of, what_it_is
 from lrpfx.images import nifti
 from lrpfx.images.scans import Geometries, Scan, VolumeGeometry, measured_scan
 from lrpfx.ir.node import node_info
@@ -279,10 +279,15 @@ def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Te
     if nifti.is_image(made) or nifti.is_file_name(made):
         made, affine = nifti.opened(made)
     if not isinstance(made, (torch.Tensor, np.ndarray)):
+        is_path = isinstance(given, (str, os.PathLike))
+        remedy = (
+            "pass preprocess=, a function from what you have to the tensor that the model takes; for photographs and texts, "
+            "the model needs layers for them"
+        )
         raise InputTypeError(
             f"a volume is an array or tensor (channels, depth, height, width), an image of nibabel or its file, not "
-            f"{given if isinstance(given, str) else type(made).__name__}: pass preprocess=, a function from what you have to "
-            "the tensor that the model takes; for photographs and texts, the model needs layers for them",
+            f"{given if is_path else type(made).__name__}: "
+            f"{what_it_is(given) if is_path and suffix_of(given) is not None else remedy}",
             topic="volumes",
         )
     tensor = torch.from_numpy(_native(made)) if isinstance(made, np.ndarray) else made.detach().cpu()

@@ -184,6 +184,12 @@ class CompiledModel(Compiled):
         arrays = {name: as_array(value) for name, value in results.items()}
         output = arrays.pop("output")
         outputs = checked_output(output[:, None] if output.ndim == 1 else output, columns)
+        if len(outputs) != len(targets):
+            raise InputError(
+                f"the explained output has shape {output.shape} for {len(targets)} samples, not a row for each of them. "
+                'Recurrent layers read an input of two axes as one sample, (steps, features): it is form="series" then',
+                topic="explainers",
+            )
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]
         other = found.reference_output
         references = None if other is None else as_array(other).reshape(outputs.shape)

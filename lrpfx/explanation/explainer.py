@@ -42,6 +42,7 @@ from lrpfx.explanation.graphs import (
     GraphData,
     GraphExplanation,
     GraphExplanations,
+    OfData,
     are_graphs,
     explain_graphs,
     is_graph,
@@ -864,6 +865,8 @@ class Explainer(Generic[Found]):
         except InputError as error:
             if error.topic != "example-inputs" or not isinstance(inputs, (torch.Tensor, Mapping)) or not self._is_own:
                 raise
+            if isinstance(self.model, OfData):
+                raise self.model.misfit(error) from error
             raise misread(error, inputs, self._form_of(inputs)) from error
         several = getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification"
         scores = Scores.BINARY if several else None

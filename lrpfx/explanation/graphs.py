@@ -281,6 +281,15 @@ class OfData(nn.Module):
         """The result of the model for an object with these attributes, without a batch: all nodes are of one graph."""
         return self.model(SimpleNamespace(**_OF_BATCHES, num_nodes=tensors["x"].shape[0], **tensors))
 
+    def misfit(self, error: InputError) -> InputError:
+        """The error of a model that fails on the object. `error`: what it raised."""
+        return InputError(
+            f"{type(self.model).__name__} was given the graph as one object, as networks of PyTorch Geometric may take it, and "
+            f"fails on it: {str(error).partition(': ')[2] or error} A network for graphs has a forward that takes x and "
+            "edge_index, or one object that has them; other models take arrays, photographs and texts",
+            topic="graph-networks",
+        )
+
 
 def taking_tensors(model: nn.Module) -> nn.Module:
     """The model, or a module around it if it takes the data of a graph as one object. `InputError` if it takes no graph."""

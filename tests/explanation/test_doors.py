@@ -32,6 +32,17 @@ def of_volumes():
 GRAPH = {"x": torch.rand(2, 3), "edge_index": torch.tensor([[0], [1]])}
 
 
+class LastStep(nn.Module):
+    """Reads an input of two axes as the steps of one series."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0][:, -1])
+
+
 class OfTwo(nn.Module):
     def forward(self, first, second):
         return (first.flatten(1).sum(1) + second.flatten(1).sum(1))[:, None]
@@ -73,6 +84,9 @@ class OfTwo(nn.Module):
         (dense, [GRAPH, 3], {}, "int among the graphs"),
         (dense, {**GRAPH, "edge_index": torch.tensor([[-1], [0]])}, {}, "nodes -1 to 0"),
         (dense, GRAPH, {"form": "table"}, "a graph was given"),
+        (dense, GRAPH, {}, "Sequential was given the graph as one object.*takes x and edge_index"),
+        (of_volumes, "houses.csv", {}, "pandas.read_csv"),
+        (LastStep, pd.DataFrame(np.ones((4, 3))), {}, r"\(2,\) for 4 samples.*form=\"series\""),
     ],
 )
 def test_the_error_names_the_door(make, given, settings, message):
