@@ -4,6 +4,7 @@ It also measures DeepLIFT beside LRP and integrated gradients, on photographs an
 program, it writes these tables of docs/differences.md.
 """
 
+import copy
 import statistics
 import sys
 import time
@@ -16,11 +17,13 @@ import region_perturbation
 import sentence_explanations
 import shap
 import torch
+import torchvision
 from documents import write_between
 from sentence_pairs import PAIRS
 from torch import nn
 from torch.nn import functional as F
 from torchvision.transforms.functional import gaussian_blur
+from transformers import BertConfig, BertForSequenceClassification
 
 import lrpfx
 from lrpfx.composites import AttnLRP, DeepLIFT
@@ -151,7 +154,28 @@ def transformer():
     return nn.Sequential(encoder, nn.Flatten(), nn.Linear(64 * 32, 10)), torch.randn(16, 32, 64)
 
 
+def of_torchvision(name, size):
+    torch.manual_seed(0)
+    return getattr(torchvision.models, name)(weights=None), torch.randn(2, 3, size, size)
+
+
+class OfVectors(nn.Module):
+    """A BERT of four layers that reads vectors in place of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.bert = BertForSequenceClassification(BertConfig(num_hidden_layers=4, vocab_size=1000))
+
+    def forward(self, vectors):
+        return self.bert(inputs_embeds=vectors).logits
+
+
 CASES = {"dense layers": dense, "convolutions": convolutions, "a transformer": transformer}
+ORDINARY = {
+    "ResNet-50, 2 × 128²": lambda: of_torchvision("resnet50", 128),
+    "ViT-B/16, 2 × 224²": lambda: of_torchvision("vit_b_16", 224),
+    "BERT of 4 layers, 2 × 128": lambda: (OfVectors(), torch.randn(2, 128, 768)),
+}
 
 
 def seconds_of(call):
@@ -165,7 +189,8 @@ def contenders_of(model, x):
     """Calls that attribute the second output of each sample to its input."""
     reference = torch.randn_like(x)
     explain_model = lrpfx.transform(model, DeepLIFT(), x)
-    by_captum, by_shap = captum.attr.DeepLift(model), shap.DeepExplainer(model, reference[:1])
+    copies = copy.deepcopy(model), copy.deepcopy(model)  # their hooks stay after an error
+    by_captum, by_shap = captum.attr.DeepLift(copies[0]), shap.DeepExplainer(copies[1], reference[:1])
 
     def gradient():
         leaf = x.clone().requires_grad_()
@@ -179,19 +204,32 @@ def contenders_of(model, x):
     }
 
 
+def error_of(call):
+    """The name of the error of a call, or None."""
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
 def cost():
     """Medians of ratios to the gradient; all contenders run in turn."""
     lines = ["| network | gradient | lrpfx | Captum | shap |", "| --- | --- | --- | --- | --- |"]
-    for name, make in CASES.items():
+    for name, make in {**CASES, **ORDINARY}.items():
         torch.manual_seed(0)
         model, x = make()
         contenders = contenders_of(model.eval(), x)
-        for call in contenders.values():
-            call()
-        rounds = [{key: seconds_of(call) for key, call in contenders.items()} for _ in range(REPEATS)]
+        failed = {key: error_of(call) for key, call in contenders.items()}
+        running = {key: call for key, call in contenders.items() if failed[key] is None}
+        repeats = REPEATS if name in CASES else REPEATS // 3
+        rounds = [{key: seconds_of(call) for key, call in running.items()} for _ in range(repeats)]
         base = statistics.median(one["gradient"] for one in rounds)
-        ratios = [statistics.median(one[key] / one["gradient"] for one in rounds) for key in list(contenders)[1:]]
-        lines.append(f"| {name} | {1000 * base:.1f} ms | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+        cells = [
+            f"{statistics.median(one[key] / one['gradient'] for one in rounds):.2f}" if key in running else failed[key]
+            for key in list(contenders)[1:]
+        ]
+        lines.append(f"| {name} | {1000 * base:.1f} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -120,6 +120,8 @@ class DeepExplainer:
         if values.shape[-1] == 1:
             values, base_values = values[..., 0], base_values[:, 0]
         names = self.feature_names if self.feature_names is not None else getattr(X, "columns", None)
+        if names is None and data.ndim == 2:  # which plots of shap refuse to go without
+            names = [f"Feature {place}" for place in range(data.shape[1])]
         options: dict[str, Any] = {"feature_names": None if names is None else list(names)}
         if self.output_names is not None and values.ndim > data.ndim:
             options["output_names"] = list(self.output_names)

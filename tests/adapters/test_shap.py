@@ -74,6 +74,18 @@ def test_plots_take_the_explanation(outputs):
     plt.close("all")
 
 
+def test_plots_of_features_without_names():
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    explanation = DeepExplainer(nn.Linear(4, 3).eval(), torch.randn(5, 4))(torch.randn(6, 4))[..., 1]
+    shap.plots.heatmap(explanation, show=False)
+    assert "Feature 3" in {label.get_text() for label in plt.gca().get_yticklabels()}
+    plt.close("all")
+
+
 @pytest.mark.parametrize(
     ("background", "message"),
     [
