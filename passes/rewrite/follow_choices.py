@@ -90,8 +90,8 @@ def _truth_values(value: Any) -> fx.Node | None:
     info = node_info(value)
     if info.dtype == torch.bool:
         return value
-    converted = info.operator is not None and info.operator.entries.converts and len(value.all_input_nodes) == 1
-    return _truth_values(value.all_input_nodes[0]) if converted else None
+    converted = info.operator is not None and info.operator.entries.converts and bool(value.args)
+    return _truth_values(value.args[0]) if converted else None
 
 
 def _is_number(value: Any) -> bool:
@@ -116,7 +116,19 @@ def _compares(condition: Any) -> bool:
         return len(operands) == 2 and isinstance(operands[0], fx.Node) and any(map(is_data, operands))
     if name in (*_NOT, *_AND, *_OR, *_XOR):
         return any(map(_compares, _operands(condition)))
-    return False
+    return _compares_with_number(_viewed(condition))
+
+
+def _viewed(condition: Any) -> Any:
+    """What a condition is a view of, in another shape; None for other conditions."""
+    row = node_info(condition).operator if isinstance(condition, fx.Node) and condition.op == "call_function" else None
+    is_view = row is not None and (row.memory.view or row.memory.always_view) and not row.outputs.picks
+    return condition.args[0] if is_view and condition.args else None
+
+
+def _compares_with_number(condition: Any) -> bool:
+    """Whether a condition compares values of the signal with one number, so that views of it are those of the values."""
+    return _name_of(condition) in _COMPARISONS and _compares(condition) and isinstance(_operands(condition)[1], (int, float))
 
 
 class _Selection:
@@ -145,6 +157,14 @@ class _Selection:
             return self._insert(self.info.operator, chosen_by_comparison, first, last, *operands, name)
         if name in _NOT:
             return self._chosen(operands[0], last, first)
+        viewed = _viewed(condition)
+        if viewed is not None:
+            value, number = _operands(viewed)
+            self.made += 1
+            info = replace(node_info(condition), name=f"{self.info.name}.compared_{self.made}", role=Role.DATA, dtype=None)
+            arguments = (value, *condition.args[1:])
+            value = insert_call(self.graph, self.node, condition.target, arguments, info, dict(condition.kwargs))
+            return self._insert(self.info.operator, chosen_by_comparison, first, last, value, number, _name_of(viewed))
         one, other = operands
         if name in _AND:
             return self._chosen(one, self._chosen(other, first, last), last)

@@ -704,6 +704,9 @@ CHOICES = {
     "masked_fill": lambda h: h.masked_fill(h < 0.1, -1.0),
     "a fixed condition, too": lambda h: torch.where((h > 0.1) & (torch.arange(h.shape[1]) < 5), h, h.exp()),
     "a product with truth values": lambda h: (h + 1) * (h.flip(1) > 0) + h * (h.flip(1) <= 0),
+    "truth values as numbers": lambda h: (h > 0.1).to(h.dtype) * h.exp(),
+    "a view": lambda h: torch.where((h.mean(1) > 0.01).unsqueeze(1), h.exp(), h),
+    "a view in another shape": lambda h: torch.where((h.mean(1, keepdim=True) > 0.01).expand_as(h), h.exp(), h),
     "equality": lambda h: torch.where(h == h.amax(1, keepdim=True), h.exp(), h),
 }
 
