@@ -34,7 +34,7 @@ from lrpfx.composites import DeepLIFT
 from lrpfx.ir.node import floating_tensors
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "differences.md"
-SECONDS = 60  # of the processor, for each network
+SECONDS = 600  # of the processor, for each network
 MOST, MOST_IN_PART = 1e-9, 1e-6  # the latter for networks that compute in part in single precision
 #: Networks of timm with building blocks that torchvision's lack.
 TIMM = (
