@@ -622,7 +622,14 @@ class Explainer(Generic[Found]):
         found = explain_sentences(self._module_for, self.model, self.tokenizer, texts, wanted, self.join, self.progress)
         return TextExplanations(found) if several else found[0]
 
-    def generation(self, prompt: Any, max_new_tokens: int | None = None, *, continuation: Any = None) -> GenerationExplanation:
+    def generation(
+        self,
+        prompt: Any,
+        max_new_tokens: int | None = None,
+        *,
+        continuation: Any = None,
+        against: str | int | None = None,
+    ) -> GenerationExplanation:
         """What each token that the model generates came from, from one forward pass over the prompt and the tokens.
 
         Parameters
@@ -635,12 +642,16 @@ class Explainer(Generic[Found]):
             settings of sampling are.
         continuation
             What is explained in place of that: a text or token ids, for example what the model has sampled.
+        against
+            Why each token and not another one: a token, as text or id, or "runner-up", the one with the largest logit of all
+            others at its place. The difference of the two logits then is explained.
 
         Raises
         ------
         InputError
             There is no tokenizer; the prompt or the continuation is empty, has padding, or needs more positions than the model
-            has; the model is an encoder, or generates nothing itself and no continuation is given.
+            has; the model is an encoder, or generates nothing itself and no continuation is given; `against` is several tokens,
+            or one that was generated.
         """
         if self.tokenizer is None or isinstance(self.model, Runner) or self._takes_both:
             raise InputError(
@@ -648,7 +659,7 @@ class Explainer(Generic[Found]):
                 "program",
                 topic="sentences",
             )
-        return explain_generated(self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation)
+        return explain_generated(self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation, against)
 
     def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
         if self.reading.form is not None or self.reading.rate is not None:
@@ -1200,6 +1211,7 @@ def explain_generation(
     tokenizer: Callable[..., Any],
     max_new_tokens: int | None = None,
     continuation: Any = None,
+    against: str | int | None = None,
     composite: Composite | str | None = None,
     output: OutputSelector = None,
 ) -> GenerationExplanation:
@@ -1211,7 +1223,7 @@ def explain_generation(
     the errors.
     """
     explainer: Explainer[TextExplanation] = Explainer(model, tokenizer=tokenizer, composite=composite, output=output)
-    return explainer.generation(prompt, max_new_tokens, continuation=continuation)
+    return explainer.generation(prompt, max_new_tokens, continuation=continuation, against=against)
 
 
 def _is_open(model: nn.Module | Runner) -> bool:

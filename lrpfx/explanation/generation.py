@@ -1,6 +1,6 @@
 """Explanations of what a language model generates: each generated token, and what it came from, from one forward pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from lrpfx.explanation.answers import Array, Balance
 from lrpfx.explanation.compiled import CompiledModel, as_array
 from lrpfx.explanation.explanation import caption_of, show
 from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
-from lrpfx.request.targets import Class, Position
+from lrpfx.request.explained_output import explained_output
+from lrpfx.request.targets import Class, Contrast, Position, Target
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.table import Table
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 #: Of the picture of the matrix, in pixels: the largest width, and the least of a sheet.
 _WIDTH, _NARROWEST = 1200, 640
 _TOPIC = "sentences"
+#: What ends a sentence.
+_ENDS = (".", "!", "?", "。", "！", "？")
+#: As `against`: at each place, the token with the largest logit of all others.
+RUNNER_UP = "runner-up"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,7 +48,9 @@ class GenerationExplanation(PlainData):
     `name`: the first 60 characters of the prompt. `text`: what was generated. `tokens`: the ids of the prompt and of what was
     generated. `start`: how many of them are the prompt's. `relevance`: (generated, tokens that were read): entry (i, j) is the
     relevance of token j for the logit of token `start` + i, which is zero for tokens that come later. `logits` and
-    `probabilities`: of the generated tokens. `rules`: the composite, as text. `picture`: the matrix with its words.
+    `probabilities`: of the generated tokens. `rules`: the composite, as text. `picture`: the matrix with its words. `against`:
+    the ids of the tokens that the generated ones were explained against, or None; relevance and `logits` then are those of the
+    differences of logits.
     """
 
     name: str
@@ -55,6 +62,7 @@ class GenerationExplanation(PlainData):
     probabilities: Array
     rules: str
     picture: GenerationHeatmap
+    against: Array | None = None
 
     def __repr__(self) -> str:
         return printable(f"<explanation of {len(self.logits)} tokens after {self.name}: {self.text}; {self.rules}>")
@@ -78,6 +86,33 @@ class GenerationExplanation(PlainData):
             figures = map(float, (logit, probability, row[: self.start].sum(), row[self.start :].sum()))
             rows.append((self.picture.targets[number], *figures, most))
         return Table(columns, rows)
+
+    def by_span(self, spans: Mapping[str, tuple[int, int]] | None = None) -> Table:
+        """Relevance of parts of the prompt: a row for each generated token, whose columns add up to its row of the matrix.
+
+        `spans`: the first token of each part, such as a document, and the one after its last. The sentences of the prompt by
+        default. What is in no part, and what was generated before, have columns of their own. Raises `InputError` for parts
+        that overlap or are not in the prompt.
+        """
+        named = _sentences(self.picture.words[: self.start]) if spans is None else dict(spans)
+        owner = np.full(self.relevance.shape[1], len(named))
+        for number, (name, (first, end)) in enumerate(named.items()):
+            if not 0 <= first < end <= self.start:
+                raise InputError(f"{name!r} is not in the prompt, which has the tokens 0 to {self.start - 1}", topic=_TOPIC)
+            if (owner[first:end] != len(named)).any():
+                raise InputError(f"{name!r} has tokens of another span", topic=_TOPIC)
+            owner[first:end] = number
+        has_rest = bool((owner[: self.start] == len(named)).any())
+        owner[self.start :] = len(named) + 1
+        columns = [*named, *(["other tokens"] if has_rest else []), "generated"]
+        if len({*columns, "token"}) <= len(columns):
+            raise InputError('spans are not called "token", "other tokens" or "generated"', topic=_TOPIC)
+        places = [*range(len(named)), *([len(named)] if has_rest else []), len(named) + 1]
+        rows = [
+            (target, *(float(row[owner == place].sum()) for place in places))
+            for target, row in zip(self.picture.targets, self.relevance, strict=True)
+        ]
+        return Table({"token": "str", **dict.fromkeys(columns, "float64")}, rows)
 
     def to_pandas(self) -> "DataFrame":
         """The matrix as a DataFrame, a row for each generated token and each token before it.
@@ -128,6 +163,7 @@ def explain_generated(
     prompt: Any,
     max_new_tokens: int | None,
     continuation: Any,
+    against: str | int | None,
 ) -> GenerationExplanation:
     """Generate, unless the continuation is given, and explain each token. `compiled_for`: as for `explain_sentences`."""
     _check_decodes(model)
@@ -161,22 +197,23 @@ def explain_generated(
     compiled = compiled_for(inputs)
     if compiled.reference is not None:
         raise InputError("reference= has no meaning for generated tokens: explain them one by one", topic=_TOPIC)
-    targets = [Position(start - 1 + number, Class(token)) for number, token in enumerate(added)]
+    others = None if against is None else _others(compiled, inputs, tokenizer, added, against)
+    of_tokens: list[Target] = [Class(one) for one in added]
+    if others is not None:
+        of_tokens = [Contrast({one: 1.0, other: -1.0}) for one, other in zip(added, others, strict=True)]
+    targets = [Position(start - 1 + number, one) for number, one in enumerate(of_tokens)]
     attribution = attribute(compiled.module, inputs, targets=targets, output=compiled.output)
     output = attribution.output
-    if output.ndim != 3 or output.shape[2] < len(tokenizer):
-        raise InputError(
-            f"the explained output has the shape {tuple(output.shape)}, not (batch, positions, tokens), which a model that "
-            "generates text has",
-            topic=_TOPIC,
-        )
+    _check_scores(output, tokenizer)
     relevance, _ = of_attribution(attribution, None, None)
     matrix = as_array(relevance[:, 0].double().sum(-1))
     _check_causal(matrix, start)
-    of_tokens = output[0, start - 1 :].double().log_softmax(-1)
-    chosen = torch.tensor(added, device=output.device)[:, None]
-    logits, probabilities = output[0, start - 1 :].gather(1, chosen)[:, 0], of_tokens.gather(1, chosen)[:, 0].exp()
+    scores = output[0, start - 1 :].double()
+    logits, probabilities = (_chosen(one, added) for one in (scores, scores.softmax(-1)))
     names = [_name_of(tokenizer, token) for token in added]
+    if others is not None:
+        logits = logits - _chosen(scores, others)
+        names = [f"{name}, not {_name_of(tokenizer, other)}" for name, other in zip(names, others, strict=True)]
     drawn = pictures_of_text.heatmap(matrix, read_by_model, tokenizer, targets=names, join=False)
     return GenerationExplanation(
         text.title(tokenizer),
@@ -184,11 +221,63 @@ def explain_generated(
         np.array([*text.ids, *added]),
         start,
         matrix,
-        as_array(logits.double()),
+        as_array(logits),
         as_array(probabilities),
         compiled.explain_model.composite,
         GenerationHeatmap.of(drawn, start),
+        None if others is None else np.array(others),
     )
+
+
+def _check_scores(output: torch.Tensor, tokenizer: Any) -> None:
+    if output.ndim != 3 or output.shape[2] < len(tokenizer):
+        raise InputError(
+            f"the explained output has the shape {tuple(output.shape)}, not (batch, positions, tokens), which a model that "
+            "generates text has",
+            topic=_TOPIC,
+        )
+
+
+def _chosen(values: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    """Of each row, the value of a token."""
+    return values.gather(1, torch.tensor(tokens, device=values.device)[:, None])[:, 0]
+
+
+def _others(
+    compiled: CompiledModel, inputs: dict[str, Any], tokenizer: Any, added: Sequence[int], against: str | int
+) -> list[int]:
+    """The token that each generated one is explained against."""
+    if against == RUNNER_UP:
+        with torch.no_grad():
+            output = explained_output(compiled.module(**on_device_of(compiled.module, inputs)), compiled.output).value
+        _check_scores(output, tokenizer)
+        best = output[0, -len(added) :].topk(2, -1).indices.tolist()
+        return [first if first != one else second for one, (first, second) in zip(added, best, strict=True)]
+    ids = _ids_of(tokenizer, against) if isinstance(against, str) else _ids_of(tokenizer, [against])
+    if len(ids) != 1:
+        raise InputError(f"against= is one token, and {against!r} is {len(ids)} for this tokenizer", topic=_TOPIC)
+    if not 0 <= ids[0] < len(tokenizer):
+        raise InputError(f"against= is a token of the tokenizer, 0 to {len(tokenizer) - 1}, not {ids[0]}", topic=_TOPIC)
+    if ids[0] in added:
+        raise InputError(
+            f"{_name_of(tokenizer, ids[0])!r} was generated itself, and nothing is explained against itself: pass another token, "
+            f"or against={RUNNER_UP!r}",
+            topic=_TOPIC,
+        )
+    return ids * len(added)
+
+
+def _sentences(words: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """The sentences of a text by their first words: the first token of each, and the one after its last."""
+    found: dict[str, tuple[int, int]] = {}
+    first = 0
+    for place, word in enumerate(words):
+        if word.strip() in _ENDS or place == len(words) - 1:
+            name = " ".join(word.strip() for word in words[first : min(place, first + 3) + 1])
+            name += " …" if place > first + 3 else ""
+            found[name if name not in found else f"{name} ({first})"] = first, place + 1
+            first = place + 1
+    return found
 
 
 def _check_decodes(model: Any) -> None:

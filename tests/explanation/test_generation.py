@@ -1,5 +1,6 @@
 """Generated tokens: a matrix of what each came from, in one forward pass, beside explanations of single tokens."""
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -92,6 +93,64 @@ def test_a_continuation_that_is_given():
         found = explained(composite="cp_lrp", max_new_tokens=None, continuation=continuation)
         assert found == generated
     assert found.rules == "CPLRP()" and found != explained()
+
+
+def test_tokens_against_others():
+    """A row is the difference of the explanations of two tokens."""
+    model, tokenizer = language_model(), ChatTokenizer(ends=False)
+    plain, explainer = explained(model), lrpfx.Explainer(model, tokenizer=tokenizer)
+    assert plain.against is None
+    given = {"max_new_tokens": None, "continuation": plain.tokens[4:]}
+    unused = next(one for one in range(len(WORDS)) if one not in plain.tokens[4:])
+    for against in ("runner-up", unused, WORDS[unused]):
+        found = explained(model, against=against, **given)
+        assert found.text == plain.text and (found.probabilities == plain.probabilities).all()
+        for number, other in enumerate(found.against.tolist()):
+            before = plain.tokens[: 4 + number].tolist()
+            with torch.no_grad():
+                logits = model(torch.tensor([before])).logits[0, -1]
+            token = int(plain.tokens[4 + number])
+            assert other == (unused if against != "runner-up" else int(logits.topk(2).indices[1]))
+            one, another = (explainer(before, (-1, place)).relevance for place in (token, other))
+            np.testing.assert_allclose(found.relevance[number, : 4 + number], one - another, rtol=1e-9, atol=1e-12)
+            assert found.logits[number] == pytest.approx(float(logits[token] - logits[other]), rel=1e-9)
+            assert found.picture.targets[number] == f"{WORDS[token]}, not {WORDS[other]}"
+    assert (
+        explained(model, against="runner-up").against.tolist()
+        == explained(model, against="runner-up", **given).against.tolist()
+    )
+
+
+def test_a_runner_up_of_a_token_that_is_not_the_likeliest_is_the_likeliest():
+    model = language_model()
+    best = explained(model, max_new_tokens=1).tokens[4]
+    found = explained(model, max_new_tokens=None, continuation=[(int(best) + 1) % len(WORDS)], against="runner-up")
+    assert found.against.tolist() == [best] and found.logits[0] < 0
+
+
+def test_spans_of_the_prompt():
+    found = explained(prompt="the film was good bad bad film was the")
+    words = ("the", "film", "was", "good", "bad", ".", "film", "was", "the", ".", *found.picture.words[found.start :])
+    with_ends = dataclasses.replace(found, picture=dataclasses.replace(found.picture, words=words))
+    parts = with_ends.by_span().to_dicts()
+    names = list(parts[0])
+    assert names == ["token", "the film was good …", "film was the .", "generated"]
+    assert parts[1][names[1]] == pytest.approx(found.relevance[1, :6].sum())
+    for row, number in zip(parts, range(5), strict=True):
+        assert sum(row[name] for name in names[1:]) == pytest.approx(found.relevance[number].sum())
+    of_two = found.by_span({"first": (0, 2), "second": (4, 5)}).to_dicts()
+    assert list(of_two[0]) == ["token", "first", "second", "other tokens", "generated"]
+    assert of_two[2]["first"] == pytest.approx(found.relevance[2, :2].sum())
+    assert of_two[2]["second"] == pytest.approx(found.relevance[2, 4])
+    assert of_two[2]["generated"] == pytest.approx(found.relevance[2, found.start :].sum())
+    for spans, message in (
+        ({"a": (0, 3), "b": (2, 4)}, "'b' has tokens of another span"),
+        ({"a": (0, 90)}, "'a' is not in the prompt, which has the tokens 0 to"),
+        ({"a": (3, 3)}, "'a' is not in the prompt"),
+        ({"generated": (0, 1)}, "spans are not called"),
+    ):
+        with pytest.raises(InputError, match=message):
+            found.by_span(spans)
 
 
 def test_pictures_and_tables(tmp_path):
@@ -194,6 +253,9 @@ def test_models_without_generate():
         (generator, {"max_new_tokens": None, "continuation": [9]}, "the text has the token id 9"),
         (generator, {"max_new_tokens": 1100}, r"4 tokens and the model 1024 positions.*max_new_tokens=1020"),
         (generator, {"max_new_tokens": None, "continuation": [6] * 1100}, "has 1104 tokens, but the model has 1024 positions"),
+        (generator, {"against": "good bad"}, "against= is one token, and 'good bad' is 2"),
+        (generator, {"against": 99}, "against= is a token of the tokenizer, 0 to .*, not 99"),
+        (generator, {"max_new_tokens": None, "continuation": "good", "against": "good"}, "'good' was generated itself"),
         (generator, {"tokenizer": ChatTokenizer(ends=True)}, r"the tokenizer ends the text with \[SEP\]"),
         (filler, {}, "BertForMaskedLM does not generate text"),
         (classifier, {}, "BertForSequenceClassification does not generate text"),
