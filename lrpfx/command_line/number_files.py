@@ -250,7 +250,9 @@ def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Con
         return first.values, first
     if suffix == ".npy" and first.values.dtype.kind not in "fiub":
         raise InputError(f"{paths[0]} holds {first.values.dtype}, not numbers", topic="tables-series-and-waves")
-    if suffix == ".csv" or first.values.ndim < 2:
+    is_of_one_feature = numbers.features is not None and len(numbers.features) == 1
+    least = 3 if numbers.form == "series" and not is_of_one_feature else 2
+    if suffix == ".csv" or first.values.ndim < least:
         raise invalid(f"{paths[0]} is one sample: write an array with several along its first axis into a file of .npy")
     return torch.from_numpy(first.values).float(), first
 

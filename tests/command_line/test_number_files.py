@@ -17,6 +17,7 @@ from command_line.commands import refused, run
 import lrpfx
 import lrpfx.datasets
 from lrpfx.command_line.number_files import sound_in
+from lrpfx.command_line.terminal import in_options
 from lrpfx.errors import InputError
 
 pytestmark = pytest.mark.programs
@@ -203,6 +204,12 @@ def test_a_class_of_a_step():
     np.testing.assert_allclose(saved, [one.relevance for one in expected], rtol=1e-4, atol=1e-7)
     assert run("report", "number_models:steps", *common, "--output", "steps.html")[0] == 0
     assert run("dataset", "number_models:steps", *common, "--output", "steps.zarr")[0] == 0
+    with pytest.raises(InputError) as caught:
+        run("explain", "number_models:steps", *common[:3], "--target", "1", "--output", "no")
+    assert "the target is --target POSITION,CLASS" in in_options(str(caught.value))
+    np.save("one.npy", values[0])
+    command = "dataset", "number_models:steps", "one.npy", "--form", "series", "--target", "2,1", "--output", "no.zarr"
+    refused("one.npy is one sample", run, *command)
     view = lrpfx.datasets.open("steps.zarr")
     np.testing.assert_allclose(view["relevance"], [one.relevance for one in expected], rtol=1e-3, atol=1e-6)
 
@@ -315,7 +322,7 @@ def test_errors_name_the_door(folder):
         "complex128, not numbers", run, "dataset", "number_models:table", save("waves.npy", np.ones((2, 3), complex)), *store
     )
     refused("not finite", run, "dataset", "number_models:table", save("gaps.npy", np.full((2, 3), np.nan)), *store)
-    refused("read as series", run, "dataset", "number_models:series", "week.npy", "--form", "series", *store)
+    refused("week.npy is one sample", run, "dataset", "number_models:series", "week.npy", "--form", "series", *store)
     refused("lrpfx.datasets.spray", run, "dataset", "number_models:table", "week.npy", *store, "--spray", "groups")
     refused("apart", run, "report", "number_models:series", "week.npy", "photo.png")
 
