@@ -260,7 +260,7 @@ def _others(
         raise InputError(f"against= is a token of the tokenizer, 0 to {len(tokenizer) - 1}, not {ids[0]}", topic=_TOPIC)
     if ids[0] in added:
         raise InputError(
-            f"{_name_of(tokenizer, ids[0])!r} was generated itself, and nothing is explained against itself: pass another token, "
+            f"{_name_of(tokenizer, ids[0])!r} was generated itself, and nothing is explained against itself: pass another, "
             f"or against={RUNNER_UP!r}",
             topic=_TOPIC,
         )
