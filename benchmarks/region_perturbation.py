@@ -22,7 +22,6 @@ from torch import nn
 from tqdm import tqdm
 
 import lrpfx
-from lrpfx.attribution import IntegratedGradients
 from lrpfx.composites import (
     Composite,
     EpsilonAlpha2Beta1Flat,
@@ -36,7 +35,7 @@ from lrpfx.demo import photographs
 from lrpfx.demo.photographs import HIGH, LOW, NETWORKS, PHOTOGRAPHS, Classifier, load_classifier
 from lrpfx.measures.deletion import deletions
 from lrpfx.measures.intervals import Mean, means
-from lrpfx.measures.methods import GradCAM, gradient, weights_of
+from lrpfx.measures.methods import GradCAM, gradient, integrated_gradients
 from lrpfx.measures.perturbation import pixels_of_blocks, sums_over_blocks
 from lrpfx.rules import ReLUGuidedBackprop
 from lrpfx.support.table import Table
@@ -102,10 +101,9 @@ def methods(classifier: Classifier, composites: Mapping[str, Composite] = COMPOS
     model = classifier.model
     of_composites = {name: lrpfx.transform(model, composite, input_range=(LOW, HIGH)) for name, composite in composites.items()}
     guided = lrpfx.transform(model, GuidedBackprop(layer_map=[(Activation, ReLUGuidedBackprop())]))
-    integrated = IntegratedGradients(model)  # from the mean colour of the training images
     return {
         **{name: _relevance(explain_model) for name, explain_model in of_composites.items()},
-        INTEGRATED: lambda image, target: integrated(image, weights_of(torch.tensor([target])))[1].sum(1),
+        INTEGRATED: partial(_integrated_gradients, model),
         GRADIENT: lambda image, target: (image * _gradient(model, image, target)).sum(1),
         GUIDED: lambda image, target: _gradient(guided, image, target).abs().sum(1),
         GRAD_CAM: _grad_cam(classifier),
@@ -119,6 +117,11 @@ def _relevance(explain_model: nn.Module) -> Method:
 
 def _gradient(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tensor:
     return gradient(model, image, torch.tensor([target]))
+
+
+def _integrated_gradients(model: nn.Module, image: torch.Tensor, target: int) -> torch.Tensor:
+    """From the mean colour of the training images."""
+    return integrated_gradients(model, image, torch.tensor([target]), torch.zeros_like(image)).sum(1)
 
 
 def _grad_cam(classifier: Classifier) -> Method:
