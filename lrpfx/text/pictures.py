@@ -6,12 +6,13 @@ import os
 import shutil
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from typing_extensions import Self
 
 from lrpfx.errors import InputError
 from lrpfx.pictures.color_maps import ColorMap
@@ -64,6 +65,20 @@ class TextHeatmap(PlainData):
             largest = np.full((len(self.scores), 1), common)
         shares: Scores = (self.scores / np.where(largest > 0, largest, 1.0)).clip(-1.0, 1.0)
         return shares
+
+    def apart(self, *places: int) -> Self:
+        """The same with some words drawn as marks of the model are: pale, and without a say in the scale.
+
+        The first word of a text takes most relevance of many language models, whose attention rests there where nothing is to
+        be read (Xiao et al. 2023, https://arxiv.org/abs/2309.17453). All numbers stay as they are. `places`: of the words, by
+        default the first one. Raises `InputError` for places without a word.
+        """
+        chosen = set(places or (0,))
+        outside = sorted(place for place in chosen if not -len(self.words) <= place < len(self.words))
+        if outside:
+            raise InputError(f"the text has {len(self.words)} words, and none at {outside[0]}", topic="text-heatmaps")
+        chosen = {place % len(self.words) for place in chosen}
+        return replace(self, special=tuple(mark or place in chosen for place, mark in enumerate(self.special)))
 
     def to_terminal(self, *, color: bool | None = None, width: int | None = None) -> str:
         """The heatmap for a terminal.

@@ -11,6 +11,7 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
+from lrpfx.errors import InputError
 from lrpfx.text import heatmap
 from lrpfx.text.pictures import _columns, _letters, visible
 from lrpfx.text.tokens import Scheme, scheme_of
@@ -431,3 +432,14 @@ def test_nothing_to_show():
 )
 def test_words_where_no_blank_is(tokens, words):
     assert heatmap([1.0] * len(tokens), tokens).words == words
+
+
+def test_words_that_are_drawn_apart():
+    """The first word, which takes most relevance of many language models, is pale and has no say in the scale."""
+    shown = heatmap([9.0, -1.0, 2.0], ["the", "not", "good"])
+    apart = shown.apart()
+    assert apart.special == (True, False, False) and shown.special == (False, False, False)
+    assert apart.shares().tolist() == [[1.0, -0.5, 1.0]] and (apart.scores == shown.scores).all()
+    assert shown.apart(-1, 0).shares().tolist() == [[1.0, -1.0, 1.0]]
+    with pytest.raises(InputError, match="the text has 3 words, and none at 3"):
+        shown.apart(3)
