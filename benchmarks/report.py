@@ -153,3 +153,9 @@ def write_exports(exports: list[dict[str, Any]]) -> None:
         "/ export, fixed sizes": "to_fixed",
     }
     write_between(DOCS / "performance.md", "exports", _table(exports, columns))
+
+
+def write_evaluation(evaluation: list[dict[str, Any]]) -> None:
+    """Write the third table of docs/performance.md."""
+    columns = {"": "contender", "seconds": "seconds", "/ forwards": "to_forwards"}
+    write_between(DOCS / "performance.md", "evaluation", _table(evaluation, columns))

@@ -8,6 +8,7 @@ from pathlib import Path
 import captures
 import compilation
 import conditions
+import evaluation
 import language
 import memory
 import report
@@ -17,7 +18,7 @@ from contenders import COMPOSITES
 
 NETWORKS = ["vgg16", "resnet50"]
 PARTS = ("speed", "formats", "profile", "memory", "compilation", "language", "conditions")
-CAPTURES, EXPORTS = "captures", "exports"
+CAPTURES, EXPORTS, EVALUATION = "captures", "exports", "evaluation"
 RESULTS = Path(__file__).parents[1] / "build" / "benchmarks.json"
 
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--networks", nargs="*", default=NETWORKS)
-    parser.add_argument("parts", nargs="*", default=[*PARTS, CAPTURES, EXPORTS])
+    parser.add_argument("parts", nargs="*", default=[*PARTS, CAPTURES, EXPORTS, EVALUATION])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
@@ -35,6 +36,7 @@ def main() -> None:
         EXPORTS: lambda: captures.measure_exports(arguments.rounds),
         "compilation": compilation.measure,
         "conditions": lambda: conditions.measure(arguments.rounds),
+        EVALUATION: evaluation.measure,
         "language": lambda: language.measure(arguments.rounds),
         "memory": lambda: memory.measure(arguments.networks, list(COMPOSITES)),
         "speed": lambda: [record for name in arguments.networks for record in speed.measure(name, arguments.rounds)],
@@ -49,7 +51,9 @@ def main() -> None:
         report.write_captures(results[CAPTURES])
     if EXPORTS in arguments.parts:
         report.write_exports(results[EXPORTS])
-    if not set(arguments.parts) <= {CAPTURES, EXPORTS}:
+    if EVALUATION in arguments.parts:
+        report.write_evaluation(results[EVALUATION])
+    if not set(arguments.parts) <= {CAPTURES, EXPORTS, EVALUATION}:
         report.write(*(results.get(part, []) for part in PARTS))
 
 
