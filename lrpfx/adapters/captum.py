@@ -1,5 +1,6 @@
 """LRP and DeepLIFT as attribution methods of Captum, for its NoiseTunnel, metrics and pictures. Needs the extra `captum`."""
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -176,6 +177,7 @@ class DeepLift(_Compiled):
         target: Any = None,
         additional_forward_args: Any = None,
         return_convergence_delta: bool = False,
+        custom_attribution_func: Callable[..., Any] | None = None,
     ) -> Any:
         """Attributions of the inputs: a tensor for a tensor, a tuple for a tuple.
 
@@ -189,12 +191,20 @@ class DeepLift(_Compiled):
             Whether to return a pair of attributions and `compute_convergence_delta`, of shape (samples,); for several
             baselines of shape (samples * baselines,), those of a sample one after another. That of multipliers is of these
             times the difference from the baseline.
+        custom_attribution_func
+            Not supported.
 
         Raises
         ------
         InputError
-            The baselines do not fit the inputs, or multipliers of integers are asked for; and as for `LRP.attribute`.
+            The baselines do not fit the inputs, multipliers of integers are asked for, or `custom_attribution_func` is given;
+            and as for `LRP.attribute`.
         """
+        if custom_attribution_func is not None:
+            raise invalid(
+                "custom_attribution_func is not supported: multiply_by_inputs=False returns the multipliers, lrpfx.attribute("
+                "..., record_multipliers=names) those of nodes"
+            )
         each, deltas = [], []
         for references in self._references(inputs, baselines):
             found, multipliers, differences = self._difference(inputs, references, target, additional_forward_args)
@@ -231,11 +241,13 @@ class DeepLiftShap(DeepLift):
     """DeepSHAP by lrpfx as an attribution method of Captum: the mean of `DeepLift` over baselines.
 
     `model`, `multiply_by_inputs`: as there. `baselines` of a call: samples, a tensor with the samples in dimension 0, a tuple
-    of these, or a function that takes the inputs and returns them.
+    of these, or a function of the inputs, or of nothing, that returns them.
     """
 
     def _references(self, inputs: Inputs, baselines: Any) -> list[tuple[Any, ...]]:
-        drawn = _as_tuple(baselines(inputs) if callable(baselines) else baselines)
+        if callable(baselines):  # Captum calls a function that takes no arguments without the inputs
+            baselines = baselines(inputs) if inspect.signature(baselines).parameters else baselines()
+        drawn = _as_tuple(baselines)
         if not all(isinstance(one, torch.Tensor) and one.ndim and len(one) == len(drawn[0]) > 0 for one in drawn):
             raise invalid("baselines are a tensor with samples in dimension 0, or a tuple of these with as many samples")
         return [tuple(one[place : place + 1] for one in drawn) for place in range(len(drawn[0]))]

@@ -15,7 +15,7 @@ from torch import nn
 from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_type
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import DeepLIFT
-from lrpfx.errors import LrpfxWarning
+from lrpfx.errors import LrpfxWarning, first_lines
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.tensors import on_device_of
 
@@ -147,8 +147,17 @@ class DeepExplainer:
         ]
 
     def _outputs(self, inputs: list[torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad():
-            outputs = inside(self.model)(*inputs)
+        try:
+            with torch.no_grad():
+                outputs = inside(self.model)(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            given = ", ".join(f"{'×'.join(map(str, one.shape))} of {one.dtype}" for one in inputs)
+            raise invalid(
+                f"the model cannot run on these samples, {given}: pass samples of the shape and dtype that it takes, a list of "
+                f"these for several inputs ({first_lines(error)})"
+            ) from error
         if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
             what = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise invalid(f"DeepExplainer explains outputs of shape (samples, classes), not {what}; wrap the model in a module")

@@ -13,7 +13,7 @@ from torch import nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.recorders import Recording, recorder_of
+from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
 from lrpfx.errors import InputError
 from lrpfx.request.names import recorded_names
 from lrpfx.request.outputs import OutputSelector
@@ -34,8 +34,9 @@ def values_of(explain_model: nn.Module, inputs: Inputs, names: str | Sequence[st
     arguments = Arguments(inputs, module)
     arguments.admit(module)
     with torch.no_grad():
-        _, *values = arguments.call(recorder_of(module, Recording(wanted)))
-    return dict(zip(wanted, values, strict=True))
+        recorder = recorder_of(module, Recording(wanted))
+        _, *returned = arguments.call(recorder)
+    return dict(zip(wanted, with_factors(recorder, returned)[0], strict=True))
 
 
 def patching_effects(

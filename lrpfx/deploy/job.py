@@ -71,8 +71,9 @@ class Job:
         sources = [ends_of(self.module.unfused_graph, place)[0] for place in self.conditions]
         names = [node_info(source).name for source in sources]
         with torch.no_grad():
-            _, *values = recorder_of(self.module, Recording(tuple(names)))(**self.values(tensors))
-        return list(values)
+            recorder = recorder_of(self.module, Recording(tuple(names)))
+            _, *returned = recorder(**self.values(tensors))
+        return with_factors(recorder, returned)[0]
 
     def _example_target(self, result: torch.Tensor) -> torch.Tensor | None:
         """A target for an output; None if the program takes none."""

@@ -57,7 +57,7 @@ from lrpfx.request.reduction import ALL, checked_reduction
 from lrpfx.request.targets import Largest, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.interrupts import tracing, undisturbed
-from lrpfx.support.tensors import distinct, not_dense
+from lrpfx.support.tensors import distinct, is_floating, not_dense
 from lrpfx.support.torch_internals import (
     FakeTensorMode,
     constant_source,
@@ -326,6 +326,13 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
         if len(inputs) > len(names):
             raise invalid(f"the model takes {len(names)} inputs, not {len(inputs)}")
         named = dict(zip(names, inputs, strict=False))
+    for name, of in module.reference_names.items():
+        if is_floating(named.get(name)) and not isinstance(named.get(of), torch.Tensor):
+            raise InputError(
+                f"the program explains differences from a reference, which is an input of its own: pass a tensor {of!r} of the "
+                f"shape of {name!r} among the example inputs, as in {{{name!r}: ..., {of!r}: ...}}",
+                topic="references",
+            )
     constants = {name: value for name, value in named.items() if is_constant(value)}
     named = {name: value for name, value in named.items() if name not in constants}
     if constants and not named:

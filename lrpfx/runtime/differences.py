@@ -39,7 +39,7 @@ MOST_APART = 0.2
 def reference_of(value: Any, reference: Any) -> Any:
     """The reference of an input: what was given for it or, where no relevance is asked for, the input itself."""
     if reference is None:
-        if any(one.requires_grad for one in floating_tensors(value)):
+        if torch.is_grad_enabled() and any(one.requires_grad for one in floating_tensors(value)):
             raise InputError(
                 "the module explains differences from a reference: lrpfx.attribute(explain_model, x, target, reference=...)",
                 topic="references",

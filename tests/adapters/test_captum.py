@@ -552,7 +552,8 @@ def test_deep_lift_shap_is_that_of_captum():
     found, own_deltas = DeepLiftShap(model).attribute(x, baselines, target=1, return_convergence_delta=True)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-9)
     assert own_deltas.shape == deltas.shape == (12,) and own_deltas.abs().max() < 1e-12
-    assert_close(DeepLiftShap(model).attribute(x, lambda _: baselines, target=1), found)
+    for drawn in (lambda _: baselines, lambda: baselines):
+        assert_close(DeepLiftShap(model).attribute(x, drawn, target=1), found)
 
 
 @pytest.mark.filterwarnings("ignore:.*")
@@ -587,3 +588,8 @@ def test_baselines_that_do_not_fit():
         DeepLift(chain()).attribute(x, (x, x), target=1)
     with pytest.raises(InputError, match="with samples in dimension 0"):
         DeepLiftShap(chain()).attribute(x, 0.0, target=1)
+
+
+def test_functions_of_multipliers_are_refused():
+    with pytest.raises(InputError, match="multiply_by_inputs=False"):
+        DeepLift(chain()).attribute(torch.randn(3, 2, 6), target=1, custom_attribution_func=lambda found, x, r: found)

@@ -98,6 +98,14 @@ def test_backgrounds_that_do_not_fit(background, message):
         DeepExplainer(chain(), background)
 
 
+@pytest.mark.parametrize("samples", [torch.ones(2, 5), torch.ones(2, 6, dtype=torch.half)])
+def test_samples_that_do_not_fit(samples):
+    with pytest.raises(lrpfx.InputError, match="the model cannot run on these samples"):
+        DeepExplainer(chain(), samples)
+    with pytest.raises(lrpfx.InputError, match="the model cannot run on these samples"):
+        DeepExplainer(chain(), torch.zeros(2, 6)).shap_values(samples)
+
+
 def test_outputs_that_do_not_fit():
     with pytest.raises(lrpfx.InputError, match=r"outputs of shape \(samples, classes\), not \(2,\)"):
         DeepExplainer(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)).eval(), torch.zeros(2, 6))

@@ -320,6 +320,34 @@ def test_the_lowered_program_takes_the_reference(optimize):
     torch.testing.assert_close(found["relevance"], expected)
 
 
+def test_the_lowered_program_takes_masks_of_conditions():
+    model = nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 3)).double().eval()
+    x, reference = torch.randn(4, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    program = lrpfx.lower(explain_model, {"input": x, "input_reference": reference}, conditions="0")
+    mask = torch.zeros(4, 6, dtype=torch.float64)
+    mask[:, 1] = 1
+    found = program.module()(x, reference, torch.full((4,), 2), mask)
+    expected = lrpfx.attribute(explain_model, x, 2, reference=reference, conditions=[{"0": [1]}]).relevance[0]
+    torch.testing.assert_close(found["relevance"], expected)
+
+
+@pytest.mark.parametrize("examples", [lambda x: x, lambda x: {"input": x}, lambda x: {"input": x, "input_reference": 0}])
+def test_a_program_needs_an_example_of_the_reference(examples):
+    x = torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(network(), DeepLIFT(), x)
+    with pytest.raises(lrpfx.InputError, match="pass a tensor 'input_reference'"):
+        lrpfx.lower(explain_model, examples(x))
+
+
+def test_values_of_nodes_need_no_reference():
+    dense = nn.Linear(5, 4).double()
+    x = torch.randn(2, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(nn.Sequential(dense, nn.GELU(), nn.Linear(4, 1).double()).eval(), DeepLIFT(), x)
+    found = lrpfx.concepts.values_of(explain_model, x, ["0", "1"])
+    torch.testing.assert_close(found, {"0": dense(x), "1": nn.functional.gelu(dense(x))})
+
+
 def test_compiled_modules():
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(12, 3)).double().eval()
     x, reference = torch.randn(2, 2, 8, dtype=torch.float64), torch.randn(2, 2, 8, dtype=torch.float64)
