@@ -10,6 +10,7 @@ from lrpfx.ir.node import Role, data_calls, is_data, node_info, nodes_in, update
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import ASSIGNED, VALIDATED
+from lrpfx.rules.differences import Difference
 from lrpfx.rules.hook import Hook
 
 
@@ -102,8 +103,8 @@ def misfit(program: Program, node: fx.Node) -> str | None:
             if name not in known and any(map(is_data, nodes_in(value))):
                 return (
                     f"  {info.located}: its argument {name!r} depends on the model's input, but no rule "
-                    "assigns relevance to it. Use an operation that takes it as an operand, such as torch.maximum for a bound, "
-                    "or map the module around it as a whole, by name or by class"
+                    "assigns relevance to it. Use operations that take it as an operand (torch.maximum for a bound, exp and log for "
+                    "a power), or map the module around it as a whole, by name or by class"
                 )
     try:
         _check_code(info.rule)
@@ -177,6 +178,8 @@ def _description(node: fx.Node) -> list[str]:
 def _remedy(node: fx.Node) -> str:
     """A rule that suits the kind of an operation; what to choose for one that the table does not know."""
     info = node_info(node)
+    if any(isinstance(node_info(one).rule, Difference) for one in data_calls(node.graph)):
+        return "No rule takes its difference from a reference: write it with other operations of torch."
     kind = info.kind or kinds.Unknown
     rule = next((rule for one, rule in _SUITABLE if issubclass(kind, one)), "Norm()")
     if rule:

@@ -548,6 +548,15 @@ def test_relevance_of_differences_has_no_derivatives():
     assert error.value.topic == "derivative-of-relevance"
 
 
+def test_the_remedy_for_a_function_that_no_table_has_is_none_that_knows_no_reference():
+    class Network(nn.Module):
+        def forward(self, x):
+            return torch.special.erfcx(F.relu(x))
+
+    with pytest.raises(lrpfx.UnsupportedOperationError, match="No rule takes its difference.*write it with other operations"):
+        lrpfx.transform(Network(), DeepLIFT(), example_inputs=torch.rand(2, 3))
+
+
 def test_rules_without_a_reference_are_named():
     composite = lrpfx.composites.MixedComposite(
         [lrpfx.composites.NameMapComposite([(["0"], lrpfx.rules.Gamma(0.25))]), DeepLIFT()]
