@@ -103,8 +103,8 @@ def misfit(program: Program, node: fx.Node) -> str | None:
             if name not in known and any(map(is_data, nodes_in(value))):
                 return (
                     f"  {info.located}: its argument {name!r} depends on the model's input, but no rule "
-                    "assigns relevance to it. Use operations that take it as an operand (torch.maximum for a bound, exp and log "
-                    "for a power), or map the module around it as a whole, by name or by class"
+                    "assigns relevance to it. Use operations that take it as an operand (torch.maximum for a bound, exp and "
+                    "log for a power), or map the module around it as a whole, by name or by class"
                 )
     try:
         _check_code(info.rule)

@@ -553,7 +553,7 @@ def test_the_remedy_for_a_function_that_no_table_has_is_none_that_knows_no_refer
         def forward(self, x):
             return torch.special.erfcx(F.relu(x))
 
-    with pytest.raises(lrpfx.UnsupportedOperationError, match="No rule takes its difference.*write it with other"):
+    with pytest.raises(lrpfx.UnsupportedOperationError, match=r"No rule takes its difference.*write it with other"):
         lrpfx.transform(Network(), DeepLIFT(), example_inputs=torch.rand(2, 3))
 
 
