@@ -59,9 +59,13 @@ def in_options(message: str) -> str:
     """The message of an error with options of the command line in place of the arguments of Python that it speaks of."""
     message = re.sub(r"lrpfx\.lower\(\.\.\., (\w+=[^)]*)\)", r"lrpfx export \1", message)
     message = message.replace("allow_native=False refuses such files", "such files are loaded with --allow-native alone")
-    message = message.replace("target is (position, class)", "target is --target POSITION,CLASS; in Python (position, class)")
+    message = re.sub(
+        r"target is \((position|node), class\)",
+        lambda found: f"target is --target {found[1].upper()},CLASS; in Python ({found[1]}, class)",
+        message,
+    )
     message = re.sub("pass example_inputs=?( to lrpfx.transform)?", "pass example_inputs=", message)
-    parts = re.split(r"(lrpfx\.\w+\([^)]*\))", message)  # calls stay as they are
+    parts = re.split(r"(lrpfx\.\w+\([^)]*\)|targets=\[\([^)]*\)\])", message)  # calls stay as they are
     parts[::2] = [re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, part) for part in parts[::2]]
     return "".join(parts)
 

@@ -25,6 +25,7 @@ Form = Literal["table", "series", "wave", "volume"]
 
 _ONE_DIMENSIONAL = (nn.RNNBase, nn.Conv1d)
 _OF_IMAGES = (nn.Conv2d, nn.Conv3d)
+_CHANNELS_OF_PICTURES = (1, 3, 4)  # a model without layers that tell takes other arrays with three axes as series
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class Reading:
             return "table"
         kinds = {type(one) for one in model.modules()} if isinstance(model, nn.Module) else set()
         reads_series = any(issubclass(one, _ONE_DIMENSIONAL) for one in kinds)
-        return "series" if axes == 3 and reads_series and not any(issubclass(one, _OF_IMAGES) for one in kinds) else None
+        is_picture = axes == 3 and not reads_series and len(given) in _CHANNELS_OF_PICTURES
+        of_images = not isinstance(model, nn.Module) or any(issubclass(one, _OF_IMAGES) for one in kinds)
+        return "series" if axes == 3 and not is_picture and not of_images else None
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,7 @@ class CompiledModel(Compiled):
         """The same with a logit for each of two names, if the model has one logit for these inputs."""
         if self.categories is None or len(self.categories) != 2:
             return self
-        placed = self.placed(inputs)
-        with torch.no_grad():
-            one = (placed,) if isinstance(placed, torch.Tensor) else placed
-            result = self.module(**one) if isinstance(one, Mapping) else self.module(*one)
-            chosen = select_output(result, self.output)
+        chosen = self.outputs_of(self.placed(inputs))
         if chosen.shape[1:].numel() != 1:
             return self
         if self.scores is Scores.PROBABILITIES:
@@ -168,6 +164,12 @@ class CompiledModel(Compiled):
             )
         output = BothSides(self.output)
         return CompiledModel(self.module, self.categories, self.record, output, Scores.BINARY, self.reference)
+
+    def outputs_of(self, inputs: Any) -> torch.Tensor:
+        """The explained output for inputs on the device of the model."""
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+        with torch.no_grad():
+            return select_output(self.module(**given) if isinstance(given, Mapping) else self.module(*given), self.output)
 
     def run(self, inputs: Any, targets: Sequence[Sequence[Target]], record: Sequence[str] = ()) -> Run:
         columns = [[resolved(one, self.categories) for one in column] for column in zip(*targets, strict=True)]
@@ -387,8 +389,12 @@ def answers_of(
     """
     classes = outputs.shape[2 if outputs.ndim == 3 else 1]
     if categories is not None and len(categories) != classes:
+        axes, there = range(outputs.ndim), 2 if outputs.ndim == 3 else 1
+        others = [axis for axis in axes[1:] if axis != there and outputs.shape[axis] == len(categories)]
+        remedy = f": output=lambda output: output.movedim({others[0]}, {there}) takes them from dimension {others[0]}"
         raise InputError(
-            f"categories= has {len(categories)} names of classes, but the output has {classes} classes",
+            f"categories= has {len(categories)} names of classes, but the output has {classes} classes in dimension {there} of "
+            f"its shape {outputs.shape}{remedy if others else ''}",
             topic="classes-and-their-names",
         )
 

@@ -459,7 +459,7 @@ def _targets(
         )
     if len(places) != len(given):
         raise InputError(
-            "the model returns an output for each node: target=(node, class) chooses one; for two graphs, for which that is a "
+            "the model returns an output for each node: the target is (node, class), and for two graphs, for which that is a "
             "class each, targets=[(node, class)]",
             topic="graph-networks",
         )

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 
+from lrpfx.errors import InputError, LrpfxError
 from lrpfx.explanation.answers import Answer, Scores
-from lrpfx.explanation.arrays import Form, Reading, Samples
-from lrpfx.explanation.compiled import Compiled, Origin, keep_origin
+from lrpfx.explanation.arrays import Form, Reading, Samples, each_tensor, leaves_of
+from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, keep_origin
 from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
 from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
+from lrpfx.request.regions import Region, RegionOfInput
+from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.support.optional_packages import progress_bar
 
@@ -50,7 +55,10 @@ def explain_samples(
         places = slice(first, min(first + batch_size, count))
         inputs = samples.part(places)
         compiled = compiled_for(inputs)
-        run = compiled.run(inputs, [wanted.of_sample(place) for place in range(places.start, places.stop)])
+        if not first:
+            _check_independent(compiled, samples)
+        targets_of_batch = [_targets_of(samples, place, kind, wanted) for place in range(places.start, places.stop)]
+        run = compiled.run(inputs, targets_of_batch)
         for place, output, answers, targets in zip(
             range(places.start, places.stop), run.outputs, run.answers, run.targets, strict=True
         ):
@@ -62,6 +70,42 @@ def explain_samples(
             keep_origin(one, Origin(compiled, samples.part(slice(place, place + 1)), targets, output))
             found.append(one)
     return _SEVERAL[kind](found) if samples.several else found[0]
+
+
+def _targets_of(samples: Samples, place: int, kind: type[OfNumbers], wanted: TargetsOfSamples) -> tuple[Target, ...]:
+    """The targets of a sample. A region with a mask of the voxels or steps of the input is one of these."""
+    shape = samples.values[place].shape
+    own = shape[1:] if kind is VolumeExplanation else shape[:1] if kind is SeriesExplanation else shape[-1:]
+
+    def of_input(target: Target) -> Target:
+        is_own = isinstance(target, Region) and isinstance(target.mask, torch.Tensor) and target.mask.shape == own
+        return RegionOfInput(target.class_, target.mask, target.positive) if is_own else target
+
+    return tuple(map(of_input, wanted.of_sample(place)))
+
+
+def _check_independent(compiled: Compiled, samples: Samples) -> None:
+    """Raise `InputError` if the output of the first two samples depends on which of them is beside it."""
+    if not isinstance(compiled, CompiledModel) or isinstance(samples.inputs, list) or len(samples.titles) < 2:
+        return
+    try:
+        with torch.no_grad():
+            both, first, second = (
+                compiled.outputs_of(each_tensor(samples.inputs, itemgetter(list(places))))
+                for places in ((0, 1), (0, 0), (1, 1))
+            )
+    except (LrpfxError, RuntimeError):  # the model takes batches of this size alone
+        return
+    if not both.is_floating_point() or both.shape != first.shape or both.shape != second.shape or len(both) != 2:
+        return
+    change = torch.stack([both[0] - first[0], both[1] - second[1]]).abs().max()
+    if change > torch.finfo(both.dtype).eps ** 0.5 * both.abs().max():
+        raise InputError(
+            "the output of a sample depends on the others in the batch: the model reads the first dimension of its input, "
+            f'{tuple(leaves_of(samples.inputs)[0].shape)}, as something else than samples, such as steps. form="series" reads '
+            "an array (steps, features) as one series; recurrent layers and attention need batch_first=True for a batch",
+            topic="tables-series-and-waves",
+        )
 
 
 def _shaped(answer: Answer, samples: Samples, place: int, kind: type[OfNumbers], scores: Scores) -> Answer:

@@ -1,5 +1,6 @@
 """Regions of outputs with classes at places: what a segmentation network says about a class there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,12 @@ from lrpfx.support.numbers import is_whole
 
 #: The mask that is the places where a class is predicted.
 PREDICTED = "predicted"
+#: The number of axes -> the means of a mask over the parts that belong to places.
+_POOLING: dict[int, Callable[..., torch.Tensor]] = {
+    1: torch.nn.functional.adaptive_avg_pool1d,
+    2: torch.nn.functional.adaptive_avg_pool2d,
+    3: torch.nn.functional.adaptive_avg_pool3d,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +38,8 @@ class Region(Target):
     mask
         "predicted" for the places whose largest output is that of the class (for an output with one class, those where it is
         positive), None for all places, or an array or tensor with the shape of the places, of bool or of zeros and ones. An
-        `lrpfx.Explainer` also takes one in the size of the photograph, (height, width).
+        `lrpfx.Explainer` also takes one in the size of the photograph, (height, width), of the volume that the model gets,
+        (depth, height, width), or of the steps of a series.
     positive
         Whether negative outputs count as zero. If not, relevance is that of all outputs in the region.
 
@@ -136,13 +144,13 @@ class Region(Target):
 
 
 class RegionOfInput(Region):
-    """A region whose mask is one of the input's pixels, (height, width): places are in it by their larger part."""
+    """A region whose mask is one of the input's pixels, voxels or steps: places are in it by their larger part."""
 
     def _fits(self, shape: torch.Size) -> bool:
-        return len(shape) == 2
+        return len(shape) == self.mask.ndim and len(shape) in _POOLING
 
     def _mask_of(self, shape: torch.Size) -> torch.Tensor:
-        share = torch.nn.functional.adaptive_avg_pool2d(self.mask[None].float(), (shape[0], shape[1]))[0]
+        share: torch.Tensor = _POOLING[len(shape)](self.mask[None].float(), tuple(shape))[0]
         return share >= 0.5
 
     def least_sizes(self) -> tuple[int, ...]:
@@ -158,10 +166,16 @@ def _as_mask(mask: Any) -> torch.Tensor:
     """A mask as a tensor of bool."""
     if not isinstance(mask, (np.ndarray, torch.Tensor, list)):
         raise InputTypeError(
-            f'the mask of a region is "{PREDICTED}", None for all places, or an array, not {mask!r}', topic="targets"
+            f'the mask of a region is "{PREDICTED}", None for all places, or an array of bool, such as '
+            f"numpy.asarray(picture) > 0, not {mask!r}",
+            topic="targets",
         )
     values = torch.as_tensor(mask).detach().cpu()
     found = values != 0
     if not torch.equal(found.to(values), values):
-        raise InputError("the mask of a region has values other than 0 and 1", topic="targets")
+        raise InputError(
+            "the mask of a region has values other than 0 and 1: compare it with the value where the region begins, as in "
+            "mask > 0",
+            topic="targets",
+        )
     return found

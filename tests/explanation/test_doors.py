@@ -43,6 +43,20 @@ class LastStep(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
+class EachStep(nn.Module):
+    """A recurrent layer, and the output of each step."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x)[0])
+
+
+OF_STEPS = {"target": lrpfx.Region("a"), "categories": ["a", "b"]}
+
+
 class OfTwo(nn.Module):
     def forward(self, first, second):
         return (first.flatten(1).sum(1) + second.flatten(1).sum(1))[:, None]
@@ -62,6 +76,9 @@ class OfTwo(nn.Module):
         (dense, [[0.1, 0.2, 0.3]], {}, "np.array"),
         (dense, 3, {}, "np.array"),
         (dense, torch.tensor([[1, 2, 3]]), {}, "form='table'"),
+        (lambda: EachStep(nn.GRU(3, 4, batch_first=True)), torch.rand(9, 3), {}, 'depends on the others.*form="series"'),
+        (lambda: EachStep(nn.GRU(3, 4)), torch.rand(5, 6, 3), {"target": (0, 1)}, "depends on the others.*batch_first=True"),
+        (lambda: nn.Conv1d(1, 2, 3), torch.rand(1, 1, 9), {**OF_STEPS, "rate": 8}, r"output\.movedim\(1, 2\)"),
         (dense, torch.rand(3, 8, 8), {}, r"\(1, 3, 8, 8\) was read as photographs.*form="),
         (of_images, torch.rand(1000), {}, "read as a table.*rate="),
         (of_images, pd.DataFrame({"a": [1.0, 2.0]}), {}, "read as a table"),
@@ -92,6 +109,11 @@ class OfTwo(nn.Module):
 def test_the_error_names_the_door(make, given, settings, message):
     with pytest.raises(InputError, match=message):
         lrpfx.explain(make().eval(), given, **settings)
+
+
+def test_three_axes_of_a_dense_model_are_series_unless_they_have_the_channels_of_a_picture():
+    assert isinstance(lrpfx.explain(dense(), torch.rand(2, 7, 3), **OF_STEPS)[0], lrpfx.SeriesExplanation)
+    assert isinstance(lrpfx.explain(nn.Sequential(nn.Flatten(), dense(9)), torch.rand(1, 3, 3)), lrpfx.Explanation)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,17 @@ def test_further_graphs_need_no_compilation():
     assert explainer.explain_model is compiled and found.nodes.shape == (9,) and found.edges.shape == (4,)
 
 
+def test_graphs_that_are_views_of_a_batch():
+    """A batch of PyTorch Geometric holds its graphs as parts of one tensor each."""
+    x, edges = torch.randn(7, 3, dtype=torch.float64), torch.tensor([[0, 8, 8, 3, 0], [8, 0, 3, 8, 1]]) % 5
+    parts = [{"x": x[:5], "edge_index": edges[:, :4]}, {"x": x[5:], "edge_index": edges[:, 4:]}]
+    model = Network().double().eval()
+    found = lrpfx.explain(model, parts, 1)
+    for one, part in zip(found, parts, strict=True):
+        alone = lrpfx.explain(model, {name: value.clone() for name, value in part.items()}, 1)
+        np.testing.assert_allclose(one.edges, alone.edges, atol=1e-12)
+
+
 class OfObjects(nn.Module):
     """Takes a graph as one object, and has loops to itself as layers of PyTorch Geometric add them."""
 

@@ -78,6 +78,20 @@ def test_a_region_of_a_volume():
     assert predicted.target.area == pytest.approx(float((model(volume[None])[0].argmax(0) == 1).double().mean()))
 
 
+def test_a_mask_of_voxels_for_an_output_of_other_size():
+    torch.manual_seed(1)
+    model, volume = nn.Conv3d(1, 3, 3, stride=2, padding=1).eval(), torch.rand(1, 8, 8, 12)
+    mask = torch.zeros(8, 8, 12)
+    mask[2:6, 2:6, 4:10] = 1
+    explainer = lrpfx.Explainer(model)
+    found = explainer(volume, lrpfx.Region(2, mask, positive=False))
+    seed = model(volume[None]).detach() * mask[::2, ::2, ::2] * torch.tensor([0.0, 0, 1])[:, None, None, None]
+    direct = lrpfx.attribute(explainer.explain_model, volume[None], seed)
+    assert_close(torch.from_numpy(found.input_relevance), direct.relevance[0], 1e-6)
+    with pytest.raises(lrpfx.InputError, match="places of the output"):
+        explainer(volume, lrpfx.Region(2, mask[1:]))
+
+
 def is_outlined(picture):
     return (np.asarray(picture) == (255, 214, 10)).all(-1).any()
 

@@ -137,7 +137,7 @@ def test_volumes_and_sequences_of_labels():
         seed = output * (torch.arange(3) == target.class_) * region[..., None]
         expected = lrpfx.attribute(explain_model, x, seed).relevance
         assert_close(lrpfx.attribute(explain_model, x, target).relevance, expected, 1e-6)
-    with pytest.raises(lrpfx.InputError, match="position, token"):  # a class alone is not a target of a sequence
+    with pytest.raises(lrpfx.InputError, match="position, class"):  # a class alone is not a target of a sequence
         lrpfx.attribute(explain_model, x, 1)
 
 
