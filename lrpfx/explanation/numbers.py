@@ -78,8 +78,9 @@ def _targets_of(samples: Samples, place: int, kind: type[OfNumbers], wanted: Tar
     own = shape[1:] if kind is VolumeExplanation else shape[:1] if kind is SeriesExplanation else shape[-1:]
 
     def of_input(target: Target) -> Target:
-        is_own = isinstance(target, Region) and isinstance(target.mask, torch.Tensor) and target.mask.shape == own
-        return RegionOfInput(target.class_, target.mask, target.positive) if is_own else target
+        if isinstance(target, Region) and isinstance(target.mask, torch.Tensor) and target.mask.shape == own:
+            return RegionOfInput(target.class_, target.mask, target.positive)
+        return target
 
     return tuple(map(of_input, wanted.of_sample(place)))
 
