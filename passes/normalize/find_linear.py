@@ -75,8 +75,7 @@ class FindLinear(GraphPass):
                     result.match(info.name, f"{row}: now {row_of(other)}")
                     product = node.args[0]
                     replace_call(node, other)
-                    if row.entries.adds_up and isinstance(product, fx.Node):
-                        program.graph.erase_node(product)
+                    _erase_product(program, row, product)
                 elif not row.entries.adds_up:  # a product that may be a layer, unlike most sums
                     result.reasons.append((info.name, str(reason)))
                 continue
@@ -87,8 +86,7 @@ class FindLinear(GraphPass):
                     new = build.call("unsqueeze", new, dim, target=torch.unsqueeze)
             replace_call(node, new)
             result.match(info.name, f"{row}: now {node_info(dense.layer).name}")
-            if row.entries.adds_up and isinstance(product, fx.Node):
-                program.graph.erase_node(product)
+            _erase_product(program, row, product)
         if result.matches:
             views_to_reshapes(program.graph)
         return result
@@ -104,6 +102,12 @@ class FindLinear(GraphPass):
         if new is not None:
             result.match(node_info(node).name, f"linear: now {node_info(dense.layer).name}")
             replace_call(node, new)
+
+
+def _erase_product(program: Program, row: Operator, product: Any) -> None:
+    """Remove the product whose entries a call added up, unless its shape is read as well."""
+    if row.entries.adds_up and isinstance(product, fx.Node) and not product.users:
+        program.graph.erase_node(product)
 
 
 def _has_weight(node: fx.Node) -> bool:
