@@ -136,7 +136,7 @@ def _exported(
     model: nn.Module, named: Named, opened: Collection[Dimension], tied: Collection[Dimension], share: bool, reads_buffers: bool
 ) -> tuple[Program, OpenSizes]:
     root = shared_copy(model)[0] if share else private_copy(model)  # torch.export runs it on tensors without values
-    named = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, named)  # strides of a view would fix its sizes
+    named = pytree.tree_map(_contiguous, named)  # strides of a view would fix its sizes
     for parameter in root.parameters():  # frozen parameters would let torch.nn take its fused fast paths
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())  # those of integers have no gradient
     before, of_model = tensors_held(root), tensors_held(model)
@@ -174,6 +174,10 @@ def _exported(
     if share:
         share_buffers(program.root, model)
     return program, sizes
+
+
+def _contiguous(leaf: Any) -> Any:
+    return leaf.contiguous() if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided else leaf
 
 
 def _refuse_fakes(exported: ExportedProgram) -> None:
