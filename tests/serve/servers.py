@@ -33,6 +33,7 @@ def python_runner(function, arguments, opened=(0,), sizes=(), tolerance=1e-5, ta
 
     manifest = {
         **{"kind": "exported", "title": "function", "composite": "none", "target": target, "reduce": None, "explained": None},
+        "dynamic_batch": 0 in opened,
         **{
             "arguments": described(arguments),
             "results": described(results),
