@@ -391,10 +391,12 @@ def answers_of(
     if categories is not None and len(categories) != classes:
         axes, there = range(outputs.ndim), 2 if outputs.ndim == 3 else 1
         others = [axis for axis in axes[1:] if axis != there and outputs.shape[axis] == len(categories)]
-        remedy = f": output=lambda output: output.movedim({others[0]}, {there}) takes them from dimension {others[0]}"
+        remedy = "".join(
+            f": output=lambda output: output.movedim({axis}, {there}) takes them from dimension {axis}" for axis in others[:1]
+        )
         raise InputError(
             f"categories= has {len(categories)} names of classes, but the output has {classes} classes in dimension {there} of "
-            f"its shape {outputs.shape}{remedy if others else ''}",
+            f"its shape {outputs.shape}{remedy}",
             topic="classes-and-their-names",
         )
 
