@@ -450,8 +450,8 @@ def test_contrasts_of_classes(decoder):
 @pytest.mark.parametrize(
     "target, error, message",
     [
-        (3, lrpfx.InputError, r"the target is \(position, token\)"),
-        (None, lrpfx.InputError, r"the target is \(position, token\)"),
+        (3, lrpfx.InputError, r"the target is \(position, class\)"),
+        (None, lrpfx.InputError, r"the target is \(position, class\)"),
         ((5, 0), lrpfx.InputError, "position 5 is out of range: the output has 5 positions"),
         ((-6, 0), lrpfx.InputError, "position -6 is out of range"),
         ((0, 11), lrpfx.InputError, "target 11 is out of range: the output has 11 classes"),

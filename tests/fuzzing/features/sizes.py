@@ -145,7 +145,7 @@ def expanded_to_sizes(b: Builder) -> None:
 @feature("sizes")
 def folded_to_sizes(b: Builder) -> None:
     # A fold of single places is a view where their size is known, and a sum with a stabilizer where a run decides it.
-    operand = b.signal(4, fits=lambda value: min(value.shape[1:]) >= 2 and value.shape[3] >= 4 and value.size <= 100)
+    operand = b.signal(4, fits=lambda value: min(value.shape[1:]) >= 2 and value.shape[-1] >= 4 and value.size <= 100)
     text = b.choice(
         [
             "F.fold(F.unfold({0}, 2), {0}.shape[2:], 2)",
