@@ -3,12 +3,14 @@
 `python benchmarks/maps_of_queries.py`: EoMT learns squares, discs and triangles in noise, in some minutes.
 """
 
-import lrpfx.demo.torchvision_cpu  # noqa: F401, I001  # before transformers
 import torch
 from torch.nn import functional
-from transformers import EomtConfig, EomtForUniversalSegmentation
 
+from lrpfx.demo import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision if it is there
 from lrpfx.detection import semantic_map
+
+# isort: split
+from transformers import EomtConfig, EomtForUniversalSegmentation
 
 SIDE, COUNT, STEPS = 48, 200, 900
 

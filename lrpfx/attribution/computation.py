@@ -336,13 +336,12 @@ class Computation:
         relevances = self._again_for(partial(nn.Module.__call__, recorder), recorder, start)
         of_embeddings = {name for names in self._embeddings.values() for name in names}
         counts = [*(True for _ in self.arguments.leaves), *(name in of_embeddings for name in self._names)]
-        explained = sum(float(one.double().sum()) for one, is_input in zip(relevances, counts, strict=False) if is_input)
-        expected = float(self.explained[number][row].double().sum())
-        size = max(float(relevance_from(one, start).double().abs().sum()) for one in outputs)
-        if abs(explained - expected) <= plausibility.UNEXPLAINED[start.dtype == torch.float64] * size:
-            cache.rows_mix = True  # rows are not samples, as those of the nodes of a graph
-            return None
-        return plausibility.missing_of_row(row, explained, expected)
+        of_inputs = [one[None] for one, is_input in zip(relevances, counts, strict=False) if is_input]
+        seed = torch.zeros_like(self.explained[number])
+        seed[row] = self.explained[number][row]
+        missing = plausibility.missing_difference(of_inputs, [seed], [start], outputs)
+        cache.rows_mix = missing is None  # rows are not samples then, but those of the nodes of a graph, for example
+        return missing and f"of sample {row}, {missing}"
 
     def _watch(self, number: int) -> Watch:
         """What happened at each node in another run, for the target with this number."""

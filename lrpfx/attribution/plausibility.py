@@ -200,7 +200,11 @@ def missing_difference(
             )
         size = max(float(relevance_from(one, weight).double().abs().sum()) for one in outputs)
         if not abs(explained - expected) <= UNEXPLAINED[seed.dtype == torch.float64] * size:
-            return _not_explained(explained, expected)
+            return (
+                f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
+                f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
+                "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
+            )
     return None
 
 
@@ -227,19 +231,6 @@ def row_that_misses(
         if bool((excess > 0).any()):
             return number, int(excess.argmax())
     return None
-
-
-def missing_of_row(row: int, explained: float, expected: float) -> str:
-    """That relevance of one sample does not add up to the difference of its outputs."""
-    return f"of sample {row}, {_not_explained(explained, expected)}"
-
-
-def _not_explained(explained: float, expected: float) -> str:
-    return (
-        f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
-        f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
-        "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
-    )
 
 
 def constants_of_function(seed: float, constants: float) -> str:

@@ -18,7 +18,6 @@ from lrpfx.explanation.answers import Array, Balance
 from lrpfx.explanation.compiled import CompiledModel, as_array
 from lrpfx.explanation.explanation import caption_of, show
 from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
-from lrpfx.request.explained_output import explained_output
 from lrpfx.request.targets import Class, Contrast, Position, Target
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbers import whole_number
@@ -248,8 +247,7 @@ def _others(
 ) -> list[int]:
     """The token that each generated one is explained against."""
     if against == RUNNER_UP:
-        with torch.no_grad():
-            output = explained_output(compiled.module(**on_device_of(compiled.module, inputs)), compiled.output).value
+        output = compiled.outputs_of(on_device_of(compiled.module, inputs))
         _check_scores(output, tokenizer)
         best = output[0, -len(added) :].topk(2, -1).indices.tolist()
         return [first if first != one else second for one, (first, second) in zip(added, best, strict=True)]
