@@ -64,7 +64,7 @@ class Reading:
         axes = given.ndim if isinstance(given, (np.ndarray, torch.Tensor)) and _is_floating(given) else None
         if self.names is not None:
             shape = np.shape(given)
-            is_univariate = len(shape) == 2 and len(self.names) == 1 < shape[1]
+            is_univariate = len(shape) in (1, 2) and len(self.names) == 1 < shape[-1]
             return "series" if len(shape) == 3 or is_univariate else "table"
         if preprocessed:
             return None

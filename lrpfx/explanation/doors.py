@@ -118,6 +118,10 @@ def misread(error: InputError, inputs: Any, form: str | None) -> InputError:
         )
         return type(error)(f"{str(error).rstrip('.')}. The model's inputs were {read}", topic=error.topic)
     shape = f" of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
-    return type(error)(
-        f"{str(error).rstrip('.')}. The model's input{shape} was read as {_READINGS[form]}; {OTHERS}", topic=error.topic
-    )
+    reading = _READINGS[form]
+    if form == "series" and isinstance(inputs, torch.Tensor) and inputs.ndim == 2:
+        reading = (
+            "series of one feature (batch, steps), which a model of (batch, steps, features) takes as array[..., None] with "
+            "form='series'"
+        )
+    return type(error)(f"{str(error).rstrip('.')}. The model's input{shape} was read as {reading}; {OTHERS}", topic=error.topic)

@@ -47,6 +47,7 @@ from lrpfx.explanation.graphs import (
     explain_graphs,
     is_graph,
     taking_tensors,
+    with_names,
 )
 from lrpfx.explanation.joint import (
     JointExplanation,
@@ -54,6 +55,7 @@ from lrpfx.explanation.joint import (
     SampleReader,
     are_of_several_inputs,
     explain_joint,
+    further_arguments,
     names_of_arguments,
 )
 from lrpfx.explanation.numbers import KINDS, explain_samples
@@ -466,7 +468,7 @@ class Explainer(Generic[Found]):
         target: TargetLike = None,
         *,
         targets: Sequence[TargetLike] | None = None,
-    ) -> Explanations | JointExplanation | JointExplanations: ...
+    ) -> Explanations | JointExplanation | JointExplanations | GraphExplanation: ...
     @overload
     def __call__(
         self: "Explainer[Explanation]",
@@ -546,13 +548,15 @@ class Explainer(Generic[Found]):
             photographs, texts (with a tokenizer, strings are texts, and photographs are paths or images), and tensors as the
             model takes them, with a first dimension for samples. A list has several of these. The result is a
             `JointExplanation`, or `JointExplanations`.
-            A graph is an object or a dict with `x` and `edge_index`, as PyTorch Geometric has it; its other tensors are
-            arguments of the model by their names. Several are a list or a batch of them.
+            A graph is an object or a dict with `x` and `edge_index`, as PyTorch Geometric has it, or a tuple of them in the
+            order of the model's arguments; its other tensors are arguments of the model by their names. Several are a list or a
+            batch of them.
             Numbers are a table, series or a wave, as `form` says. Without it, they are a wave if there is a `rate`, a table if
             they are a DataFrame, a row of one, or an array with one or two axes, and series if they have three axes and there
             are `names`, or the model has recurrent layers or convolutions over one dimension and none over images. A table has
             the shape (rows, features), series (batch, steps, features), and waves (batch, samples) or (batch, channels,
-            samples); without the batch, there is one. Two axes and a single name are series of one feature, (batch, steps).
+            samples); without the batch, there is one. One or two axes and a single name are series of one feature, (steps,) or
+            (batch, steps).
             `preprocess` is then a function from all of what was given to the tensors that the model takes.
             A volume or a video is an array or a tensor (channels, depth, height, width), or (frames, channels, height, width)
             if the model's first convolution says that the channels are second; an image of nibabel or its file (.nii, .nii.gz);
@@ -575,6 +579,7 @@ class Explainer(Generic[Found]):
             An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
         self._form = None
+        images = with_names(images, self.argument_names)
         if self._is_joint(images):
             return self._of_several_inputs(images, target, targets)
         if self.tokenizer is not None:
@@ -677,9 +682,17 @@ class Explainer(Generic[Found]):
 
     def _is_joint(self, given: Any) -> bool:
         is_of_numbers = self.reading.form is not None or self.reading.rate is not None
-        if is_of_numbers or is_detector(self.model) or isinstance(self.model, Runner) or are_graphs(given):
+        if is_detector(self.model) or isinstance(self.model, Runner) or are_graphs(given):
             return False
-        return are_of_several_inputs(given, self.model, self.tokenizer is not None)
+        found = are_of_several_inputs(given, self.model, self.tokenizer is not None)
+        if found and is_of_numbers:
+            raise InputError(
+                "form= and rate= say what one input is, and several inputs were given: leave them out. Each is read by its "
+                "axes: rows of numbers (batch, features), images (batch, channels, height, width), volumes (batch, channels, "
+                "depth, height, width)",
+                topic="several-inputs",
+            )
+        return found
 
     def _of_several_inputs(self, given: Any, target: Any, targets: Any) -> JointExplanation | JointExplanations:
         def wanted(count: int) -> TargetsOfSamples:
@@ -801,7 +814,7 @@ class Explainer(Generic[Found]):
     def _prepared(self, images: Any, unreadable: list[Unreadable]) -> Iterator["_Prepared"]:
         """The photographs and their inputs. Files of folders that cannot be read are added to `unreadable`."""
         if self.preprocess is None:
-            inputs = _as_inputs(images)
+            inputs = _as_inputs(images, further_arguments(images, self.model))
             for place, (photograph, input) in enumerate(zip(as_photographs(inputs), inputs, strict=True)):
                 yield _Prepared(place, photograph, input, None)
             return
@@ -1065,7 +1078,7 @@ def explain(
     targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
     **settings: Unpack[_Settings],
-) -> Explanations | JointExplanation | JointExplanations: ...
+) -> Explanations | JointExplanation | JointExplanations | GraphExplanation: ...
 @overload
 def explain(
     model: nn.Module | Runner | Captured,
@@ -1254,12 +1267,18 @@ def _on_input(region: Region, one: _Prepared) -> Region:
     return RegionOfInput(region.class_, geometry.of_input(region.mask.numpy()), region.positive)
 
 
-def _as_inputs(images: Any) -> torch.Tensor:
-    """Inputs of the model as they are, with a batch dimension."""
+def _as_inputs(images: Any, remedy: str = "") -> torch.Tensor:
+    """Inputs of the model as they are, with a batch dimension. `remedy`: what else several tensors may be, for messages."""
     if isinstance(images, (list, tuple)) and images and all(isinstance(one, torch.Tensor) for one in images):
         shapes = {tuple(one.shape) for one in images}
+        shown = ", ".join(map(str, sorted(shapes)))
         if len(shapes) > 1:
-            raise InputError(f"the inputs have different shapes: {', '.join(map(str, sorted(shapes)))}", topic="explainers")
+            raise InputError(f"the inputs have different shapes: {shown}{remedy}", topic="explainers")
+        if len(images[0].shape) != 3:
+            raise InputError(
+                f"several images are tensors (channels, height, width), not of shape {shown}: {what_it_is(images)}{remedy}",
+                topic="explainers",
+            )
         images = torch.stack(list(images))
     if not isinstance(images, torch.Tensor):
         raise InputError(

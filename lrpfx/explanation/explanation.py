@@ -452,6 +452,23 @@ class Several(PlainData, Sequence[Kind]):
         failed = [(name, "", "", None, None, None, None, problem) for name, problem in self.problems.items()]
         return Table(_COLUMNS, [*(row for one in self.items for row in one._rows()), *failed]).to_pandas()
 
+    @property
+    def relevance(self) -> Array:
+        """Relevance of all, with a dimension for them in front of that of one. Raises `InputError` if they have other sizes."""
+        each = [one.relevance for one in self._some()]
+        sizes = dict.fromkeys(str(one.shape) for one in each)
+        if len(sizes) > 1:
+            raise InputError(
+                f"the relevance of each has a size of its own, {', '.join(list(sizes)[:3])}: read it one by one, as in "
+                "[one.relevance for one in explanations]",
+                topic="explainers",
+            )
+        return np.stack(each)
+
+    def to_numpy(self) -> Array:
+        """`relevance`, as an array."""
+        return self.relevance
+
     @abstractmethod
     def sheet(self) -> Image.Image:
         """All explanations in one picture."""

@@ -66,6 +66,17 @@ def is_graph(value: Any) -> bool:
     return isinstance(value, GraphData)
 
 
+def with_names(given: Any, names: Sequence[str]) -> Any:
+    """A graph that is a tuple of the model's arguments, or a list of such, as dicts; other values as they are.
+
+    `names`: of the arguments, in order.
+    """
+    if isinstance(given, list):
+        return [with_names(one, names) for one in given]
+    is_one = isinstance(given, tuple) and not any(map(is_graph, given)) and {"x", "edge_index"} <= set(names[: len(given)])
+    return dict(zip(names, given, strict=False)) if is_one and len(given) <= len(names) else given
+
+
 def are_graphs(given: Any) -> TypeGuard[Any]:
     """Whether a value is the data of a graph or a list with such."""
     return is_graph(given) or (isinstance(given, (list, tuple)) and any(map(is_graph, given)))

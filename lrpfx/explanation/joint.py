@@ -249,6 +249,15 @@ def names_of_arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, .
     return None if is_open else tuple(one.name for one in named), tuple(needed)
 
 
+def further_arguments(given: Any, model: Any) -> str:
+    """What to write for a tuple where a model needs one argument and takes others, as the end of a message; "" for others."""
+    names, needed = names_of_arguments(model)
+    if not isinstance(given, tuple) or names is None or not len(needed) < 2 <= len(given) <= len(names):
+        return ""
+    shown = ", ".join(f'"{name}": ...' for name in names[: len(given)])
+    return f". A tuple holds samples here; several inputs of one sample are a dict: {{{shown}}}"
+
+
 @dataclass(frozen=True)
 class SampleReader:
     """Reads what users give as several inputs of a model."""
@@ -280,7 +289,9 @@ class SampleReader:
         if not sizes or len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no tensors"
             raise InputError(
-                f"the inputs of a sample belong together, but they have batches of other sizes: {found}", topic=_TOPIC
+                f"the inputs of a sample belong together, but they have batches of other sizes: {found}. The data of a graph "
+                "are x and edge_index, which the forward of the model names so",
+                topic=_TOPIC,
             )
         (count,) = set(sizes.values())
         each = {name: column if name in sizes else column * count for name, column in columns.items()}

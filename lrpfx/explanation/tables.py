@@ -127,12 +127,6 @@ class TableExplanations(Several[TableExplanation]):
     >>> picture = explanations.beeswarm()
     """
 
-    @property
-    def relevance(self) -> Array:
-        """Relevance of each feature in each row, (rows, features)."""
-        found: Array = np.stack([one.relevance for one in self._some()])
-        return found
-
     def to_pandas(self) -> "DataFrame":
         """A row of relevance for each row of the table, and a column for each feature, as a DataFrame.
 

@@ -242,6 +242,8 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
     nested = "has no attribute 'constant'" in str(error)  # derivatives within torch.vmap
     if nested or "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
         remedy = f"If forward reads .data, write .detach() instead. If it computes derivatives: {DIFFERENTIATES}"
+    if ".numpy()" in str(error):
+        remedy = "Write functions of torch in place of NumPy's: what leaves torch carries no relevance."
     if unknown is not None:
         remedy = f"Wrap the model in a module that returns tensors, not a {name}."
     return CaptureError(f"torch.export cannot follow the forward of {type(model).__name__}: {first_lines(error, 3)}. {remedy}")

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -41,7 +42,11 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
                 topic="choice-of-output",
             )
         if not chosen.is_floating_point():
-            raise InputTypeError(f"the output has dtype {chosen.dtype}, which carries no relevance", topic="choice-of-output")
+            raise InputTypeError(
+                f"the output has dtype {chosen.dtype}, which carries no relevance: let the model return the scores behind it, "
+                "those that an arg max, a comparison or a rounding reads, or choose them with output=",
+                topic="choice-of-output",
+            )
         return chosen
     tensors = floating_tensors(chosen)
     if selector is None:
@@ -49,9 +54,11 @@ def select_output(result: Any, selector: OutputSelector) -> torch.Tensor:
         tensors = [one for one in named if is_floating(one)][:1] or tensors
         if len(tensors) == 1:
             return tensors[0]
+    remedy = "choose one with output=, by its index, its key or attribute, or a function"
+    if isinstance(chosen, (bool, int, float, str, np.ndarray, np.generic)):
+        remedy = "let it return the tensor behind it, without .item(), .numpy() or names of classes"
     raise InputTypeError(
-        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; choose one with output=, by its "
-        "index, its key or attribute, or a function",
+        f"attribute explains one tensor, but the model returns {_describe_output(chosen)}; {remedy}",
         topic="choice-of-output",
     )
 
@@ -66,7 +73,8 @@ def _describe_output(result: Any) -> str:
         return f"a {type(result).__name__} with the keys {', '.join(map(repr, result))}"
     if dataclasses.is_dataclass(result):
         return f"a {type(result).__name__} with {', '.join(item.name for item in dataclasses.fields(result))}"
-    return f"a {type(result).__name__}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
+    name = type(result).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}" + (f" of {len(result)}" if isinstance(result, (tuple, list)) else "")
 
 
 def explained_nodes(graph: fx.Graph, selector: OutputSelector) -> list[fx.Node]:

@@ -18,6 +18,8 @@ from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense
 
 _BOXES = ", or give lrpfx.Box for what lrpfx.detection.heads returns"
+#: What to write for a class at some places of an output, for messages.
+AT_PLACES = "a class at places of an output, such as pixels, is lrpfx.Region(class, mask)"
 _ALMOST_ZERO = 1e-30  # a normal number in float32
 
 #: Finds the index of a class or token by its name or index, and raises `InputError` for one that there is not.
@@ -591,7 +593,7 @@ def as_target(value: Any) -> Target:
         except ValueError:  # functions of C have no signature
             pass
         return Function(value)
-    remedy = "several targets of each sample are passed as targets="
+    remedy = f"several targets of each sample are passed as targets=; {AT_PLACES}"
     if isinstance(value, (bool, float)) and float(value).is_integer() and value >= 0:
         remedy = f"the class with this index is {int(value)}"
     raise InputTypeError(

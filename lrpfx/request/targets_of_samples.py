@@ -8,7 +8,7 @@ import torch
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.classes import as_list, index_of, is_index
-from lrpfx.request.targets import Label, Largest, Target, TargetLike, as_target, check_one_of
+from lrpfx.request.targets import AT_PLACES, Label, Largest, Target, TargetLike, as_target, check_one_of
 
 #: Words for the class of the largest output, and for the class that a sample has.
 PREDICTED, TRUE = "predicted", "true"
@@ -91,7 +91,7 @@ class TargetsOfSamples:
         if self.each is not None and len(self.each) != count:
             raise InputError(
                 f"target= has {len(self.each)} classes, one for each, but {count} were given; several classes for each are "
-                "targets=",
+                f"targets=; {AT_PLACES}",
                 topic="classes-and-their-names",
             )
 
@@ -115,5 +115,5 @@ def _is_for_each(target: tuple[Any, Any], count: int | None) -> bool:
 def _listed(name: str, targets: Any) -> list[Any]:
     found = as_list(name, targets)
     if any(isinstance(one, (list, tuple)) and not _is_place(one) for one in found):
-        raise InputError(f"{name} is a list of classes, not of lists", topic="classes-and-their-names")
+        raise InputError(f"{name} is a list of classes, not of lists; {AT_PLACES}", topic="classes-and-their-names")
     return found

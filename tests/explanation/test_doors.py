@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import lrpfx
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, LrpfxError
 
 
 def dense(features=3):
@@ -62,6 +62,39 @@ class OfTwo(nn.Module):
         return (first.flatten(1).sum(1) + second.flatten(1).sum(1))[:, None]
 
 
+class OfOneOrTwo(nn.Module):
+    def forward(self, x, gain=None):
+        return x.flatten(1) if gain is None else x.flatten(1) * gain
+
+
+class Decided(nn.Module):
+    """Returns what was decided of the scores."""
+
+    def __init__(self, decide):
+        super().__init__()
+        self.scores, self.decide = nn.Linear(3, 2), decide
+
+    def forward(self, x):
+        return self.decide(self.scores(x))
+
+
+class OfGraph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        return self.head(torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]]).mean(0, keepdim=True))
+
+
+def of_pixels():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+
+
+PAIR = {"first": torch.rand(1, 90), "second": torch.rand(1, 2)}
+PIXELS = torch.rand(1, 3, 8, 8)
+
+
 @pytest.mark.parametrize(
     ("make", "given", "settings", "message"),
     [
@@ -103,12 +136,54 @@ class OfTwo(nn.Module):
         (dense, GRAPH, {"form": "table"}, "a graph was given"),
         (dense, GRAPH, {}, "Sequential was given the graph as one object.*takes x and edge_index"),
         (of_volumes, "houses.csv", {}, "pandas.read_csv"),
+        (OfTwo, PAIR, {"rate": 90}, "rate= say what one input is.*leave them out"),
+        (OfTwo, [PAIR], {"form": "series"}, "leave them out"),
+        (OfTwo, tuple(PAIR.values()), {"form": "table"}, "leave them out"),
+        (OfTwo, (GRAPH["x"], torch.zeros(3, 1)), {}, "x and edge_index, which the forward of the model names so"),
+        (OfOneOrTwo, (torch.rand(1, 3), torch.rand(1, 2)), {}, r'a dict: \{"x": ..., "gain": ...\}'),
+        (OfOneOrTwo, (torch.rand(1, 3), torch.rand(1, 3)), {}, r'a dict: \{"x": ..., "gain": ...\}'),
+        (LastStep, torch.rand(24), {"names": ["load"]}, r"one feature.*array\[..., None\] with form='series'"),
+        (of_pixels, PIXELS, {"target": (1, 2, 3)}, r"lrpfx\.Region\(class, mask\)"),
+        (of_pixels, PIXELS, {"target": (1, (2, 3))}, r"lrpfx\.Region\(class, mask\)"),
+        (of_pixels, PIXELS, {"target": np.ones((6, 6), bool)}, r"lrpfx\.Region\(class, mask\)"),
+        (lambda: Decided(lambda scores: scores.argmax(1)), torch.rand(2, 3), {}, "int64.*return the scores behind it"),
+        (lambda: Decided(lambda scores: scores > 0), torch.rand(2, 3), {}, "bool.*return the scores behind it"),
+        (lambda: Decided(lambda scores: scores.argmax().item()), torch.rand(1, 3), {}, "an int; let it return the tensor"),
         (LastStep, pd.DataFrame(np.ones((4, 3))), {}, r"\(2,\) for 4 samples.*form=\"series\""),
     ],
 )
 def test_the_error_names_the_door(make, given, settings, message):
     with pytest.raises(InputError, match=message):
         lrpfx.explain(make().eval(), given, **settings)
+
+
+def test_what_is_no_target_of_a_module_names_regions():
+    with pytest.raises(InputError, match=r"lrpfx\.Region\(class, mask\)"):
+        lrpfx.attribute(lrpfx.transform(of_pixels(), lrpfx.composites.EpsilonPlus()), PIXELS, (1, 2, 3))
+
+
+def test_functions_of_numpy_name_those_of_torch():
+    model = Decided(lambda scores: np.argmax(scores.detach().numpy(), 1)).eval()
+    with pytest.raises(LrpfxError, match="in place of NumPy's"):
+        lrpfx.explain(model, torch.rand(1, 3))
+
+
+def test_a_tuple_in_the_order_of_the_arguments_is_a_graph():
+    model, graph = OfGraph().eval(), (torch.rand(4, 3), torch.tensor([[0, 1, 2], [1, 2, 3]]))
+    expected = lrpfx.explain(model, dict(zip(("x", "edge_index"), graph, strict=True)), 1)
+    found = lrpfx.explain(model, graph, 1)
+    np.testing.assert_array_equal(found.nodes, expected.nodes)
+    several = lrpfx.explain(model, [graph, (*graph, torch.ones(3))], 1)
+    assert len(several) == 2
+    np.testing.assert_array_equal(several.relevance, np.stack([expected.nodes, expected.nodes]))
+
+
+def test_a_single_name_reads_one_axis_as_a_series():
+    model, load = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(44, 2)), torch.rand(24)
+    found = lrpfx.explain(model.eval(), load, names=["load"])
+    assert isinstance(found, lrpfx.SeriesExplanation) and found.features == ("load",)
+    first, _ = lrpfx.explain(model, load.repeat(2, 1), names=["load"])
+    np.testing.assert_array_equal(found.relevance, first.relevance)
 
 
 def test_three_axes_of_a_dense_model_are_series_unless_they_have_the_channels_of_a_picture():

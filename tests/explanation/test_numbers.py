@@ -167,6 +167,21 @@ def test_a_class_needs_a_step_where_each_has_an_output(target):
         explainer(torch.randn(6, 3), (9, 1))
 
 
+def test_relevance_of_several_is_that_of_each_in_one_array():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    for given, settings in (
+        (torch.randn(3, 6, 2), {"form": "series"}),
+        (torch.randn(3, 12), {"rate": 10}),
+        (torch.randn(3, 12), {"form": "table"}),
+    ):
+        found = lrpfx.explain(model, given, [0, 1, 0], **settings)
+        np.testing.assert_array_equal(found.relevance, np.stack([one.relevance for one in found]))
+        np.testing.assert_array_equal(found.to_numpy(), found.relevance)
+    pooled = nn.Sequential(nn.Conv3d(1, 2, 2), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
+    with pytest.raises(InputError, match="one by one"):
+        _ = lrpfx.explain(pooled, [torch.rand(1, 3, 4, 5), torch.rand(1, 4, 4, 5)]).relevance
+
+
 def test_series_with_features_first_and_of_one_feature():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2)).eval()
