@@ -32,6 +32,7 @@ from lrpfx.request.conditions import (
     start_of,
 )
 from lrpfx.request.explained_output import ExplainedOutput, Passage, explained_output, passage
+from lrpfx.request.layouts import check_positions
 from lrpfx.request.names import recorded_names, resolved_names
 from lrpfx.request.outputs import final_probabilities_of
 from lrpfx.request.question import Question
@@ -128,6 +129,7 @@ class Computation:
             raise InputError(NO_VALUES.format(self.module.title), topic="kinds-of-inputs")
         self.result = forward.result
         self.output = forward.output.detach()
+        check_positions(self.module.unfused_graph, self.question.output, forward.output, self.targets)
         self.seeds = [one.seed(forward.output, forward.explained.chosen) for one in self.targets]
         self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
         self._passages: list[Passage] = []

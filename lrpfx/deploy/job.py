@@ -16,6 +16,7 @@ from lrpfx.errors import InputError, InputTypeError, LoweringError, LrpfxError, 
 from lrpfx.ir.node import node_info
 from lrpfx.request.conditions import Key, ends_of, mask_name
 from lrpfx.request.explained_output import ExplainedOutput, explained_output
+from lrpfx.request.layouts import check_positions
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.places import has_classes, has_places, largest_classes
 from lrpfx.request.question import Question
@@ -80,6 +81,7 @@ class Job:
         if self.target == "max" and not has_classes(result):
             raise invalid(f'"max" is for outputs of shape (batch, classes, ...), not {tuple(result.shape)}')
         if self.fixed is not None:
+            check_positions(self.module.unfused_graph, self.output, result, [self.fixed])
             self.fixed.check(result)
             return None
         if self.target == "weights":  # not proportional to the output: that would give 0 under a softmax

@@ -29,6 +29,7 @@ from lrpfx.ir.node import (
     output_node,
 )
 from lrpfx.request.explained_output import explained_output, passage
+from lrpfx.request.layouts import check_positions
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Target, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
@@ -268,6 +269,7 @@ def _accounts(
         return outputs.setdefault(id(value), value.detach().requires_grad_())
 
     explained = explained_output(map_result(result, leaf), output, of_multipliers=bool(references))
+    check_positions(sweep.module.unfused_graph, output, explained.value, [target])
     seed = target.seed(explained.value, explained.chosen)
     start = explained.start(seed, target)
     passed = passage(seed, explained.behind_function(start)) if callable(output) and not references else None

@@ -1,13 +1,18 @@
 """The dimension of a value that has its channels, as far as the graph shows it."""
 
 import operator
+from collections.abc import Iterable
 
+import torch
 from torch import fx
 
+from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Activation, BatchNorm, Convolution, Embedding, Linear, Recurrent
 from lrpfx.ir.node import Role, node_info, sources_of_dimensions
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.mixing import keeps_places
+from lrpfx.request.outputs import OutputSelector, explained_nodes
+from lrpfx.request.targets import Target
 
 Known = dict[tuple[fx.Node, int], int | None]
 
@@ -21,6 +26,23 @@ def channel_dimension(node: fx.Node, rank: int) -> int | None:
     """
     made = _made(node, rank, {})
     return made if made is not None else _read(node, rank, {})
+
+
+def check_positions(graph: fx.Graph, selector: OutputSelector, output: torch.Tensor, targets: Iterable[Target]) -> None:
+    """Raise `InputError` if targets are of positions, but the graph shows that an output has its classes before them.
+
+    `selector`: which of the outputs is explained. `output`: its value.
+    """
+    if output.ndim != 3 or callable(selector) or not any(one.is_of_positions for one in targets):
+        return
+    leaves = explained_nodes(graph, selector)
+    if len(leaves) == 1 and channel_dimension(leaves[0], 3) == 1:
+        raise InputError(
+            f"positions and regions are targets for outputs (batch, positions, classes), but this one, of shape "
+            f"{tuple(output.shape)}, has its channels in dimension 1, as convolutions have them: if they are the classes, pass "
+            "output=lambda output: output.movedim(1, 2); if they are the positions, output=lambda output: output",
+            topic="targets",
+        )
 
 
 def _made(node: fx.Node, rank: int, known: Known) -> int | None:
@@ -39,18 +61,35 @@ def _found_above(node: fx.Node, rank: int, known: Known) -> int | None:
     own = _of_layer(row, rank)
     if own is not None or not sources:
         return own
-    if node.target is operator.getitem and node_info(sources[0]).operator is not None:
-        parts = node_info(sources[0]).operator
-        assert parts is not None
-        return _made(sources[0], rank, known) if parts.returns_several else None
+    parts = node_info(sources[0]).operator
+    if node.target is operator.getitem and parts is not None and parts.returns_several:
+        return _made(sources[0], rank, known)
     if row.dimensions.dimension_before is not None:
         before = _made(sources[0], rank - row.dimensions.added, known)
         places = sources_of_dimensions(node, rank) or []
         return None if before is None or before not in places else places.index(before)
     if not _keeps(row):
-        return None
+        return _behind_channels(node, sources[0], row, rank, known) if len(sources) == 1 else None
     found = {_made(source, rank, known) for source in sources if _rank_of(source, rank) == rank} - {None}
     return found.pop() if len(found) == 1 else None
+
+
+def _behind_channels(node: fx.Node, source: fx.Node, row: Operator, rank: int, known: Known) -> int | None:
+    """The dimension of the channels of what is read, if the operator changes only dimensions behind it; None if it does not.
+
+    These are reshapes and indices.
+    """
+    before, after = node_info(source).shape, node_info(node).shape
+    channels = None if before is None else _made(source, len(before), known)
+    if before is None or after is None or channels is None or channels >= rank:
+        return None
+    stays = False
+    if row.entries.keeps_order:
+        stays = tuple(before[: channels + 1]) == tuple(after[: channels + 1])
+    elif row.entries.indexes:
+        index = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], tuple) else ()
+        stays = index[: channels + 1] == (slice(None),) * (channels + 1)
+    return channels if stays else None
 
 
 def _read(node: fx.Node, rank: int, known: Known) -> int | None:

@@ -84,6 +84,10 @@ class Region(Target):
     def is_of_classes(self) -> bool:
         return True
 
+    @property
+    def is_of_positions(self) -> bool:
+        return True
+
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if output.ndim < 3:
             raise InputError(

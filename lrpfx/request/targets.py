@@ -109,6 +109,11 @@ class Target(ABC):
         return False
 
     @property
+    def is_of_positions(self) -> bool:
+        """Whether the target takes an output of three dimensions as (batch, positions, classes)."""
+        return False
+
+    @property
     def plain(self) -> Any:
         """The plain value that `as_target` makes the target of, by which it is told from others; by default the target."""
         return self
@@ -354,6 +359,10 @@ class Position(Target):
     def is_of_classes(self) -> bool:
         return self.target.is_of_classes
 
+    @property
+    def is_of_positions(self) -> bool:
+        return True
+
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if output.ndim != 3:
             of_node = " For (nodes, classes), choose a node, output=lambda output: output[node : node + 1], and pass the class"
@@ -434,6 +443,10 @@ class ForEach(Target):
     @property
     def is_of_classes(self) -> bool:
         return all(one.is_of_classes for one in self.targets)
+
+    @property
+    def is_of_positions(self) -> bool:
+        return any(one.is_of_positions for one in self.targets)
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         if len(self.targets) != len(output):

@@ -23,6 +23,10 @@ class ReportedTarget(Target):
     def is_of_classes(self) -> bool:
         return self.target.is_of_classes
 
+    @property
+    def is_of_positions(self) -> bool:
+        return self.target.is_of_positions
+
     def seed(self, output: torch.Tensor, chosen: str = "output") -> torch.Tensor:
         return self._of(partial(self.target.seed, chosen=chosen), output)
 

@@ -15,6 +15,7 @@ import lrpfx
 import lrpfx.datasets
 from lrpfx.composites import EpsilonPlus
 from lrpfx.concepts import collect
+from lrpfx.errors import InputError
 from lrpfx.request import Class, Region, as_target
 from lrpfx.request.places import scores_of_classes
 
@@ -310,3 +311,47 @@ def test_the_command_line(tmp_path, monkeypatch):
     assert run("run", "model.pt2", "images", "results")[0] == 0
     row = rows_of("results")["photo.png"]
     assert int(row["explained"]) == index and float(row[f"output_{index}"]) == pytest.approx(float(scores[index]), rel=1e-5)
+
+
+class _OfSignals(nn.Module):
+    def __init__(self, end):
+        super().__init__()
+        self.filters, self.end = nn.Conv2d(1, 2, (1, 9), padding=(0, 4)), end
+
+    def forward(self, x):
+        return self.end(self.filters(x[:, None, None]).relu())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda maps: maps.squeeze(2),
+        lambda maps: maps.flatten(2),
+        lambda maps: maps.reshape(maps.shape[0], 2, -1),
+        lambda maps: maps[:, :, 0],
+        lambda maps: {"logits": maps.squeeze(2)},
+    ],
+)
+def test_positions_of_an_output_with_its_classes_second(end, tmp_path):
+    """The graph says where the classes are: steps are not read as classes, through no door, and what the error says works."""
+    waves, model = torch.randn(2, 30), _OfSignals(end).eval()
+    module = lrpfx.transform(model, EpsilonPlus(), waves)
+    explainer = lrpfx.Explainer(model, rate=100)
+    for ask in (
+        lambda: lrpfx.attribute(module, waves, lrpfx.Region(1)),
+        lambda: lrpfx.attribute(module, waves, [(1, 1), (1, 0)]),
+        lambda: lrpfx.ledger(module, waves, lrpfx.Region(1)),
+        lambda: lrpfx.lower(module, waves, target=lrpfx.Region(1)),
+        lambda: explainer(waves, lrpfx.Region(1)),
+        lambda: lrpfx.datasets.attribute(explainer, waves, tmp_path / "store", target=lrpfx.Region(1)),
+    ):
+        with pytest.raises(InputError, match=r"channels in dimension 1.*output=lambda output: output\.movedim\(1, 2\)"):
+            ask()
+    value = (lambda output: output["logits"]) if isinstance(model(waves), dict) else lambda output: output
+    found = lrpfx.attribute(module, waves, lrpfx.Region(1), output=lambda output: value(output).movedim(1, 2))
+    scores = value(model(waves))
+    seed = torch.where(scores.argmax(1) == 1, scores[:, 1].clamp(min=0), 0.0)
+    torch.testing.assert_close(found.output, scores.movedim(1, 2))
+    expected = lrpfx.attribute(module, waves, lambda output: torch.stack([torch.zeros_like(seed), seed], 1), output=value)
+    torch.testing.assert_close(found.relevance, expected.relevance)
+
