@@ -73,14 +73,17 @@ def explain_samples(
 
 
 def _targets_of(samples: Samples, place: int, kind: type[OfNumbers], wanted: TargetsOfSamples) -> tuple[Target, ...]:
-    """The targets of a sample. A region with a mask of the voxels or steps of the input is one of these."""
+    """The targets of a sample. A region with a mask of the voxels or steps of the input, or of its scan, is one of these."""
     shape = samples.values[place].shape
     own = shape[1:] if kind is VolumeExplanation else shape[:1] if kind is SeriesExplanation else shape[-1:]
+    scan = samples.scans[place] if samples.scans else None
 
     def of_input(target: Target) -> Target:
-        if isinstance(target, Region) and isinstance(target.mask, torch.Tensor) and target.mask.shape == own:
-            return RegionOfInput(target.class_, target.mask, target.positive)
-        return target
+        if not isinstance(target, Region) or not isinstance(target.mask, torch.Tensor):
+            return target
+        if scan is not None and target.mask.shape == scan.values.shape[1:]:
+            return RegionOfInput(target.class_, scan.geometry.of_input(target.mask.numpy()), target.positive)
+        return RegionOfInput(target.class_, target.mask, target.positive) if target.mask.shape == own else target
 
     return tuple(map(of_input, wanted.of_sample(place)))
 

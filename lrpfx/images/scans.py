@@ -21,6 +21,8 @@ _OFF = 0.5
 _PRECISION = 400
 #: Of the variance of the input, what the scan must explain; both are compared as means over so many cells along each axis.
 _LEAST, _CELLS = 0.9, 8
+#: Voxels of a cell along an axis, at least: a filter makes single ones of others than lie there.
+_VOXELS = 2
 #: Values of volumes of one value.
 _LEVELS = 9
 
@@ -71,6 +73,14 @@ class VolumeGeometry:
             found = np.take(values, (shares * values.shape[place]).astype(int).clip(0, values.shape[place] - 1), place)
             values = np.where(np.expand_dims(inside, [one for one in range(3) if one != place]), found, np.zeros_like(found))
         return self._as_scan(values)
+
+    def of_input(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which voxels of the input, (depth, height, width), have their middle within a mask of the voxels of the scan."""
+        found = mask.transpose(self.order)
+        for place, axis in enumerate(self.axes):
+            voxels, inside = axis.middles
+            found = np.take(found, voxels, place) & np.expand_dims(inside, [one for one in range(3) if one != place])
+        return found
 
     def _as_scan(self, values: Array) -> Array:
         """Values whose last axes are those of the input, in the order of the scan."""
@@ -231,9 +241,13 @@ def _shows(scan: Scan, input: Array, curve: Array) -> bool:
     inside = scan.geometry.shown(np.ones(input.shape[1:]))
     box = tuple(slice(int(some.min()), int(some.max()) + 1) for some in np.nonzero(inside))
     pairs: list[Array] = []
+    voxels = [1.0, 1.0, 1.0]  # of the input, along the axes of the scan
+    for axis, along in zip(scan.geometry.axes, scan.geometry.order, strict=True):
+        voxels[along] = max(1.0, abs(axis.step))
+    cells = [int(size / (_VOXELS * step)) for size, step in zip(inside[box].shape, voxels, strict=True)]
     for values in (np.interp(scan.values.mean(0), *curve.T), scan.geometry.shown(input.mean(0))):
         for place in range(3):
-            parts = np.array_split(values[box] if not place else values, min(_CELLS, inside[box].shape[place]), place)
+            parts = np.array_split(values[box] if not place else values, min(_CELLS, max(2, cells[place])), place)
             values = np.concatenate([one.mean(place, keepdims=True) for one in parts], place)
         pairs.append(values.ravel().astype(np.float64))
     if min(one.std() for one in pairs) < 1e-9 * max(np.abs(one).max() for one in pairs):

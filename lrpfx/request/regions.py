@@ -38,7 +38,7 @@ class Region(Target):
     mask
         "predicted" for the places whose largest output is that of the class (for an output with one class, those where it is
         positive), None for all places, or an array or tensor with the shape of the places, of bool or of zeros and ones. An
-        `lrpfx.Explainer` also takes one in the size of the photograph, (height, width), of the volume that the model gets,
+        `lrpfx.Explainer` also takes one in the size of the photograph, (height, width), of the scan or the model's volume,
         (depth, height, width), or of the steps of a series.
     positive
         Whether negative outputs count as zero. If not, relevance is that of all outputs in the region.
@@ -99,7 +99,9 @@ class Region(Target):
         Class(self.class_).check(by_class.flatten(2)[..., 0], chosen)
         if isinstance(self.mask, torch.Tensor) and not self._fits(by_class.shape[2:]):
             raise InputError(
-                f"the mask has shape {tuple(self.mask.shape)}, but the places of the output {tuple(by_class.shape[2:])}",
+                f"the mask has shape {tuple(self.mask.shape)}, but the places of the output {tuple(by_class.shape[2:])}; "
+                "lrpfx.Explainer also takes one in the size of the photograph, of the steps, or of the scan where what "
+                "preprocess= did to its axes is known",
                 topic="targets",
             )
 

@@ -294,6 +294,43 @@ def test_what_preprocessing_did_to_the_axes_is_undone(kind):
         whole.on_scan()
 
 
+@pytest.mark.parametrize("shape", [(8, 10, 12), (7, 9, 11), (16, 20, 24)])
+def test_half_of_a_small_scan(shape):
+    """Cells of the comparison hold some voxels of the input, however few there are."""
+    scan = nn.functional.interpolate(torch.rand(1, 1, 3, 4, 3), size=shape, mode="trilinear")[0, 0]
+    half = lambda one: nn.functional.interpolate(one[None, None], scale_factor=0.5, mode="trilinear")[0]  # noqa: E731
+    found = lrpfx.explain(Weighted().eval(), scan, 0, preprocess=half)
+    whole = found.on_scan()
+    assert whole.relevance.shape == shape
+    assert whole.relevance.sum() == pytest.approx(found.relevance.sum(), rel=1e-5)
+    if not any(size % 2 for size in shape):
+        expected = found.relevance.repeat(2, 0).repeat(2, 1).repeat(2, 2) / 8
+        np.testing.assert_allclose(whole.relevance, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_a_mask_of_the_scan():
+    """It moves with the scan through a crop, a flip, another order of axes and a halving; one of no known size is an error."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 2, 1)).eval()
+    scan, mask = torch.rand(16, 12, 14), np.zeros((16, 12, 14), bool)
+    scan = nn.functional.avg_pool3d(scan[None, None], 3, 1, 1)[0, 0]
+    mask[6:12, 2:6, 4:10] = True
+
+    def preprocess(one):
+        part = torch.as_tensor(one)[4:].flip(1).permute(2, 0, 1).float()
+        return nn.functional.avg_pool3d(part[None], 2)
+
+    moved = preprocess(mask)[0].numpy() > 0.5
+    explainer = lrpfx.Explainer(model, preprocess=preprocess)
+    found, expected = (explainer(scan, lrpfx.Region(1, one, positive=False)) for one in (mask, moved))
+    assert moved.sum() == 3 * 3 * 2
+    np.testing.assert_array_equal(found.answers[0].region, moved)
+    np.testing.assert_array_equal(found.relevance, expected.relevance)
+    np.testing.assert_array_equal(found.on_scan().answers[0].region, mask)
+    with pytest.raises(InputError, match="of the scan where what"):
+        lrpfx.explain(model, scan, lrpfx.Region(1, mask), preprocess=lambda one: preprocess(one) + torch.rand(1))
+
+
 @pytest.mark.parametrize(
     "preprocess",
     [
