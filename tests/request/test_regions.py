@@ -354,4 +354,3 @@ def test_positions_of_an_output_with_its_classes_second(end, tmp_path):
     torch.testing.assert_close(found.output, scores.movedim(1, 2))
     expected = lrpfx.attribute(module, waves, lambda output: torch.stack([torch.zeros_like(seed), seed], 1), output=value)
     torch.testing.assert_close(found.relevance, expected.relevance)
-
