@@ -14,11 +14,12 @@ from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.infinite_masks import bound_inputs
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, ancestors_of, bottlenecks, data_calls, node_info
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
 from lrpfx.request.targets import Target
-from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.runtime.explain_module import ExplainModule, RuleModule
 
 Array = NDArray[Any]
 
@@ -34,12 +35,13 @@ _TOGETHER = 64
 class MessageLayer:
     """A sum, mean or maximum over the messages that each node gets.
 
-    `messages`: the name of the node whose value is a message for each row. `edges`: the edge of each message, -1 for a message
-    from a node to itself that is no edge of the data. `states`: the name of the first node behind it that all relevance flows
+    `messages`: the name of the node whose value has a message at each place of a `dimension`. `edges`: the edge of each message,
+    -1 for a message from a node to itself that is no edge of the data. `states`: the name of the first node behind it that all relevance flows
     through, which has a row for each node of the data; None if there is none before the next layer. `dimensions`: of its value.
     """
 
     messages: str
+    dimension: int
     edges: Array
     states: str | None
     dimensions: int
@@ -47,9 +49,10 @@ class MessageLayer:
     def relevance_of_edges(self, of_messages: Array, count: int) -> Array:
         """Relevance of edges from that of the messages.
 
-        `of_messages`: (messages, ...). `count`: how many edges there are. Returns relevance of shape (count,).
+        `of_messages`: with the shape of their node. `count`: how many edges there are. Returns relevance of shape (count,).
         """
-        summed = of_messages.reshape(len(of_messages), -1).astype(np.float64).sum(1)
+        rows = np.moveaxis(of_messages, self.dimension, 0)
+        summed = rows.reshape(len(rows), -1).astype(np.float64).sum(1)
         is_edge = self.edges >= 0
         return np.bincount(self.edges[is_edge], summed[is_edge], count)
 
@@ -69,12 +72,27 @@ class _Values(fx.Interpreter):
         return value
 
     def indices(self, node: fx.Node) -> list[Array]:
-        """The indices among the arguments of a call, one for each row."""
+        """The indices among the arguments of a call, one for each place of the dimension along which they vary."""
         values = (self.found[one] for one in node.all_input_nodes)
         tensors = (
             one for one in values if isinstance(one, torch.Tensor) and one.dtype in (torch.int32, torch.int64) and one.ndim
         )
-        return [one.flatten(1)[:, 0].numpy(force=True) if one.ndim > 1 else one.numpy(force=True) for one in tensors]
+        return [line.numpy(force=True) for one in tensors for line in _lines(one)[:1]]
+
+    def dimension(self, node: fx.Node) -> int:
+        """The dimension along which a call adds up, or chooses, messages."""
+        called = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(called, RuleModule):
+            operation, values = called.ruled.operation, [self.found[one] for one in node.all_input_nodes]
+            return int(operation.arguments(values).get("dim", 0))
+        row = node_info(node).operator
+        return 0 if row is None else int(bound_arguments(node, row).get("dim", 0))
+
+
+def _lines(index: torch.Tensor) -> list[torch.Tensor]:
+    """An index along each dimension, if those along all others are the same."""
+    rows = (index.movedim(dimension, 0).flatten(1) for dimension in range(index.ndim))
+    return [one[:, 0] for one in rows if bool((one == one[:, :1]).all())] if index.ndim > 1 else [index]
 
 
 def message_layers(module: ExplainModule, inputs: Mapping[str, Any]) -> list[MessageLayer]:
@@ -90,16 +108,23 @@ def message_layers(module: ExplainModule, inputs: Mapping[str, Any]) -> list[Mes
     with torch.no_grad():
         values.run(*bound_inputs(graph, (), inputs))
     numbers = _numbers(inputs["edge_index"].numpy(force=True))
-    found: dict[fx.Node, tuple[fx.Node, Array]] = {}
+    found: dict[fx.Node, tuple[fx.Node, int, Array]] = {}
     for node, (first, *before) in readers.items():
         for targets in values.indices(first)[:1]:
             sources = [one for reader in before for one in values.indices(reader) if len(one) == len(targets)]
             edges = next((one for one in (_edges(source, targets, numbers) for source in sources) if one is not None), None)
-            arguments = [one for one in node.all_input_nodes if one in before and len(values.found[one]) == len(targets)]
+            dimension = values.dimension(node)
+            arguments = [
+                one
+                for one in node.all_input_nodes
+                if one in before and values.found[one].shape[dimension : dimension + 1 or None] == (len(targets),)
+            ]
             if edges is not None and arguments:
-                found[node] = (max(arguments, key=before[::-1].index), edges)
+                found[node] = (max(arguments, key=before[::-1].index), dimension, edges)
     states = _states(graph, list(found), names_by_rows(inputs)[0]) if found else {}
-    return [MessageLayer(node_info(one).name, edges, *states[node]) for node, (one, edges) in found.items()]
+    return [
+        MessageLayer(node_info(one).name, dimension, edges, *states[node]) for node, (one, dimension, edges) in found.items()
+    ]
 
 
 def _numbers(edge_index: Array) -> dict[tuple[int, int], list[int]]:

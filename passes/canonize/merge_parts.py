@@ -128,7 +128,11 @@ def _moved(view: fx.Node, layer: fx.Node, numbers: torch.Tensor) -> torch.Tensor
         found = evaluated(view, {layer: numbers}) if view.op == "call_function" else None
     except (RuntimeError, TypeError, ValueError, IndexError):  # sizes or indices that only a run knows, parts of other values
         return None
-    return found if isinstance(found, torch.Tensor) and not found.is_meta and found.numel() else None
+    return (
+        found
+        if isinstance(found, torch.Tensor) and found.dtype == numbers.dtype and found.numel() and not found.is_meta
+        else None
+    )
 
 
 def _chain(program: Program, view: fx.Node, dim: int | None) -> list[fx.Node]:

@@ -306,6 +306,34 @@ def gradient_times_messages(model, data):
     return sum(one.flatten(1).sum(1)[: data.edge_index.shape[1]] for one in products).detach().numpy()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_messages_of_several_stacks_of_features(shared):
+    """Messages (stacks, edges, features): without rules that are not linear, their relevance is gradient times message."""
+    layers = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    settings = {"num_stacks": 2, "num_layers": 2, "shared_weights": shared, "act": None, "bias": False}
+
+    class Stacked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.head = layers.ARMAConv(3, 4, **settings), nn.Linear(4, 2, bias=False)
+            self.second = layers.ARMAConv(4, 4, **settings)
+
+        def forward(self, x, edge_index):
+            return self.head(self.second(self.first(x, edge_index), edge_index).mean(0, keepdim=True))
+
+    model = Stacked().double().eval()
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
+    x = torch.randn(6, 3, dtype=torch.float64)
+    found = lrpfx.explain(model, (x, edges), 0, composite=lrpfx.composites.AttnLRP())
+    kept = []
+    for layer in (model.first, model.second):
+        layer.register_message_forward_hook(lambda layer, given, messages: kept.append(messages))
+    gradients = torch.autograd.grad(model(x.requires_grad_(), edges)[0, 0], kept)
+    expected = [(one * slope).sum((0, 2)).detach() for one, slope in zip(kept, gradients, strict=True)]
+    np.testing.assert_allclose(found.layers_of_edges, torch.stack(expected), rtol=1e-4, atol=1e-8)
+
+
 def area_under_curve(scores, wanted):
     higher, others = scores[wanted][:, None], scores[~wanted]
     return (higher > others).mean() + (higher == others).mean() / 2
