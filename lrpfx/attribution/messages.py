@@ -35,9 +35,10 @@ _TOGETHER = 64
 class MessageLayer:
     """A sum, mean or maximum over the messages that each node gets.
 
-    `messages`: the name of the node whose value has a message at each place of a `dimension`. `edges`: the edge of each message,
-    -1 for a message from a node to itself that is no edge of the data. `states`: the name of the first node behind it that all relevance flows
-    through, which has a row for each node of the data; None if there is none before the next layer. `dimensions`: of its value.
+    `messages`: the name of the node whose value has a message at each place of a `dimension`. `edges`: the edge of each
+    message, -1 for a message from a node to itself that is no edge of the data. `states`: the name of the first node behind it
+    that all relevance flows through, which has a row for each node of the data; None if there is none before the next layer.
+    `dimensions`: of its value.
     """
 
     messages: str
