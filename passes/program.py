@@ -183,7 +183,8 @@ def random_error(name: str, source: str) -> CaptureError:
     """The error for a model whose output differs between calls with the same inputs."""
     return CaptureError(
         f"{name} ({source or 'source unknown'}) draws random numbers, so the model's output differs between calls. "
-        "Call model.eval(), or remove the random numbers from forward.",
+        "Call model.eval(). If it draws in evaluation mode, too, change the setting or buffer of the model that asks for it, "
+        "or remove the random numbers from forward.",
         topic="training-mode",
     )
 

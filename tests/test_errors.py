@@ -69,6 +69,19 @@ def test_random_models(function, name, verified, capture):
     assert re.search(rf"({name}).*\.py:\d+.*(draws random numbers|training mode)", str(caught.value))
 
 
+@pytest.mark.parametrize("share", [0.5, None])
+def test_random_numbers_of_a_forward_that_no_front_end_follows(share):
+    """What draws is named, with what to do in evaluation mode; a forward whose output is always the same has another error."""
+
+    def function(x):
+        mask = torch.zeros_like(x)
+        mask[torch.rand(len(x)) < (0.5 if share else 2.0)] = 1
+        return x * mask * x[: int(x.sum()) % 2 + 1].sum()
+
+    message = raised(lrpfx.LrpfxError, lrpfx.transform, Unary(function), EpsilonPlus(), torch.rand(16, 4))
+    assert (re.search(r"aten.rand \(.*\.py:\d+\) draws random numbers.*evaluation mode", message) is not None) == (share == 0.5)
+
+
 def test_branches_on_random_numbers():
     model = Unary(lambda x: x * 2 if torch.rand(1) > 0.5 else x)
     assert "aten.rand (" in raised(lrpfx.CaptureError, lrpfx.transform, model, EpsilonPlus())

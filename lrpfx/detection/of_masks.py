@@ -81,13 +81,21 @@ def semantic_map(model: nn.Module, **further: torch.Tensor) -> SemanticMap:
     Raises
     ------
     InputError
-        The model is another one, or an argument is missing.
+        The model is another one, an argument is missing, or the model draws random numbers in evaluation mode, too.
     """
     if not is_of_masks(model):
         raise InputError(
             f"{type(model).__name__} is none of {', '.join(_KNOWN)}, whose queries have a class and a mask each: give "
             "lrpfx.transform a segmenter with a map of classes as it is",
             topic="detectors",
+        )
+    shares = getattr(model, "attn_mask_probs", None)
+    if isinstance(shares, torch.Tensor) and bool(((shares > 0) & (shares < 1)).any()):
+        raise InputError(
+            f"{type(model).__name__} draws at random which queries attend within masks, in evaluation mode, too, since its "
+            "attn_mask_probs lie between 0 and 1: model.attn_mask_probs.fill_(0) lets none, as after its training, and "
+            "fill_(1) lets all",
+            topic="training-mode",
         )
     missing = _NEEDED.get(type(model).__name__)
     if missing is not None and missing not in further:

@@ -47,10 +47,10 @@ from lrpfx.frontends.open_sizes import (
     wishes_of,
 )
 from lrpfx.frontends.prepare import Model, Prepared
-from lrpfx.frontends.symbolic import capture_symbolic, private_copy, shared_copy
+from lrpfx.frontends.symbolic import RandomNumbers, capture_symbolic, private_copy, shared_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.mapping import MappingContext, RuleMapping
-from lrpfx.ir.node import Role, calls, data_calls, node_info
+from lrpfx.ir.node import Role, calls, data_calls, leaves_of, node_info
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
@@ -68,7 +68,7 @@ from lrpfx.passes.driver import (
     record_shapes_of,
     verified_after_all,
 )
-from lrpfx.passes.program import PassResult, Program
+from lrpfx.passes.program import PassResult, Program, random_error
 from lrpfx.passes.stages import Settings, Stage
 from lrpfx.support.checked_indices import checked_indices
 from lrpfx.support.tensors import is_floating, not_dense
@@ -401,6 +401,11 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Finish[Result])
     wrong = next((failure.error for failure in failures if isinstance(failure.error, UnnamedError)), None)
     if wrong is not None:
         raise wrong
+    is_named = any(failure.error.topic == "training-mode" for failure in failures)
+    if request.args is not None and not is_named and failures[0].stage is not _Stage.LATER:
+        random = _random_output(model, request)
+        if random is not None:
+            raise random from _failed(failures)
     failed = _failed(failures)
     for front_end in untried:
         if failures[0].stage is not _Stage.LATER:
@@ -423,6 +428,21 @@ class _Failure:
     front_end: FrontEnd
     error: LrpfxError
     stage: _Stage
+
+
+def _random_output(model: nn.Module, request: Request) -> CaptureError | None:
+    """The error for a model whose output differs between two runs, since it draws random numbers; None for others."""
+    random = RandomNumbers()
+    try:
+        with random:
+            first, second = (leaves_of(_runner(model, request.asked.share)(request.named)) for _ in range(2))
+    except CaptureError as error:  # a number that is drawn decides a branch
+        return error
+    pairs = [pair for pair in zip(first, second, strict=False) if all(isinstance(one, torch.Tensor) for one in pair)]
+    if not random.drawn or all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
+        return None
+    _, name, source = next(iter(random.drawn.values()))
+    return random_error(name, source)
 
 
 def _failed(failures: list[_Failure]) -> LrpfxError:

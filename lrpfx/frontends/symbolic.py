@@ -79,7 +79,7 @@ def capture_copy(
     tracer = _Tracer(set(opaque), {} if given is None else dict(given), source)
     try:
         try:
-            with undisturbed(), tracing(), _unpatched(tracer), lengths_as_sizes(root), _RandomNumbers() as random:
+            with undisturbed(), tracing(), _unpatched(tracer), lengths_as_sizes(root), RandomNumbers() as random:
                 traced = tracer.trace(root)
         except CaptureError:
             raise
@@ -110,7 +110,7 @@ def capture_copy(
 _BY_ARGUMENT = ("scaled_dot_product", "_scaled_dot_product", "rrelu")
 
 
-class _RandomNumbers(TorchDispatchMode):
+class RandomNumbers(TorchDispatchMode):
     """Records random values and values computed from them: as constants, they would be those of this trace."""
 
     def __init__(self) -> None:

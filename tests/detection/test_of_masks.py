@@ -12,6 +12,7 @@ import lrpfx.datasets
 from lrpfx.composites import AttnLRP, EpsilonPlus
 from lrpfx.detection import semantic_map
 from lrpfx.detection.of_masks import logits_at_places
+from lrpfx.errors import InputError
 from lrpfx.request.places import scores_of_classes
 
 transformers = pytest.importorskip("transformers")
@@ -210,3 +211,12 @@ def test_through_the_front_door(tmp_path):
 
 def preprocess(image):
     return torch.from_numpy(np.asarray(image.convert("RGB").resize((64, 64))).copy()).permute(2, 0, 1).float() / 255
+
+
+def test_random_masks_in_evaluation_mode():
+    model = made("EoMT").float()
+    model.attn_mask_probs.fill_(0.5)
+    with pytest.raises(InputError, match=r"draws at random.*attn_mask_probs.fill_\(0\)"):
+        lrpfx.Explainer(model)
+    with pytest.raises(lrpfx.CaptureError, match=r"rand \(.*modeling_eomt.py:\d+\) draws random numbers.*evaluation mode"):
+        lrpfx.transform(model, EpsilonPlus(), torch.rand(1, 3, 64, 64))
