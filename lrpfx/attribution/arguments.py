@@ -17,7 +17,7 @@ from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, node_info
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
-from lrpfx.support.tensors import is_floating, not_dense
+from lrpfx.support.tensors import all_finite, is_floating, not_dense
 from lrpfx.support.torch_internals import pytree
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -86,7 +86,7 @@ class Arguments:
         if not value.is_floating_point():
             self.integers.append(place)
             return value
-        if not torch.isfinite(value).all():
+        if not all_finite(value):
             if torch.isnan(value).any() or torch.isposinf(value).any():
                 raise InputError(f"{what} has values that are not finite", topic="values-not-finite")
             self.infinite.append(place)
@@ -233,7 +233,7 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
                 f"the reference of {name} has {fact} {getattr(reference, fact)}, but the input {getattr(value, fact)}",
                 topic="references",
             )
-    if reference.is_floating_point() and not torch.isfinite(reference).all():
+    if reference.is_floating_point() and not all_finite(reference):
         raise InputError(f"the reference of {name} has values that are not finite", topic="references")
     try:
         expanded = reference.detach().expand_as(value)
@@ -244,6 +244,8 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
             f"input, {tuple(value.shape)}{several}",
             topic="references",
         ) from error
+    if expanded.stride() == value.stride():
+        return expanded
     return torch.empty_like(value, requires_grad=False).copy_(expanded)  # in its memory format, which views depend on
 
 

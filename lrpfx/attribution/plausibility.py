@@ -38,7 +38,7 @@ def magnitudes(tensors: Sequence[torch.Tensor], count: int) -> list[float]:
         if tensor.numel():
             samples = tensor.shape[1] if tensor.ndim > 1 else 1
             wide = torch.float32 if tensor.element_size() < 4 else tensor.dtype  # 16 bits would overflow
-            sums = torch.linalg.vector_norm(tensor.reshape(count, samples, -1), 1, dim=2, dtype=wide)
+            sums = tensor.reshape(count, samples, -1).abs().sum(2, dtype=wide)
             totals = [total + largest for total, largest in zip(totals, sums.amax(1).tolist(), strict=True)]
     return totals
 

@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
 from lrpfx.support.derivatives import derivative_of, vjp
-from lrpfx.support.tensors import detached, is_floating, only_finite, relevance_from, save_values, saved_values
+from lrpfx.support.tensors import all_finite, detached, is_floating, only_finite, save_values, saved_values
 from lrpfx.support.torch_internals import apply, is_traced, is_transformed, pytree
 
 Tensors = Sequence[torch.Tensor]
@@ -77,7 +78,7 @@ class _CarryDifference(torch.autograd.Function):
     def backward(ctx: Any, multiplier: torch.Tensor) -> Any:
         value, reference = ctx.saved_tensors
         difference = only_finite(value - reference)  # a mask of minus infinity for both has none
-        return final(relevance_from(difference, multiplier)), None
+        return final(difference * multiplier), None
 
 
 class _OfDifferences(torch.autograd.Function):
@@ -197,8 +198,8 @@ class _OfOneInput(torch.autograd.Function):
 
     @staticmethod
     def forward(form: "FormOfOneInput", operation: Operation, *values: Any) -> tuple[torch.Tensor, ...]:
-        *own, reference, other = values
-        return form.result(operation, own, reference, other)
+        own, (reference, *others) = form.split(values)
+        return form.result(operation, own, reference, *others)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -217,21 +218,26 @@ class _OfOneInput(torch.autograd.Function):
 class FormOfOneInput(_ReferenceForm):
     """An operation on one input, whose forward pass prepares what the multipliers need: less than both values of the input.
 
-    The values of a call end with the references of the input and of the output.
+    The values of a call end with the reference of the input and the results for it.
     """
 
-    needs_reference_output = True
+    reference_results = 1
 
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
         if torch.is_grad_enabled() and values[0].requires_grad:
             return apply(_OfOneInput, self, operation, *values)[0]
-        return operation(values[:-2])
+        return operation(self.split(values)[0])
+
+    def split(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[torch.Tensor]]:
+        """The values of the operation, and the reference with the results for it."""
+        count = len(values) - 1 - self.reference_results
+        return values[:count], values[count:]
 
     @abstractmethod
     def result(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """The output, and what is prepared: tensors that are not the inputs. `other`: the output for the reference."""
+        """The output, and what is prepared: tensors that are not the inputs. `others`: the results for the reference."""
 
     @abstractmethod
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -243,11 +249,11 @@ class BySlope(FormOfOneInput):
     """The slope Δy/Δx of an element-wise function of one input (the Rescale rule)."""
 
     def result(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         output: torch.Tensor = operation(values)
         alone = not any(isinstance(value, torch.Tensor) for value in values[1:])
-        function, pair = _first_result(operation, values), (output, other)
+        function, pair = _first_result(operation, values), (output, others[0])
         return output, slope(function, values[0], reference, pair, of_entries=alone, clips=_clips(operation))
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -359,13 +365,18 @@ def slope(
     """
     output, other = results or (function(value), function(reference))
     difference = value - reference
-    small = difference == 0 if clips else _is_small(difference, value, reference)
-    if reads_values(value):  # a few derivatives cost less than all of them
-        found, count = (output - other).div_(difference), int(small.count_nonzero())
-        if count == 0:
+    reads = reads_values(value)
+    if reads:
+        found = (output - other).div_(difference)
+        if clips and all_finite(found):  # no difference is 0, which a comparison of each entry would take longer to say
             return found
-        if of_entries and count < MOST_APART * small.numel():
-            found, places = found.contiguous(), small.flatten().nonzero()[:, 0]
+    small = difference == 0 if clips else _is_small(difference, value, reference)
+    if reads:  # a few derivatives cost less than all of them
+        places = small.flatten().nonzero()[:, 0]
+        if not len(places):
+            return found
+        if of_entries and len(places) < MOST_APART * small.numel():
+            found = found.contiguous()
             found.view(-1)[places] = _derivative(function, value.flatten()[places], reference.flatten()[places])
             return found
     return _quotient(output - other, difference, small, _derivative(function, value, reference))
@@ -417,14 +428,14 @@ class _OfProbabilities(FormOfOneInput):
     """
 
     def result(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         output: torch.Tensor = operation(values)
         dtype = torch.float32 if output.dtype in (torch.float16, torch.bfloat16) else output.dtype
         dim = self.dimension(operation, values)
-        means = self.means((values[0].to(dtype), reference.to(dtype)), (output.to(dtype), other.to(dtype)), dim)
+        means = self.means((values[0].to(dtype), reference.to(dtype)), (output.to(dtype), others[0].to(dtype)), dim)
         total = means.sum(dim, True)
-        if not reads_values(total) or not total.isfinite().all():  # all entries of a softmax are masked
+        if not reads_values(total) or not all_finite(total):  # all entries of a softmax are masked
             means = only_finite(means)
             total = means.sum(dim, True)
         return output, means, _reciprocal(total)
@@ -559,7 +570,7 @@ class OfNormalization(FormOfOneInput):
     centred: bool = True
 
     def result(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         arguments, name = operation.arguments(values), operation.listed.name
         value, weight = values[0], arguments["weight"]
@@ -738,35 +749,31 @@ class OfLargest(DifferenceForm):
 class OfPooled(FormOfOneInput):
     """Maxima of windows as `OfLargest`, by the places of the maxima, which pooling finds, too.
 
-    The entry that is largest for x has the share of its difference that the maximum gains, and that for r what it loses.
-    `spatial`: the number of dimensions of the windows.
+    A window has one entry with a multiplier: where the maximum gains, that which is largest for x, and where it loses, that
+    which is largest for r. Its share is the change of the maximum by its own. `spatial`: the number of dimensions of the windows.
     """
 
     spatial: int
 
+    reference_results = 2
+    reference_options = MappingProxyType({"return_indices": True})
+
     def result(
-        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, other: torch.Tensor
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         function: Any = operation.listed.function
-        arguments = {**operation.arguments(values), "return_indices": True}
-        output, places = function(**arguments)
-        _, others = function(**{**arguments, "input": reference})
-
-        def entries(of: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-            return self._flat(of).gather(-1, self._flat(at)).view_as(at)
-
-        gain, loss = (output - other).clamp(min=0), (output - other).clamp(max=0)
-        before, after = entries(reference, places), entries(values[0], others)
-        gained = _quotient(gain, output - before, output == before, torch.ones_like(gain))
-        lost = _quotient(loss, after - other, after == other, torch.zeros_like(loss))
-        return output, places, others, gained, lost
+        output, places = function(**{**operation.arguments(values), **self.reference_options})
+        other, other_places = others
+        gain = output - other
+        chosen = torch.where(gain >= 0, places, other_places)
+        at = self._flat(chosen)
+        change = (self._flat(values[0]).gather(-1, at) - self._flat(reference).gather(-1, at)).view_as(gain)
+        return output, chosen, torch.nan_to_num(gain / change, 1.0)  # an entry that does not change has the derivative
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        places, others, gained, lost = prepared
+        chosen, share = prepared
         found = self._flat(multiplier.new_zeros(shape))
-        for at, share in ((places, gained), (others, lost)):
-            found = found.scatter_add(-1, self._flat(at), self._flat(multiplier * share))
-        return found.view(shape)
+        return found.scatter_add(-1, self._flat(chosen), self._flat(multiplier * share)).view(shape)
 
     def _flat(self, value: torch.Tensor) -> torch.Tensor:
         return value.flatten(-self.spatial)
@@ -777,10 +784,16 @@ def _through_largest(
 ) -> Tensors:
     """The multipliers behind a function that chooses the largest of entries."""
     (output, pull), (other_output, pull_other) = vjp(function, *values), vjp(function, *references)
-    between = (torch.minimum if smallest else torch.maximum)(output, other_output)
-    gains, losses = pull(multiplier * (between - other_output)), pull_other(multiplier * (output - between))
-    inputs = zip(gains, losses, values, references, pull(multiplier), strict=True)
-    return [quotient(gain + loss, value, other, derivative) for gain, loss, value, other, derivative in inputs]
+    gains = (output <= other_output) if smallest else (output >= other_output)
+    of_gains, of_losses = multiplier * gains, multiplier * ~gains
+
+    def shared(first: torch.Tensor, last: torch.Tensor) -> list[torch.Tensor]:
+        """What entries get that are chosen for the value, and for the reference."""
+        return [one + other for one, other in zip(pull(first), pull_other(last), strict=True)]
+
+    change = output - other_output
+    changes, derivatives = shared(of_gains * change, of_losses * change), shared(of_gains, of_losses)
+    return [quotient(*one) for one in zip(changes, values, references, derivatives, strict=True)]
 
 
 @dataclass(frozen=True)

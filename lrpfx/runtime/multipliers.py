@@ -7,7 +7,7 @@ no more than for a gradient.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,10 @@ class MultiplierForm(ABC):
     divides: bool
     #: Whether the values of a call end with those of the data inputs for a reference.
     needs_reference = False
-    #: Whether that of the output follows.
-    needs_reference_output = False
+    #: How many results of the operation for the reference follow.
+    reference_results = 0
+    #: Arguments with which the operation returns as many, the output first.
+    reference_options: Mapping[str, Any] = {}
 
     @abstractmethod
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:

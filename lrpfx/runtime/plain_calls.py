@@ -50,6 +50,8 @@ def with_plain_calls(module: TreeGraphModule) -> TreeGraphModule:
     graph = copy_graph(module.graph)
     constants: dict[fx.Node, fx.Node] = {}  # detached values
     replaced = False
+    for node in graph.find_nodes(op="get_attr"):
+        replaced |= _hold_for_constants(graph, node, constants)
     for node in graph.find_nodes(op="call_module"):
         layer = rule_module_of(node, module)
         replaced |= layer is not None and _replace(graph, node, layer, constants)
@@ -73,6 +75,17 @@ def _replace(graph: fx.Graph, node: fx.Node, layer: RuleModule, constants: dict[
     node.replace_all_uses_with(made)
     graph.erase_node(node)
     return True
+
+
+def _hold_for_constants(graph: fx.Graph, parameter: fx.Node, constants: dict[fx.Node, fx.Node]) -> bool:
+    """Let calls whose values are constant, such as those for a reference, read a detached parameter: autograd saves nothing."""
+    readers = [user for user in parameter.users if user.op != "output" and node_info(user).role is Role.CONSTANT]
+    if readers:
+        with graph.inserting_after(parameter):
+            held = _constant(graph, parameter, constants)
+        for reader in readers:
+            reader.replace_input_with(parameter, held)
+    return bool(readers)
 
 
 def _is_signal(value: Any) -> bool:

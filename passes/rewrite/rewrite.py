@@ -1,6 +1,7 @@
 """Replace every node that has a rule by a call of a rule module. The pass reads metadata and never sees the composite."""
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,7 @@ from lrpfx.rules.rule import Rule
 from lrpfx.runtime.differences import BySigns
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
 from lrpfx.runtime.live_derivatives import LiveParameter
+from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.module_tree import ModuleTree, free_name
 from lrpfx.runtime.ruled_operation import Switch, ruled_operation
 
@@ -121,7 +123,28 @@ class _RewrittenCall:
         if form is None or not form.needs_reference:
             return []
         found = [self._reference(value) for value in self.layer.inputs]
-        return [*found, self._reference(self.node)] if form.needs_reference_output else found
+        for place, value in enumerate(found):
+            if isinstance(value, fx.Node) and value in found[:place]:  # torch.compile refuses duplicates
+                row, name = operator_named("view"), f"{self.info.name}.reference_{place}"
+                info = replace(node_info(value), name=name, operator=row, description="view_as")
+                found[place] = insert_call(self.graph, self.node, torch.Tensor.view_as, (value, value), info)
+        return [*found, *self._results_for_reference(form)] if form.reference_results else found
+
+    def _results_for_reference(self, form: MultiplierForm) -> list[fx.Node]:
+        """The output for the reference, and the further results that the form reads."""
+        output = self._reference(self.node)
+        if form.reference_results == 1:
+            return [output]
+        info, kwargs = node_info(output), {**output.kwargs, **form.reference_options}
+        results = insert_call(self.graph, output, output.target, output.args, replace(info, name=f"{info.name}.results"), kwargs)
+        output.target, output.args, output.kwargs = operator.getitem, (results, 0), {}
+        info = replace(info, operator=operator_named("getitem"), description="getitem")
+        set_info(output, info)
+        further = [
+            insert_call(self.graph, self.node, output.target, (results, place), replace(info, name=f"{info.name}.{place}"))
+            for place in range(1, form.reference_results)
+        ]
+        return [output, *further]
 
     def _reference(self, value: Any) -> Any:
         name = node_info(value).reference if isinstance(value, fx.Node) else ""
