@@ -750,7 +750,7 @@ class OfPooled(FormOfOneInput):
     """Maxima of windows as `OfLargest`, by the places of the maxima, which pooling finds, too.
 
     A window has one entry with a multiplier: where the maximum gains, that which is largest for x, and where it loses, that
-    which is largest for r. Its share is the change of the maximum by its own. `spatial`: the number of dimensions of the windows.
+    which is largest for r. Its share is the change of the maximum by its own. `spatial`: how many dimensions windows have.
     """
 
     spatial: int

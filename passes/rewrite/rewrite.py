@@ -35,8 +35,8 @@ from lrpfx.rules.rule import Rule
 from lrpfx.runtime.differences import BySigns
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
 from lrpfx.runtime.live_derivatives import LiveParameter
-from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.module_tree import ModuleTree, free_name
+from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.ruled_operation import Switch, ruled_operation
 
 
@@ -135,8 +135,9 @@ class _RewrittenCall:
         output = self._reference(self.node)
         if form.reference_results == 1:
             return [output]
-        info, kwargs = node_info(output), {**output.kwargs, **form.reference_options}
-        results = insert_call(self.graph, output, output.target, output.args, replace(info, name=f"{info.name}.results"), kwargs)
+        info = node_info(output)
+        of_results, options = replace(info, name=f"{info.name}.results"), {**output.kwargs, **form.reference_options}
+        results = insert_call(self.graph, output, output.target, output.args, of_results, options)
         output.target, output.args, output.kwargs = operator.getitem, (results, 0), {}
         info = replace(info, operator=operator_named("getitem"), description="getitem")
         set_info(output, info)
