@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.attribution.condition_module import condition
+    from lrpfx.concepts.circuit import Circuit, circuits
     from lrpfx.deploy.artefact import load, package, save, sign
     from lrpfx.deploy.lowering import lower
     from lrpfx.deploy.runner import Runner
@@ -81,6 +82,7 @@ _NAMES_IN = {
     "deploy.runner": ("Runner",),
     "attribution": ("Attribution", "attribute", "condition"),
     "reports.drawing": ("draw", "to_networkx"),
+    "concepts.circuit": ("Circuit", "circuits"),
     "errors": (
         *("ArtefactError", "CaptureError", "InputError", "InputTypeError", "LoweringError", "LrpfxError", "LrpfxWarning"),
         *("PassError", "RuleError", "UnsupportedOperationError", "VerificationError"),
@@ -137,6 +139,7 @@ __all__ = [
     "CaptureError",
     "Captured",
     "Choice",
+    "Circuit",
     "Comparison",
     "DetectionExplanation",
     "Evaluation",
@@ -178,6 +181,7 @@ __all__ = [
     "capture",
     "check",
     "choose",
+    "circuits",
     "cmap",
     "compare",
     "composites",

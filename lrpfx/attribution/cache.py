@@ -28,6 +28,7 @@ class Cache:
     checked_balance: bool = False  # whether relevance was watched at operations that keep their plain gradient
     rows_mix: bool = False  # whether rows of inputs are known to be no samples, but nodes of a graph, for example
     cut_inputs: dict[Any, str | None] = field(default_factory=dict)  # output -> which inputs a rule leaves without relevance
+    wiring: Any = None  # of its residual stream
 
 
 _caches: WeakKeyDictionary[ExplainModule, Cache] = WeakKeyDictionary()

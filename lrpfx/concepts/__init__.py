@@ -5,6 +5,8 @@ their indices mean.
 """
 
 from lrpfx.concepts.attribution_graphs import AttributionGraph, attribution_graph
+from lrpfx.concepts.circuit import Circuit, circuits
+from lrpfx.concepts.circuit_patching import Faithfulness, faithfulness
 from lrpfx.concepts.collection import Collection, Ranked, merge
 from lrpfx.concepts.collector import collect
 from lrpfx.concepts.patching import patching_effects, values_of
@@ -16,8 +18,10 @@ from lrpfx.request.conditions import Channel, Expert, Feature, Head, Index, Neur
 __all__ = [
     "AttributionGraph",
     "Channel",
+    "Circuit",
     "Collection",
     "Expert",
+    "Faithfulness",
     "Feature",
     "Head",
     "Index",
@@ -30,7 +34,9 @@ __all__ = [
     "Shares",
     "Token",
     "attribution_graph",
+    "circuits",
     "collect",
+    "faithfulness",
     "gallery",
     "merge",
     "patching_effects",

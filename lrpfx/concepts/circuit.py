@@ -1,0 +1,383 @@
+"""Circuits: scores of the parts of a transformer, and of the edges between them, from one backward pass.
+
+An edge leads from a writer, which adds to the residual stream, to a reader of the stream. Its score is the sum of what the
+writer contributes times the multiplier that the reader sends back to it. The multipliers of one backward pass suffice: those of
+queries, keys and values go through their dense layers head by head, and through the norm before them to the stream.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import fx, nn
+
+from lrpfx.attribution.arguments import Arguments, Inputs, misfits
+from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
+from lrpfx.concepts.circuit_wiring import OUTPUT, WiredBranch, Wiring, weight_of, wiring_of
+from lrpfx.concepts.residual_stream import TOPIC
+from lrpfx.errors import InputError, VerificationError, nearest
+from lrpfx.ir.node import node_info
+from lrpfx.request.explained_output import explained_output
+from lrpfx.request.outputs import OutputSelector
+from lrpfx.request.targets import TargetLike, as_target
+from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.support.html import Html
+from lrpfx.support.table import Table
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Circuit:
+    """Scores of the nodes and edges of a transformer, and which of the edges are kept.
+
+    A *writer* adds to the residual stream: `embed`, `layers.3.attn.head.7`, `layers.3.mlp`. A *reader* reads it:
+    `layers.3.attn.head.7.q` (`.k`, `.v`; `kv_head.1.k` where heads share keys and values), `layers.3.mlp`, `output`.
+    `layers.3.resid_pre`, `layers.3.resid_mid` and the last `resid_post` are the stream itself, which has scores, but no edges.
+
+    Attributes
+    ----------
+    writers, readers
+        Their names, in the order of the model.
+    edges
+        (batch, writers, readers), or (batch, writers, readers, positions); zero where there is no edge.
+    exists
+        Which edges there are, (writers, readers): those to readers behind the writer.
+    kept
+        Which of them the circuit has, (writers, readers); all, until it is pruned.
+    nodes
+        The scores of all nodes by name, (batch,) or (batch, positions).
+    node_names
+        The qualified name of the node of the graph behind each role, as in `lrpfx.node_names`.
+    users
+        For each reader, the writers that use what it reads: a head for its queries.
+    """
+
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    edges: torch.Tensor
+    exists: torch.Tensor
+    kept: torch.Tensor
+    nodes: Mapping[str, torch.Tensor]
+    node_names: Mapping[str, str]
+    users: Mapping[str, tuple[str, ...]]
+
+    def edge(self, writer: str, reader: str) -> torch.Tensor:
+        """The scores of an edge, (batch,) or (batch, positions). `InputError` if there is no such edge."""
+        row, column = _place(writer, self.writers, "writers"), _place(reader, self.readers, "readers")
+        if not self.exists[row, column]:
+            raise InputError(f"there is no edge from {writer} to {reader}, which reads the stream before {writer}", topic=TOPIC)
+        return self.edges[:, row, column]
+
+    def node(self, name: str) -> torch.Tensor:
+        """The scores of a node, (batch,) or (batch, positions). `InputError` if there is no such node."""
+        if name not in self.nodes:
+            _place(name, tuple(self.nodes), "nodes")
+        return self.nodes[name]
+
+    @property
+    def edge_means(self) -> torch.Tensor:
+        """The scores of edges, summed over positions: means over the batch, (writers, readers)."""
+        return self.edges.flatten(3).sum(3).mean(0) if self.edges.ndim == 4 else self.edges.mean(0)
+
+    @property
+    def node_means(self) -> dict[str, float]:
+        """The scores of nodes, summed over positions: means over the batch."""
+        return {
+            name: float(scores.flatten(1).sum(1).mean()) if scores.ndim > 1 else float(scores.mean())
+            for name, scores in self.nodes.items()
+        }
+
+    def pruned(self, threshold: float | None = None, *, edges: int | None = None) -> "Circuit":
+        """The circuit of the edges with the largest magnitudes that lead to the output.
+
+        `threshold`: the least magnitude of the mean score of an edge. `edges`: or how many are kept at most. Edges into what no
+        kept edge leads on from are dropped as well.
+        """
+        if (threshold is None) == (edges is None):
+            raise InputError("pass a threshold, or how many edges are kept", topic=TOPIC)
+        size = self.edge_means.abs().masked_fill(~self.kept, -1.0)
+        if threshold is not None:
+            kept = (size >= threshold) & self.kept
+        else:
+            kept = torch.zeros_like(self.kept)
+            best = size.flatten().argsort(descending=True, stable=True)[: int(edges or 0)]
+            kept.view(-1)[best] = True
+            kept &= self.kept
+        return replace(self, kept=self._leading_on(kept))
+
+    def _leading_on(self, kept: torch.Tensor) -> torch.Tensor:
+        """The edges that lead to the output, by way of others that are kept."""
+        kept = kept.clone()
+        live = {OUTPUT}
+        for column in reversed(range(len(self.readers))):  # readers behind come first
+            reader = self.readers[column]
+            if reader != OUTPUT and not live.intersection(self.users[reader]):
+                kept[:, column] = False
+            live.update(self.writers[row] for row in kept[:, column].nonzero().flatten().tolist())
+        return kept
+
+    @property
+    def node_table(self) -> Table:
+        """A row for each node, the largest magnitude first."""
+        means = self.node_means
+        rows = [(name, self.node_names.get(name, ""), means[name]) for name in sorted(means, key=lambda one: -abs(means[one]))]
+        return Table({"node": "str", "in the graph": "str", "score": "float64"}, rows)
+
+    @property
+    def edge_table(self) -> Table:
+        """A row for each edge that is kept, the largest magnitude first."""
+        means = self.edge_means
+        places = sorted(self.kept.nonzero().tolist(), key=lambda one: -abs(float(means[one[0], one[1]])))
+        rows = [(self.writers[row], self.readers[column], float(means[row, column])) for row, column in places]
+        return Table({"from": "str", "to": "str", "score": "float64"}, rows)
+
+    def to_networkx(self) -> "nx.DiGraph[str]":
+        """The edges that are kept, and their nodes, as a graph from the embeddings to "output".
+
+        Nodes and edges have the attribute `score`, the mean over the batch, and nodes `name`, that in the graph of the model.
+        An edge from queries, keys or values to their head has no score: it says that they are parts of it.
+        """
+        import networkx as nx  # only where it is needed: it takes longer to import than most of lrpfx
+
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        means, nodes = self.edge_means, self.node_means
+        for row, column in self.kept.nonzero().tolist():
+            graph.add_edge(self.writers[row], self.readers[column], score=float(means[row, column]))
+        for reader in [one for one in self.readers if one in graph and one not in self.writers and one != OUTPUT]:
+            for head in self.users[reader]:
+                if head in graph:
+                    graph.add_edge(reader, head)
+        for name in graph:
+            graph.nodes[name].update(score=nodes[name], name=self.node_names.get(name, ""))
+        return graph
+
+    def __repr__(self) -> str:
+        return f"<circuit of {len(self.writers)} writers and {len(self.readers)} readers: {int(self.kept.sum())} edges>"
+
+    def __str__(self) -> str:
+        return str(self.edge_table)
+
+    def _repr_html_(self) -> Html:
+        return self.edge_table.to_html()
+
+
+def _place(name: str, names: Sequence[str], what: str) -> int:
+    if name not in names:
+        raise InputError(f"there is no {name!r} among the {what} of the circuit.{nearest(name, names)}", topic=TOPIC)
+    return names.index(name)
+
+
+def circuits(
+    explain_model: nn.Module,
+    inputs: Inputs,
+    target: TargetLike = None,
+    *,
+    others: Inputs | None = None,
+    output: OutputSelector = None,
+    positions: bool = False,
+) -> Circuit:
+    """Scores of attention heads (queries, keys and values apart), MLPs and embeddings, and of the edges between them.
+
+    The composite of `explain_model` is one without division: `RelP()` for effects of patching (edge attribution patching with
+    its multipliers), `AttnLRP()` or `CPLRP()` for shares of the output. One forward and one backward pass give all scores, and
+    a further forward pass those against `others`. Edges are exact where all that follows is linear. What all readers send back
+    to a writer adds up to its multiplier, which is verified in every call.
+
+    Parameters
+    ----------
+    explain_model
+        The result of `lrpfx.transform` for a transformer with one residual stream of shape (batch, positions, features).
+    inputs, target, output
+        As for `lrpfx.attribute`.
+    others
+        Other inputs of the same shapes. A score then is the estimated change of the explained output if a value is replaced by
+        that for the other inputs. Without them, a score is the part that a value has in the output: the negative of the
+        estimated change if it is replaced by 0.
+    positions
+        Whether scores have a dimension for positions: those at which the stream is read and written.
+
+    Raises
+    ------
+    InputError
+        The composite divides, or the values have other shapes. Errors of `lrpfx.attribute` are raised too.
+    UnsupportedOperationError
+        The model has no residual stream with attention, or another structure than transformers have.
+    VerificationError
+        Scores of edges do not add up to that of a writer: something else reads the stream.
+
+    Examples
+    --------
+    >>> circuit = lrpfx.circuits(explain_model, prompt, (-1, 7), others=other_prompt)
+    >>> circuit.edge("layers.0.attn.head.1", "layers.1.attn.head.0.k")
+    >>> circuit.pruned(edges=20).to_networkx()
+    """
+    module = explainable(explain_model, "circuits")
+    with torch.inference_mode(False), torch.enable_grad(), module.with_rules():
+        run = Run(module, wiring_of(module, inputs), inputs, output)
+        run.propagate(target)
+        return _Scores(run, others, output, positions).circuit()
+
+
+class Run:
+    """A forward pass with the values of what writes and reads the stream, and the multipliers of one backward pass."""
+
+    def __init__(self, module: ExplainModule, wiring: Wiring, inputs: Inputs, output: OutputSelector) -> None:
+        self.module, self.wiring = module, wiring
+        arguments = Arguments(inputs, module)
+        arguments.admit(module)
+        names = wiring.recorded()
+        recorder = recorder_of(module, Recording(names, leaves=True))
+        with misfits(module, arguments):
+            result, *returned = arguments.call(recorder)
+        layers, self.factors = with_factors(recorder, returned)
+        self.explained = explained_output(result, output)
+        self.values = dict(zip(names, layers, strict=True))
+        self.multipliers: dict[str, torch.Tensor] = {}
+
+    def propagate(self, target: TargetLike) -> None:
+        """Find the multipliers of all values. `InputError` where the composite divides."""
+        chosen, value = as_target(target), self.explained.value
+        seed = chosen.seed(value, self.explained.chosen)
+        self.weights = chosen.multiplier(value, seed)  # of the entries of the output
+        live = [tensor for tensor in self.values.values() if tensor.requires_grad]
+        start = self.explained.start(seed, chosen)
+        gradients = iter(torch.autograd.grad(value, live, start, retain_graph=True, allow_unused=True))
+        for (name, tensor), factor in zip(self.values.items(), self.factors, strict=True):
+            found = next(gradients) if tensor.requires_grad else None
+            if found is not None and factor is None and found.any():
+                raise InputError(
+                    f"{name} carries relevance under {self.module.composite}, not multipliers: circuits need a composite "
+                    "without division, such as RelP(), AttnLRP() or CPLRP()",
+                    topic=TOPIC,
+                )
+            self.multipliers[name] = torch.zeros_like(tensor) if found is None else found.detach()
+
+    def pull(self, node: fx.Node, source: fx.Node, multipliers: torch.Tensor) -> torch.Tensor:
+        """What several multipliers of a node, (several, ...), are at the value that it is computed from."""
+        value, origin = self.values[node_info(node).name], self.values[node_info(source).name]
+        if value is origin:
+            return multipliers
+        if not value.requires_grad:  # nothing flows back there
+            return multipliers.new_zeros(len(multipliers), *origin.shape)
+        given = multipliers.reshape(len(multipliers), *value.shape).to(value)
+        (found,) = torch.autograd.grad(value, origin, given, is_grads_batched=True, retain_graph=True)
+        return found.detach()
+
+
+class _Scores:
+    """The scores of a run: of the values themselves, or of their differences from those for other inputs."""
+
+    def __init__(self, run: Run, others: Inputs | None, output: OutputSelector, positions: bool) -> None:
+        self.run, self.wiring, self.positions = run, run.wiring, positions
+        shaped = run.values[node_info(self.wiring.stream.shaped).name]
+        self.shape, self.dtype = shaped.shape[:2], shaped.dtype  # batch, positions
+        self.changes = {name: tensor.detach() for name, tensor in run.values.items()}
+        explained = run.explained.value.detach()
+        if others is not None:
+            with torch.no_grad():
+                other = Run(run.module, self.wiring, others, output)
+            for name, tensor in other.values.items():
+                if tensor.shape != self.changes[name].shape:
+                    raise InputError(
+                        f"{name} has the shapes {tuple(self.changes[name].shape)} and {tuple(tensor.shape)} for the two "
+                        "inputs, which cannot take each other's place",
+                        topic=TOPIC,
+                    )
+                self.changes[name] = tensor - self.changes[name]
+            explained = other.explained.value - explained
+        self.nodes = {OUTPUT: (run.weights * explained).flatten(1).sum(1)}
+        sizes = (self.shape[0], len(self.wiring.writers), len(self.wiring.readers), *(self.shape[1:] if positions else ()))
+        self.edges = shaped.new_zeros(sizes, requires_grad=False)
+        self.exists = torch.zeros(sizes[1:3], dtype=torch.bool)
+
+    def circuit(self) -> Circuit:
+        wiring = self.wiring
+        self.contributions = {one.branch.addend: self._contributions(one) for one in wiring.branches}
+        for one in wiring.branches:
+            self._score_nodes(one)
+        for role, point in wiring.stream.roles.items():
+            self.nodes[role] = self._sum(self._change(point) * self._multiplier(point))
+        first = 0
+        for one in wiring.branches:
+            if one.branch.point is not None:
+                self._score_edges(one.branch.point, self._sent(one, one.branch.point), first)
+                first += len(one.readers)
+        self._score_edges(wiring.stream.last, self._multiplier(wiring.stream.last)[None], first)
+        self._verify()
+        names = {role: node_info(node).name for role, node in wiring.nodes.items()}
+        return Circuit(wiring.writers, wiring.readers, self.edges, self.exists, self.exists, self.nodes, names, wiring.users)
+
+    def _change(self, node: fx.Node) -> torch.Tensor:
+        return self._shaped(self.changes[node_info(node).name])
+
+    def _multiplier(self, node: fx.Node) -> torch.Tensor:
+        return self._shaped(self.run.multipliers[node_info(node).name])
+
+    def _shaped(self, value: torch.Tensor) -> torch.Tensor:
+        """(batch, positions, features), also of a value of shape (batch · positions, features)."""
+        return value.reshape(*self.shape, value.shape[-1]).to(self.dtype)
+
+    def _sum(self, value: torch.Tensor) -> torch.Tensor:
+        """(batch, positions, features) -> (batch,), or (batch, positions)."""
+        return value.sum(-1) if self.positions else value.sum((-2, -1))
+
+    def _contributions(self, one: WiredBranch) -> torch.Tensor:
+        """What the writers of a branch add to the stream, (writers, batch, positions, features)."""
+        if one.features is None:
+            return self._change(one.branch.addend)[None]
+        heads = self._change(one.heads)[..., one.features]  # (batch, positions, heads, features)
+        weight = weight_of(one.branch.written, self.run.module).to(self.dtype).T[one.features]  # (heads, features, out)
+        return torch.einsum("bthd,hdo->hbto", heads, weight)
+
+    def _score_nodes(self, one: WiredBranch) -> None:
+        multiplier = self._multiplier(one.branch.written)
+        for name, contribution in zip(one.writers, self.contributions[one.branch.addend], strict=True):
+            self.nodes[name] = self._sum(contribution * multiplier)
+        for part in one.attention:
+            product = self._change(part.node) * self._multiplier(part.node)
+            for name, features in zip(part.names, part.features, strict=True):
+                self.nodes[name] = self._sum(product[..., features])
+
+    def _sent(self, one: WiredBranch, point: fx.Node) -> torch.Tensor:
+        """What the readers of a branch send back to its point, (readers, ...)."""
+        if one.branch.entry is not None:
+            return self.run.pull(one.branch.entry, point, self.run.multipliers[node_info(one.branch.entry).name][None])
+        found: dict[fx.Node, list[torch.Tensor]] = {}
+        for part in one.attention:
+            multipliers = self._multiplier(part.node)[..., part.features]  # (batch, positions, readers, features)
+            weight = weight_of(part.node, self.run.module).to(self.dtype)[part.features]  # (readers, features, in)
+            found.setdefault(part.source, []).append(torch.einsum("btrd,rdo->rbto", multipliers, weight))
+        return torch.cat([self.run.pull(source, point, torch.cat(parts)) for source, parts in found.items()])
+
+    def _score_edges(self, point: fx.Node, sent: torch.Tensor, first: int) -> None:
+        """Enter the edges to the readers of one point. `first`: where these readers stand among all."""
+        equation = "wbtd,rbtd->bwrt" if self.positions else "wbtd,rbtd->bwr"
+        columns = slice(first, first + len(sent))
+        base = None
+        for place, content in self.wiring.stream.before(point):
+            sent = sent if base is None else self.run.pull(base, place, sent)
+            for addend in content.addends:
+                one = self.wiring.branch_of[addend]
+                written = one.branch.written
+                here = sent if written is addend else self.run.pull(addend, written, sent)
+                here = here.reshape(len(sent), *self.shape, -1).to(self.dtype)
+                rows = self.wiring.rows(one)
+                self.edges[:, rows, columns] = torch.einsum(equation, self.contributions[addend], here)
+                self.exists[rows, columns] = True
+            base = content.base
+
+    def _verify(self) -> None:
+        """All that readers send back to a writer is its multiplier. `VerificationError` if something else reads the stream."""
+        sums = self.edges.sum(2)
+        errors = sums - torch.stack([self.nodes[name] for name in self.wiring.writers], 1)
+        wrong = errors.abs().transpose(0, 1).flatten(1).amax(1)
+        tolerance = max(torch.finfo(dtype).eps for dtype in (self.dtype, torch.float32)) ** 0.5
+        if (wrong > tolerance * self.edges.abs().sum(2).amax()).any():
+            raise VerificationError(
+                f"the edges of {self.wiring.writers[int(wrong.argmax())]} do not add up to its score: "
+                "something else reads the stream",
+                topic=TOPIC,
+            )
