@@ -15,7 +15,6 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
 from lrpfx.concepts.circuit_wiring import OUTPUT, WiredBranch, Wiring, weight_of, wiring_of
-from lrpfx.concepts.residual_stream import TOPIC
 from lrpfx.errors import InputError, VerificationError, nearest
 from lrpfx.ir.node import node_info
 from lrpfx.request.explained_output import explained_output
@@ -39,8 +38,10 @@ class Circuit:
 
     Attributes
     ----------
-    writers, readers
+    writers
         Their names, in the order of the model.
+    readers
+        Their names, in the order of the model; "output" is the last.
     edges
         (batch, writers, readers), or (batch, writers, readers, positions); zero where there is no edge.
     exists
@@ -65,14 +66,16 @@ class Circuit:
     users: Mapping[str, tuple[str, ...]]
 
     def edge(self, writer: str, reader: str) -> torch.Tensor:
-        """The scores of an edge, (batch,) or (batch, positions). `InputError` if there is no such edge."""
+        """The scores of the edge from `writer` to `reader`, (batch,) or (batch, positions). `InputError` if there is none."""
         row, column = _place(writer, self.writers, "writers"), _place(reader, self.readers, "readers")
         if not self.exists[row, column]:
-            raise InputError(f"there is no edge from {writer} to {reader}, which reads the stream before {writer}", topic=TOPIC)
+            raise InputError(
+                f"there is no edge from {writer} to {reader}, which reads the stream before {writer}", topic="circuits"
+            )
         return self.edges[:, row, column]
 
     def node(self, name: str) -> torch.Tensor:
-        """The scores of a node, (batch,) or (batch, positions). `InputError` if there is no such node."""
+        """The scores of the node `name`, (batch,) or (batch, positions). `InputError` if there is none."""
         if name not in self.nodes:
             _place(name, tuple(self.nodes), "nodes")
         return self.nodes[name]
@@ -94,10 +97,10 @@ class Circuit:
         """The circuit of the edges with the largest magnitudes that lead to the output.
 
         `threshold`: the least magnitude of the mean score of an edge. `edges`: or how many are kept at most. Edges into what no
-        kept edge leads on from are dropped as well.
+        kept edge leads on from are dropped as well. Raises `InputError` unless one of both is given.
         """
         if (threshold is None) == (edges is None):
-            raise InputError("pass a threshold, or how many edges are kept", topic=TOPIC)
+            raise InputError("pass a threshold, or how many edges are kept", topic="circuits")
         size = self.edge_means.abs().masked_fill(~self.kept, -1.0)
         if threshold is not None:
             kept = (size >= threshold) & self.kept
@@ -166,7 +169,7 @@ class Circuit:
 
 def _place(name: str, names: Sequence[str], what: str) -> int:
     if name not in names:
-        raise InputError(f"there is no {name!r} among the {what} of the circuit.{nearest(name, names)}", topic=TOPIC)
+        raise InputError(f"there is no {name!r} among the {what} of the circuit.{nearest(name, names)}", topic="circuits")
     return names.index(name)
 
 
@@ -190,8 +193,8 @@ def circuits(
     ----------
     explain_model
         The result of `lrpfx.transform` for a transformer with one residual stream of shape (batch, positions, features).
-    inputs, target, output
-        As for `lrpfx.attribute`.
+    inputs
+        As for `lrpfx.attribute`, as are `target` and `output`.
     others
         Other inputs of the same shapes. A score then is the estimated change of the explained output if a value is replaced by
         that for the other inputs. Without them, a score is the part that a value has in the output: the negative of the
@@ -207,12 +210,6 @@ def circuits(
         The model has no residual stream with attention, or another structure than transformers have.
     VerificationError
         Scores of edges do not add up to that of a writer: something else reads the stream.
-
-    Examples
-    --------
-    >>> circuit = lrpfx.circuits(explain_model, prompt, (-1, 7), others=other_prompt)
-    >>> circuit.edge("layers.0.attn.head.1", "layers.1.attn.head.0.k")
-    >>> circuit.pruned(edges=20).to_networkx()
     """
     module = explainable(explain_model, "circuits")
     with torch.inference_mode(False), torch.enable_grad(), module.with_rules():
@@ -251,7 +248,7 @@ class Run:
                 raise InputError(
                     f"{name} carries relevance under {self.module.composite}, not multipliers: circuits need a composite "
                     "without division, such as RelP(), AttnLRP() or CPLRP()",
-                    topic=TOPIC,
+                    topic="circuits",
                 )
             self.multipliers[name] = torch.zeros_like(tensor) if found is None else found.detach()
 
@@ -284,7 +281,7 @@ class _Scores:
                     raise InputError(
                         f"{name} has the shapes {tuple(self.changes[name].shape)} and {tuple(tensor.shape)} for the two "
                         "inputs, which cannot take each other's place",
-                        topic=TOPIC,
+                        topic="circuits",
                     )
                 self.changes[name] = tensor - self.changes[name]
             explained = other.explained.value - explained
@@ -379,5 +376,5 @@ class _Scores:
             raise VerificationError(
                 f"the edges of {self.wiring.writers[int(wrong.argmax())]} do not add up to its score: "
                 "something else reads the stream",
-                topic=TOPIC,
+                topic="circuits",
             )

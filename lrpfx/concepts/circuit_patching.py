@@ -9,7 +9,6 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.concepts.circuit import Circuit, Run
 from lrpfx.concepts.circuit_wiring import Evaluation, Wiring, weight_of, wiring_of
-from lrpfx.concepts.residual_stream import TOPIC
 from lrpfx.errors import InputError
 from lrpfx.request.explained_output import explained_output
 from lrpfx.request.outputs import OutputSelector
@@ -56,7 +55,7 @@ def faithfulness(
     module = explainable(explain_model, "faithfulness")
     wiring = wiring_of(module, inputs)
     if (circuit.writers, circuit.readers) != (wiring.writers, wiring.readers):
-        raise InputError("the circuit is that of another model: its writers and readers have other names", topic=TOPIC)
+        raise InputError("the circuit is that of another model: its writers and readers have other names", topic="circuits")
     with torch.inference_mode(False), torch.enable_grad(), module.with_rules():
         run = Run(module, wiring, inputs, output)
         run.propagate(target)
@@ -135,6 +134,6 @@ class _Patched(Evaluation):
         found: torch.Tensor = self.other.env[node]
         if found.shape != value.shape:
             raise InputError(
-                f"the values have the shapes {tuple(value.shape)} and {tuple(found.shape)} for the two inputs", topic=TOPIC
+                f"the values have the shapes {tuple(value.shape)} and {tuple(found.shape)} for the two inputs", topic="circuits"
             )
         return found

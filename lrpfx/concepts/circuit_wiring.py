@@ -9,7 +9,7 @@ from torch import fx
 
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.cache import cache_of
-from lrpfx.concepts.residual_stream import TOPIC, Branch, Projection, Stream, data_input, find_stream, is_of_kind
+from lrpfx.concepts.residual_stream import Branch, Projection, Stream, data_input, find_stream, is_of_kind
 from lrpfx.errors import UnsupportedOperationError
 from lrpfx.ir.kinds import Neutral
 from lrpfx.ir.node import ancestors_of, is_data, node_info, parameter_value
@@ -167,7 +167,8 @@ class Evaluation(fx.Interpreter):
                 values[one] = getattr(self, one.op)(one.target, args, named)
         if values[node] is None:
             raise UnsupportedOperationError(
-                f"{node_info(node).located} does not hold the features of {node_info(start).name} head by head", topic=TOPIC
+                f"{node_info(node).located} does not hold the features of {node_info(start).name} head by head",
+                topic="circuits",
             )
         moved: torch.Tensor = values[node].long()
         return moved
@@ -203,7 +204,7 @@ class _Probe:
         if core.ndim != 4:
             raise UnsupportedOperationError(
                 f"{node_info(branch.core).located} has the shape {tuple(core.shape)}, not (batch, heads, positions, features)",
-                topic=TOPIC,
+                topic="circuits",
             )
         count = core.shape[1]
         of_heads = torch.arange(count, device=core.device).view(count, 1, 1).expand(core.shape)
@@ -231,7 +232,7 @@ class _Probe:
         sizes = rows.sum(1)
         if (rows.sum(0) > 1).any() or not (sizes == sizes[0]).all() or not sizes[0]:
             raise UnsupportedOperationError(
-                f"the heads of {node_info(operand).located} share features of {node_info(layer).name}", topic=TOPIC
+                f"the heads of {node_info(operand).located} share features of {node_info(layer).name}", topic="circuits"
             )
         return rows.nonzero()[:, 1].view(len(rows), -1)
 
@@ -245,12 +246,13 @@ class _Probe:
             raise UnsupportedOperationError(
                 f"{node_info(branch.addend).located} has the shape {tuple(value.shape)}, and the stream that it reads "
                 f"{tuple(point.shape)}, not (batch, positions, features)",
-                topic=TOPIC,
+                topic="circuits",
             )
         changed = point.reshape(shape).clone()
         changed[:, 0] = changed[:, 0].flip(-1) + 1.0
         found = self.evaluation.again(branch.addend, {branch.point: changed.reshape(point.shape)})
         if (found != value).reshape(shape)[:, 1:].any():
             raise UnsupportedOperationError(
-                f"{node_info(branch.addend).located} reads other positions of the stream, but is not an attention", topic=TOPIC
+                f"{node_info(branch.addend).located} reads other positions of the stream, but is not an attention",
+                topic="circuits",
             )

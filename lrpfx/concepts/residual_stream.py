@@ -6,7 +6,7 @@ normalization, its result (as between the blocks of BERT). No names of modules a
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import fx
@@ -23,7 +23,6 @@ from lrpfx.ir.node import (
     nodes_in,
 )
 
-TOPIC = "circuits"
 #: Calls that change neither values nor their order.
 _SAME = ("to", "_to_copy", "contiguous", "clone", "alias", "type_as", "float")
 
@@ -68,7 +67,7 @@ class Content:
     base: fx.Node | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stream:
     """A residual stream. `contents`: of its points. `sources`: of each base, the point that it normalizes."""
 
@@ -76,7 +75,7 @@ class Stream:
     contents: Mapping[fx.Node, Content]
     sources: Mapping[fx.Node, fx.Node]
     branches: tuple[Branch, ...]
-    roles: dict[str, fx.Node] = field(default_factory=dict)  # `layers.0.resid_mid` -> its point
+    roles: Mapping[str, fx.Node]  # `layers.0.resid_mid` -> its point
 
     @cached_property
     def shaped(self) -> fx.Node:
@@ -86,7 +85,7 @@ class Stream:
                 return branch.addend
         raise UnsupportedOperationError(
             f"the stream that ends in {node_info(self.last).located} has not the shape (batch, positions, features)",
-            topic=TOPIC,
+            topic="circuits",
         )
 
     def before(self, point: fx.Node) -> Iterator[tuple[fx.Node, Content]]:
@@ -114,7 +113,8 @@ def find_stream(graph: fx.Graph) -> Stream:
     cores = [node for node in explained if is_of_kind(node, WeightedValues)]
     if not cores:
         raise UnsupportedOperationError(
-            "the graph has no attention: circuits are those of transformers with attention weights from a softmax", topic=TOPIC
+            "the graph has no attention: circuits are those of transformers with attention weights from a softmax",
+            topic="circuits",
         )
     problems: dict[str, None] = {}
     for node in reversed(explained):
@@ -125,7 +125,7 @@ def find_stream(graph: fx.Graph) -> Stream:
                 return found.stream()
             problems[missing] = None
     raise UnsupportedOperationError(
-        "no residual stream was found to which every attention adds its result. " + next(iter(problems), ""), topic=TOPIC
+        "no residual stream was found to which every attention adds its result. " + next(iter(problems), ""), topic="circuits"
     )
 
 
@@ -163,7 +163,7 @@ class _Search:
                 if len(bases) > 1 or len(set(addends)) < len(addends):
                     raise UnsupportedOperationError(
                         f"{node_info(node).located} adds up values that have addends in common, which is not a residual stream",
-                        topic=TOPIC,
+                        topic="circuits",
                     )
                 self.contents[node] = Content(tuple(sorted(addends, key=self.order.__getitem__)), next(iter(bases), None))
             else:
@@ -217,7 +217,7 @@ class _Search:
             core = next((one for one in self.insides[addend] if is_of_kind(one, WeightedValues)), None)
             if point is None:
                 if core is not None:
-                    raise UnsupportedOperationError(f"{node_info(core).located} reads no residual stream", topic=TOPIC)
+                    raise UnsupportedOperationError(f"{node_info(core).located} reads no residual stream", topic="circuits")
                 module = node_info(addend).name.rpartition(".")[2]
                 branches.append(
                     Branch(_numbered("embed" if len(embeddings) == 1 else f"embed.{module}", names), None, addend, None, addend)
@@ -240,7 +240,7 @@ class _Search:
             found = ", ".join(node_info(one).located for one in outputs) or "none"
             raise UnsupportedOperationError(
                 f"the attention {node_info(core).located} has one dense layer behind it in known models, here: {found}",
-                topic=TOPIC,
+                topic="circuits",
             )
         weights, values = (one for one in core.all_input_nodes if is_data(one))
         if _softmax(weights) is None:
@@ -267,7 +267,7 @@ class _Search:
             raise UnsupportedOperationError(
                 f"{node_info(operand).located}, of the attention {node_info(core).name}, is not made by one dense layer: "
                 f"{names}",
-                topic=TOPIC,
+                topic="circuits",
             )
         return found.pop()
 
@@ -376,6 +376,6 @@ def _back_to(node: fx.Node | None, kind: type, core: fx.Node) -> fx.Node:
     if node is None or len([one for one in node.all_input_nodes if is_data(one)]) != 2:
         place = node_info(core if start is None else start).located
         raise UnsupportedOperationError(
-            f"the scores of the attention {place} are not a product of queries and keys", topic=TOPIC
+            f"the scores of the attention {place} are not a product of queries and keys", topic="circuits"
         )
     return node
