@@ -30,6 +30,7 @@ from lrpfx.explanation.compiled import (
 )
 from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_arrays, save_picture
 from lrpfx.explanation.sentences import TextExplanation
+from lrpfx.explanation.series import SeriesExplanation
 from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText, check_fits, read, readable
 from lrpfx.explanation.volumes import VolumeExplanation
@@ -39,6 +40,7 @@ from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.reports.ledger import Ledger
+from lrpfx.request.layouts import channel_dimension
 from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
@@ -71,8 +73,8 @@ class JointExplanation(Explained):
 
     `answers`: for each explained class, the relevance of each input, (inputs,). `names`: of these inputs. Inputs without
     relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts, rows of
-    numbers or volumes. `maps`: relevance of each entry of each input for the first class, without the batch; of words, that of
-    their vectors.
+    numbers, series or volumes. `maps`: relevance of each entry of each input for the first class, without the batch; of words,
+    that of their vectors.
 
     Examples
     --------
@@ -170,6 +172,8 @@ def _picture(part: Explained, style: Style) -> Image.Image:
         return part.picture.to_image(width=WITHIN.width)
     if isinstance(part, TableExplanation):
         return part.waterfall(style=replace(style, width=WITHIN.width))
+    if isinstance(part, SeriesExplanation):
+        return part.heatmap(style=replace(style, width=WITHIN.width))
     if isinstance(part, VolumeExplanation):
         return part.sheet(replace(style, width=WITHIN.width))
     assert isinstance(part, Explanation)
@@ -496,13 +500,23 @@ class CompiledJoint(Compiled):
             drawn = pictures_of_text.heatmap(scores, given.text.encoding, self.tokenizer, targets=titles, join=self.join)
             return TextExplanation(given.text.title(self.tokenizer), *facts, as_array(value[0]), drawn)
         if value.ndim == 2 and is_floating(value):
-            count = value.shape[1]
-            fitting = self.names if self.names is not None and len(self.names) == count else None
-            features = tuple(fitting or (f"feature {one}" for one in range(count)))
-            return TableExplanation(name, *facts, features, as_array(value[0]))
+            return TableExplanation(name, *facts, self._features(value.shape[1]), as_array(value[0]))
+        if value.ndim == 3 and is_floating(value):
+            (node,) = (one for one in self.explain_model.unfused_graph.find_nodes(op="placeholder") if str(one.target) == name)
+            series = as_array(value[0])
+            if channel_dimension(node, 3) == 1:
+                series = series.T
+                of_steps = tuple(replace(one, input_relevance=one.input_relevance.T) for one in answers)
+                facts = (*facts[:2], of_steps, *facts[3:])
+            return SeriesExplanation(name, *facts, self._features(series.shape[1]), tuple(range(len(series))), series)
         if value.ndim == 5 and is_floating(value):
             return VolumeExplanation(name, *facts, as_array(value[0]))
         return None
+
+    def _features(self, count: int) -> tuple[str, ...]:
+        """The names of so many features: those that are given, if they are as many."""
+        fitting = self.names if self.names is not None and len(self.names) == count else None
+        return tuple(fitting or (f"feature {one}" for one in range(count)))
 
 
 def _of_input(relevance: Any) -> Array | None:

@@ -69,6 +69,8 @@ class TableExplanation(Explained):
     def waterfall(self, count: int = 12, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """Bars from zero to the output: those of the features, the largest first, and one of biases and other constants.
 
+        A row that is one of several inputs has a bar for the others.
+
         `count`: how many features have bars of their own. `style`: how it is drawn. `settings`: fields of
         `lrpfx.pictures.Style`, which replace those of `style`.
         """
@@ -78,6 +80,8 @@ class TableExplanation(Explained):
         if len(order) > count:
             rest = float(self.relevance[order[count:]].sum(dtype=np.float64))
             steps.append((f"{len(order) - count} other features", rest))
+        if self.balance.others is not None:
+            steps.append(("other inputs", self.balance.others))
         steps.append((CONSTANTS, self.balance.constants))
         output = (
             "output" if self.target.index is None or len(self.output) == 1 else f"output for {self._shown(self.target.name)}"

@@ -14,6 +14,10 @@ from lrpfx.pictures.sheets import Text
 from lrpfx.pictures.style import Style
 
 _INK, _SOFT, _GRID, _UNKNOWN = (20, 20, 20), (95, 95, 95), (215, 215, 215), (150, 150, 150)
+#: A width in which each name has one line.
+_WIDE = 1_000_000
+#: The opacity of what lies between the least and the largest of the values that share a column of pixels, of 255.
+_BETWEEN = 70
 #: The first and the last position, and what is counted.
 Axis = tuple[str, str, str]
 
@@ -85,7 +89,12 @@ def curves(
         picture.paste(colored.resize((across, band), blend), (margin, top))
         draw.text((margin - line // 2, top + band / 2), _cut(name, text, margin - line), _INK, text.font, anchor="rm")
         if values is not None:
-            for curve in _curves(values[row], margin, across, top, band):
+            lines = _curves(values[row], margin, across, top, band)
+            if len(lines) > 1 and len(lines[0]) > 1:
+                between = Image.new("L", picture.size)
+                ImageDraw.Draw(between).polygon([*lines[0], *reversed(lines[1])], fill=_BETWEEN)
+                picture.paste(_INK, mask=between)
+            for curve in lines:
                 draw.line(curve, fill=_INK, width=max(1, style.width // 800))
     _axis(draw, axis, margin, across, tall, text)
     return picture
@@ -200,8 +209,15 @@ def _layout(names: Sequence[str], style: Style) -> tuple[Text, int, int, int]:
 
 
 def _cut(name: str, text: Text, width: int) -> str:
-    """A name on one line that is no wider than `width`: what does not fit ends with dots."""
-    return next(iter(text.lines(printable(name), width, 1)), "")
+    """A name on one line, no wider than `width`: dots in the middle stand for what does not fit. The end may be a value."""
+    name = next(iter(text.lines(printable(name), _WIDE, 1)), "")
+    if text.font.getlength(name) <= width:
+        return name
+    for kept in range(len(name) - 1, 0, -1):
+        cut = f"{name[: (kept + 1) // 2]}...{name[len(name) - kept // 2 :]}"
+        if text.font.getlength(cut) <= width:
+            return cut
+    return ""
 
 
 def _color(style: Style, share: float) -> tuple[int, int, int]:

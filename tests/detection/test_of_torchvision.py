@@ -1,8 +1,10 @@
 """Detectors of torchvision: what the heads say is what the detector returns, and relevance is that of a seed by hand."""
 
+import numpy as np
 import pytest
 import torch
 from helpers import assert_close
+from PIL import Image
 from small_detectors import OF_REGIONS, TORCHVISION, made, replace_kernels
 from torch import nn
 from torchvision.models.detection import FasterRCNN
@@ -59,6 +61,31 @@ def test_the_candidates_are_what_the_detector_finds(detector, image):
     assert_close(candidates.corners[0, places[0]] * scale, expected["boxes"], 1e-6)
     assert_close(candidates.confidences[0, places[0]], expected["scores"], 1e-12)
     assert candidates.labels[0, places[0]].equal(expected["labels"])
+
+
+@pytest.mark.filterwarnings("ignore:the map is empty")
+def test_a_whole_detector_is_explained_as_its_heads(detector, image):
+    """A found box through the front door has the relevance that a transform of the heads gives it."""
+    photograph = Image.fromarray((image * 255).permute(1, 2, 0).byte().numpy())
+    composite = EpsilonPlus()
+    explainer = lrpfx.Explainer(
+        detector, composite=composite, preprocess=lambda one: torch.tensor(np.array(one)).movedim(2, 0) / 255
+    )
+    found = explainer(photograph, targets=[lrpfx.Box(0), lrpfx.Box(3, "x1")])
+    heads = lrpfx.detection.heads(detector)
+    x = found.input[None]
+    arguments = (x, *heads.further(x))
+    module = compiled(heads, composite, arguments)
+    compared = 0
+    for answer, target in zip(found.answers, (Box(0), Box(3, "x1")), strict=True):
+        expected = lrpfx.attribute(module, arguments if len(arguments) > 1 else x, target).relevance
+        expected = expected[0] if len(arguments) > 1 else expected
+        if expected.any():
+            assert_close(torch.tensor(answer.input_relevance), expected[0], 1e-9)
+            compared += 1
+        else:
+            assert not answer.input_relevance.any()
+    assert compared
 
 
 class RawHeads(nn.Module):

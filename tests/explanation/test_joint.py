@@ -180,3 +180,34 @@ def test_an_input_without_a_form(questions, photograph):
     found = lrpfx.explain(Pair().float().eval(), (torch.rand(1, 3, 9, 9), torch.rand(1, 3, 9, 9)), composite=EpsilonPlus())
     with pytest.raises(lrpfx.InputError, match="no explanation of an input 'third': there are first, second"):
         found["third"]
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_series_and_rows_among_the_inputs(channels_first, monkeypatch):
+    """A series has steps and features as the model reads them, and the bars of a row add up with those of the others."""
+    torch.manual_seed(0)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv1d(2, 4, 3) if channels_first else nn.LSTM(2, 4, batch_first=True)
+            self.dense = nn.Linear(3, 4)
+
+        def forward(self, series, facts):
+            states = self.layer(series).relu().mean(2) if channels_first else self.layer(series)[0][:, -1]
+            return states + self.dense(facts)
+
+    model, facts = Both().double().eval(), torch.randn(1, 3, dtype=torch.float64)
+    series = torch.randn(1, 9, 2, dtype=torch.float64)
+    given = series.movedim(1, 2) if channels_first else series
+    explainer = lrpfx.Explainer(model, composite=EpsilonPlus())
+    found = explainer({"series": given, "facts": facts}, 1)
+    relevance = lrpfx.attribute(explainer.explain_model, (given, facts), 1).relevance[0][0]
+    part = found["series"]
+    assert isinstance(part, lrpfx.SeriesExplanation) and part.values.shape == (9, 2) and part.sheet() and found.sheet()
+    assert_close(torch.tensor(part.relevance), relevance.T if channels_first else relevance, 1e-12)
+    steps = []
+    monkeypatch.setattr("lrpfx.explanation.tables.charts.waterfall", lambda bars, *rest: steps.extend(bars))
+    found["facts"].waterfall()
+    assert dict(steps)["other inputs"] == pytest.approx(found.shares["series"])
+    assert sum(amount for _, amount in steps) == pytest.approx(found.balance.output)
