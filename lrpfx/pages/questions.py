@@ -376,14 +376,19 @@ def _tiled(slices: Sequence[Array], columns: int) -> Array:
 def _entries(
     path: str, value: torch.Tensor, relevance: torch.Tensor | None, names: NamesOfEntries | None = None
 ) -> dict[str, Any]:
-    """An input by its entries of the largest relevance. Relevance of an embedding is summed over its features."""
+    """An input by its entries of the largest relevance. Relevance of an embedding is summed over its features.
+
+    Of one that reads some of the entries, only the total is known.
+    """
     data: dict[str, Any] = {"name": path, "shape": list(value.shape), "total": None, "entries": []}
     if relevance is None:
         return data
     summed = relevance.double()
-    if summed.ndim > value.ndim:
-        summed = summed.flatten(value.ndim).sum(-1)
     data["total"] = figure(float(summed.sum()))
+    if summed.shape != value.shape:
+        summed = summed.flatten(value.ndim).sum(-1) if summed.shape[: value.ndim] == value.shape else summed.sum(-1)
+    if summed.numel() != value.numel():
+        return data
     flat = summed.flatten()
     order = torch.argsort(flat.nan_to_num().abs(), descending=True, stable=True)[:_SHOWN]
     for index in order.tolist():

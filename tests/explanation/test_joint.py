@@ -130,6 +130,23 @@ def test_reports(questions, photograph, tmp_path):
         lrpfx.report(pickle.loads(pickle.dumps(found)), tmp_path / "copy.html")
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_reports_with_categories(columns, tmp_path):
+    """An embedding that reads a column of an input has relevance in a shape of its own."""
+
+    class OfKinds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kinds, self.head = nn.Embedding(5, 4), nn.Linear(2, 4)
+
+        def forward(self, kind, dose):
+            return self.kinds(kind[:, 0]) + self.head(dose)
+
+    inputs = {"kind": torch.tensor([[2, 1]])[:, :columns], "dose": torch.rand(1, 2)}
+    found = lrpfx.explain(OfKinds().float().eval(), inputs, 1, composite=EpsilonPlus())
+    assert lrpfx.report(found, tmp_path / "report.html").stat().st_size > 10_000
+
+
 def test_similarity_of_image_and_text():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
