@@ -57,6 +57,13 @@ class DeepExplainer:
         feature_names: Sequence[str] | None = None,
         output_names: Sequence[str] | None = None,
     ) -> None:
+        if isinstance(model, (tuple, list)):
+            raise wrong_type(
+                "DeepExplainer explains the inputs of a module, not those of a layer within: for these, write "
+                "lrpfx.attribute(lrpfx.transform(model, lrpfx.composites.DeepLIFT(), x), x, target, reference=list(background"
+                "[:, None]), record=name).layers[name], where name is that of what the layer reads: "
+                "lrpfx.node_names(explain_model) lists them"
+            )
         self.model = model
         self.feature_names, self.output_names = feature_names, output_names
         self._compilations = Compilations("DeepExplainer", DeepLIFT())

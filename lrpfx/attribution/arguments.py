@@ -233,8 +233,6 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
                 f"the reference of {name} has {fact} {getattr(reference, fact)}, but the input {getattr(value, fact)}",
                 topic="references",
             )
-    if reference.is_floating_point() and not all_finite(reference):
-        raise InputError(f"the reference of {name} has values that are not finite", topic="references")
     try:
         expanded = reference.detach().expand_as(value)
     except RuntimeError as error:
@@ -244,9 +242,26 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
             f"input, {tuple(value.shape)}{several}",
             topic="references",
         ) from error
+    _check_infinite(expanded, value, name)
     if expanded.stride() == value.stride():
         return expanded
     return torch.empty_like(value, requires_grad=False).copy_(expanded)  # in its memory format, which views depend on
+
+
+def _check_infinite(reference: torch.Tensor, value: torch.Tensor, name: str) -> None:
+    """Raise `InputError` for a reference that is not finite, but for a mask that holds -inf where the input does."""
+    if not reference.is_floating_point() or (all_finite(reference) and all_finite(value)):
+        return
+    hidden = torch.isneginf(reference)
+    if not (hidden | reference.isfinite()).all():
+        raise InputError(f"the reference of {name} has values that are not finite", topic="references")
+    if not hidden.equal(torch.isneginf(value)):
+        raise InputError(
+            f"the reference of {name} holds -inf at other places than the input, and no share of an infinite difference is "
+            f"known: leave {name} out of reference=, which keeps its values, or write torch.finfo(dtype).min / 2 in place of -inf "
+            "in both",
+            topic="references",
+        )
 
 
 def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any, ...], list[str]]:

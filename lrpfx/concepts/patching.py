@@ -50,7 +50,8 @@ def patching_effects(
 ) -> dict[str, torch.Tensor]:
     """The estimated change of the explained output if one node at a time has its value for the other inputs.
 
-    The estimate is exact where all that follows is linear.
+    The estimate is exact where all that follows is linear. With rules that take differences from a reference, the other inputs
+    are the reference: then the effects of all entries that everything else passes through add up to the change exactly.
 
     Other arguments: as for `lrpfx.attribute`.
 
@@ -72,7 +73,12 @@ def patching_effects(
     InputError
         The values have other shapes. The errors of `lrpfx.attribute` are raised too.
     """
-    found: Mapping[str, Any] = attribute(explain_model, inputs, target, record_multipliers=names, output=output).multipliers
+    reference: Any = None
+    if explainable(explain_model, "patching_effects").reference_names:
+        reference = tuple(others) if isinstance(others, (tuple, list)) else others  # a list holds several references
+    found: Mapping[str, Any] = attribute(
+        explain_model, inputs, target, record_multipliers=names, output=output, reference=reference
+    ).multipliers
     before, after = (values_of(explain_model, given, list(found)) for given in (inputs, others))
     effects = {}
     for name, multiplier in found.items():

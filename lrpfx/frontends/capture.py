@@ -50,7 +50,7 @@ from lrpfx.frontends.prepare import Model, Prepared
 from lrpfx.frontends.symbolic import RandomNumbers, capture_symbolic, private_copy, shared_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.mapping import MappingContext, RuleMapping
-from lrpfx.ir.node import Role, calls, data_calls, leaves_of, node_info
+from lrpfx.ir.node import Role, calls, data_calls, is_call_of, leaves_of, node_info
 from lrpfx.operators.layer import layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
@@ -590,9 +590,15 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
     if asked.source.dequantized.matches:
         record(program, Stage.NORMALIZE.value, DEQUANTIZED, asked.source.dequantized)
     if not any(node_info(node).role is Role.DATA for node in program.graph.nodes if node.op != "output"):
+        encoded = next((node_info(node).located for node in program.graph.nodes if is_call_of(node, "one_hot")), None)
         raise InputError(
             f"none of the inputs {', '.join(inputs)} is a signal: they are integers, truth values or declared constants, and "
-            "no embedding reads them. Pass floating-point example_inputs",
+            "no embedding reads them. "
+            + (
+                "Pass floating-point example_inputs"
+                if encoded is None
+                else f"{encoded} makes vectors of them: move it out of forward, which then reads F.one_hot(ids, classes).float()"
+            ),
             topic="example-inputs",
         )
     program.guards += _fixed_kinds(program)

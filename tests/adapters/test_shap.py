@@ -111,3 +111,15 @@ def test_outputs_that_do_not_fit():
         DeepExplainer(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)).eval(), torch.zeros(2, 6))
     with pytest.raises(lrpfx.InputError, match="output_rank_order is one of"):
         DeepExplainer(chain(), torch.zeros(2, 6)).shap_values(torch.ones(2, 6), 1, "largest")
+
+
+def test_the_inputs_of_a_layer_have_a_remedy():
+    model = chain()
+    with pytest.raises(lrpfx.InputTypeError, match="those of a layer within: for these, write") as error:
+        DeepExplainer((model, model[1]), torch.zeros(2, 6))
+    x, background = torch.randn(3, 6), torch.randn(2, 6)
+    names = {"lrpfx": lrpfx, "model": model, "x": x, "target": 1, "background": background, "name": "0"}
+    line = str(error.value).split("write ")[1].split(", where name")[0]
+    found = eval(line, names)
+    difference = (model(x) - model(background).mean(0))[:, 1].detach()
+    torch.testing.assert_close(found.sum(1), difference, rtol=1e-4, atol=1e-5)

@@ -225,6 +225,11 @@ def test_masks_of_minus_infinity():
     difference = (model(x, mask) - model(reference, mask))[:, 1].detach()
     torch.testing.assert_close(found[0].sum((1, 2)), difference)
     assert found[1].abs().max() == 0
+    given = lrpfx.attribute(explain_model, (x, mask), 1, reference=(reference, mask.clone())).relevance
+    assert given[0].equal(found[0]) and given[1].equal(found[1])
+    for other, message in ((0, "-inf at other places"), (mask.flip(2), "-inf at other places"), (mask * 0, "not finite")):
+        with pytest.raises(lrpfx.InputError, match=message):
+            lrpfx.attribute(explain_model, (x, mask), 1, reference=(reference, other))
 
 
 class OfLogarithm(nn.Module):
@@ -414,6 +419,19 @@ class Lookup(nn.Module):
 
     def forward(self, ids):
         return self.last(self.norm(self.embedding(ids)).mean(1).tanh())
+
+
+def test_integers_that_become_vectors_in_the_model_have_a_remedy():
+    class Encodes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, ids):
+            return self.last(F.one_hot(ids, 4).double()).mean(1)
+
+    with pytest.raises(lrpfx.InputError, match=r"one_hot \(.*\) makes vectors of them: move it out of forward"):
+        lrpfx.transform(Encodes().double().eval(), DeepLIFT(), torch.zeros(2, 6, dtype=torch.long))
 
 
 def test_tokens_have_references():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonPlus
+from lrpfx.composites import AttnLRP, DeepLIFT, EpsilonPlus
 from lrpfx.concepts import patching_effects, values_of
 from lrpfx.errors import InputError
 
@@ -62,6 +62,18 @@ def test_effects_are_those_of_patching_where_the_rest_is_linear(inputs):
     near = patching_effects(explained(), x, x + 1e-7 * torch.randn_like(x), 1, names="gate")["gate"]
     active = values_of(explained(), x, "gate")["gate"] > 0
     assert (near[~active] == 0.0).all() and (near[active] != 0.0).all(), "a ReLU that is off passes nothing on"
+
+
+def test_effects_of_differences_from_the_other_inputs_add_up(inputs):
+    """All that the output depends on passes through these nodes."""
+    model = Circuit().double().eval()
+    x, other = (one.double() for one in inputs)
+    explain_model = lrpfx.transform(model, DeepLIFT(), example_inputs=x)
+    change = (model(other) - model(x))[:, 1].detach()
+    for given in ((x, other), ([x], [other]), ({"x": x}, {"x": other})):
+        effects = patching_effects(explain_model, *given, 1, names=["add", "relu", "second"])
+        torch.testing.assert_close(effects["add"].sum(1), change, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close((effects["relu"] + effects["second"]).sum(1), change, rtol=1e-12, atol=1e-12)
 
 
 def test_multipliers_are_relevance_per_value(inputs):
