@@ -597,7 +597,7 @@ def _normalized(program: Program, front_end: str, verification: Verification | N
             + (
                 "Pass floating-point example_inputs"
                 if encoded is None
-                else f"{encoded} makes vectors of them: move it out of forward, which then reads F.one_hot(ids, classes).float()"
+                else f"{encoded} makes vectors of them: move it out of forward, and pass F.one_hot(ids, classes).float()"
             ),
             topic="example-inputs",
         )

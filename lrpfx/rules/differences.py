@@ -18,6 +18,7 @@ from lrpfx.runtime.differences import (
     OfChoice,
     OfLarger,
     OfLargest,
+    OfLayerNorm,
     OfLogSoftmax,
     OfLogSum,
     OfNormalization,
@@ -115,6 +116,8 @@ class Difference(Hook):
             return OfPooled(row.dimensions.spatial)
         if between is Between.SAMPLING and layer.operation.names_of_inputs == [row.data[0]]:
             return Derivative()  # at places that are constant
+        if row.name == "layer_norm":
+            return OfLayerNorm()
         if between is Between.NORMALIZATION:
             return OfNormalization(centred=row.name != "rms_norm")
         if between is not None:

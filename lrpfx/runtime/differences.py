@@ -8,9 +8,8 @@ inputs, the derivative at the midpoint (t + t⁰) / 2 is exact; others have a sl
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -605,6 +604,49 @@ class OfNormalization(FormOfOneInput):
         return found.mul_(scale).reshape(shape).to(multiplier.dtype)
 
 
+def layer_norm_with_statistics(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A layer norm, the mean, and the scale 1 / sqrt(var + eps), of which torch's function returns the first."""
+    return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+
+
+@dataclass(frozen=True)
+class OfLayerNorm(FormOfOneInput):
+    """What `OfNormalization` says, by the kernels of a layer norm, which find the statistics and the derivative at once.
+
+    It is the derivative of a layer norm whose input is c (x + x⁰), with c = 2 s s⁰ / (s + s⁰)² and the scale (s + s⁰) / 2.
+    """
+
+    reference_results = 3
+
+    def for_reference(self, function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        return layer_norm_with_statistics, options
+
+    def result(
+        self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        arguments, (_, other_mean, other_scale) = operation.arguments(values), others
+        output, mean, scale = layer_norm_with_statistics(**arguments)
+        total, weight = scale + other_scale, arguments["weight"]
+        factor = 2 * scale * other_scale / total.square()
+        rows = (*mean.shape[: mean.ndim - len(arguments["normalized_shape"])], -1)
+        found = (values[0] + reference).mul_(factor), (mean + other_mean) * factor, total / 2
+        return (output, *(one.reshape(rows) for one in found), *([] if weight is None else [weight.reshape(-1).clone()]))
+
+    def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        input, mean, scale, *weights = prepared
+        weight = weights[0] if weights else None
+        found: torch.Tensor = torch.ops.aten.native_layer_norm_backward(
+            multiplier.reshape(input.shape), input, input.shape[-1:], mean, scale, weight, None, [True, False, False]
+        )[0]
+        return found.reshape(shape)
+
+
 @dataclass(frozen=True)
 class OfRoot(DifferenceForm):
     """The root y of a square q, such as a norm: the slope 1 / (y + y⁰) times the derivative of q at the midpoint."""
@@ -756,13 +798,15 @@ class OfPooled(FormOfOneInput):
     spatial: int
 
     reference_results = 2
-    reference_options = MappingProxyType({"return_indices": True})
+
+    def for_reference(self, function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        return function, {**options, "return_indices": True}
 
     def result(
         self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        function: Any = operation.listed.function
-        output, places = function(**{**operation.arguments(values), **self.reference_options})
+        function, arguments = self.for_reference(operation.listed.function, operation.arguments(values))
+        output, places = function(**arguments)
         other, other_places = others
         gain = output - other
         chosen = torch.where(gain >= 0, places, other_places)

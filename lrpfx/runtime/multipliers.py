@@ -7,7 +7,7 @@ no more than for a gradient.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,14 @@ class MultiplierForm(ABC):
     needs_reference = False
     #: How many results of the operation for the reference follow.
     reference_results = 0
-    #: Arguments with which the operation returns as many, the output first.
-    reference_options: Mapping[str, Any] = {}
 
     @abstractmethod
     def run(self, operation: Operation, values: Sequence[Any]) -> Any:
         """The result for the values of a call. All but the data inputs are detached."""
+
+    def for_reference(self, function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """The function with these results, the output first, that takes the place of the operation, and its named arguments."""
+        return function, options
 
     def keeps_from(self, place: int) -> bool:
         """Whether the data input at a place gets no relevance."""

@@ -136,8 +136,10 @@ class _RewrittenCall:
         if form.reference_results == 1:
             return [output]
         info = node_info(output)
-        of_results, options = replace(info, name=f"{info.name}.results"), {**output.kwargs, **form.reference_options}
-        results = insert_call(self.graph, output, output.target, output.args, of_results, options)
+        function: Any = output.target
+        function, options = form.for_reference(function, output.kwargs)
+        of_results = replace(info, name=f"{info.name}.results")
+        results = insert_call(self.graph, output, function, output.args, of_results, dict(options))
         output.target, output.args, output.kwargs = operator.getitem, (results, 0), {}
         info = replace(info, operator=operator_named("getitem"), description="getitem")
         set_info(output, info)

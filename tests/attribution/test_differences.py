@@ -386,6 +386,52 @@ def test_conditions_on_edges_where_relevance_becomes_multipliers(composite):
     torch.testing.assert_close(each, whole[None] * torch.eye(5, dtype=torch.float64)[:, None])
 
 
+@pytest.mark.parametrize("positive", [True, False])
+def test_regions_of_an_output_with_places(positive):
+    """The seed chooses places by the output for x: their difference is explained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 1)).double().eval()
+    x, reference = torch.randn(2, 2, 3, 8, 8, dtype=torch.float64)
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[2:5, 1:7] = True
+    region, explain_model = lrpfx.Region(2, mask, positive), lrpfx.transform(model, DeepLIFT(), x)
+    output = model(x).detach()
+    kept = mask & (output[:, 2] > 0) if positive else mask.expand(2, 8, 8)
+    assert 0 < kept.sum() < kept.numel()
+    expected = ((output - model(reference).detach())[:, 2] * kept).sum((1, 2))
+    found = lrpfx.attribute(explain_model, x, region, reference=reference).relevance
+    torch.testing.assert_close(found.sum((1, 2, 3)), expected, rtol=1e-12, atol=1e-12)
+    several = lrpfx.attribute(explain_model, x, targets=[lrpfx.Region(1, mask), region], reference=reference).relevance
+    torch.testing.assert_close(several[1], found, rtol=1e-12, atol=1e-14)
+
+
+class Detects(nn.Module):
+    """Six candidates of two classes, with edges that depend on the input, in the form of `lrpfx.detection.heads`."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits, self.edges = nn.Linear(10, 12), nn.Linear(10, 24)
+
+    def forward(self, x):
+        logits = self.logits(x).tanh().unflatten(1, (6, 2))
+        edges = self.edges(x).sigmoid().unflatten(1, (6, 4))
+        label = logits.argmax(2, keepdim=True).double()
+        return torch.cat([logits, edges, logits.sigmoid().amax(2, True), label, torch.full_like(label, 0.5)], 2)
+
+
+@pytest.mark.parametrize(("what", "column"), [("score", None), ("x1", 2), ("y2", 5)])
+def test_boxes(what, column):
+    torch.manual_seed(0)
+    model, (x, reference) = Detects().double().eval(), torch.randn(2, 3, 10, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), x)
+    output, other = model(x).detach(), model(reference).detach()
+    rows, best = torch.arange(3), output[..., -3].argmax(1)
+    columns = output[rows, best, -2].long() if column is None else torch.full((3,), column)
+    found = lrpfx.attribute(explain_model, x, lrpfx.Box(what=what), reference=reference).relevance
+    expected = (output - other)[rows, best, columns]
+    torch.testing.assert_close(found.sum(1), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_several_references_are_averaged():
     model, x = network(), torch.randn(4, 5, dtype=torch.float64)
     references = [torch.randn(1, 5, dtype=torch.float64) for _ in range(3)]

@@ -12,7 +12,7 @@ from torchvision.models.convnext import CNBlock
 from torchvision.models.swin_transformer import SwinTransformer
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonPlus
+from lrpfx.composites import AttnLRP, DeepLIFT, EpsilonPlus
 from lrpfx.concepts import Channel, Neuron, ReceptiveFields, Token, receptive_field, receptive_fields
 
 # --- references -------------------------------------------------------------------------------------------------------------
@@ -522,3 +522,13 @@ def test_gates_can_be_left_out(capture):
     last = lrpfx.node_names(explain_model)[-1]
     assert receptive_field(explain_model, x, last, (2, 3)) == (slice(0, 2), slice(0, 8), slice(0, 9))
     assert receptive_field(explain_model, x, last, (2, 3), gates=False) == (slice(0, 2), slice(2, 5), slice(3, 6))
+
+
+def test_fields_do_not_depend_on_a_reference():
+    """Maxima of the reference have a second result in the graph."""
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(3, 2, 3)).eval()
+    x = torch.randn(1, 2, 12, 12)
+    of_differences, other = (lrpfx.transform(model, one, x) for one in (DeepLIFT(), EpsilonPlus()))
+    for layer, position in (("1", (1, 3, 3)), ("3", (0, 1, 2))):
+        assert receptive_field(of_differences, x, layer, position) == receptive_field(other, x, layer, position)
+    assert receptive_field(of_differences, x, "3", (0, 1, 2)) == (slice(0, 2), slice(1, 9), slice(3, 11))

@@ -199,7 +199,8 @@ def test_pooling_by_places_has_the_multipliers_of_any_maximum(dimensions, option
     value, reference = torch.randn(2, 2, 3, *[7] * dimensions, dtype=torch.float64).flatten(1, 2).clamp(min=0)
     value[:2], reference[2:4] = reference[:2], value[2:4].round()
     form, others = differences.OfPooled(dimensions), differences.OfLargest()
-    for_reference = row.function(reference, **options, **form.reference_options)
+    function, named = form.for_reference(row.function, options)
+    for_reference = function(reference, **named)
     output, *prepared = form.result(operation, [value], reference, *for_reference)
     assert output.equal(operation([value]))
     multiplier = torch.randn_like(output)
@@ -229,6 +230,31 @@ def test_pooling_runs_once_for_the_input_and_once_for_the_reference():
     program = lrpfx.lower(explain_model, {"input": x, "input_reference": reference})
     relevance = program.module()(x, reference, torch.ones(2, dtype=torch.int64))["relevance"]
     torch.testing.assert_close(relevance, found.relevance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_layer_norms_by_their_kernels_have_the_multipliers_of_any_normalization(dimensions, affine, dtype):
+    """The reference of one sample is that sample, and some leading dimensions are 1."""
+    torch.manual_seed(0)
+    row, shape = operator_named("layer_norm"), (5, 6)[-dimensions:]
+    weight, bias = (torch.randn(shape, dtype=torch.float64).to(dtype) if affine else None for _ in range(2))
+    options = {"normalized_shape": shape, "weight": weight, "bias": bias}
+    operation = Operation(F.layer_norm, (Slot(0),), options, 1, (), row)
+    value, reference = torch.randn(2, 3, 1, 5, 6, dtype=torch.float64).to(dtype)
+    reference[0] = value[0]
+    by_kernels, direct = differences.OfLayerNorm(), differences.OfNormalization()
+    function, named = by_kernels.for_reference(F.layer_norm, options)
+    others = function(reference, **named)
+    assert others[0].equal(operation([reference]))
+    output, *prepared = by_kernels.result(operation, [value], reference, *others)
+    _, *expected = direct.result(operation, [value], reference, others[0])
+    assert output.equal(operation([value]))
+    multiplier = torch.randn(value.shape, dtype=torch.float64).to(dtype)
+    found = by_kernels.multiplier(prepared, multiplier, value.shape)
+    bound = {torch.float64: 1e-13, torch.float32: 2e-5, torch.bfloat16: 0.06}[dtype]
+    torch.testing.assert_close(found, direct.multiplier(expected, multiplier, value.shape), rtol=bound, atol=bound)
 
 
 SAMPLING = [(2, "bilinear", "zeros"), (2, "bicubic", "border"), (2, "nearest", "reflection"), (3, "bilinear", "zeros")]
