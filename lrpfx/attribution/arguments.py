@@ -258,8 +258,8 @@ def _check_infinite(reference: torch.Tensor, value: torch.Tensor, name: str) -> 
     if not hidden.equal(torch.isneginf(value)):
         raise InputError(
             f"the reference of {name} holds -inf at other places than the input, and no share of an infinite difference is "
-            f"known: leave {name} out of reference=, which keeps its values, or write torch.finfo(dtype).min / 2 in place of -inf "
-            "in both",
+            f"known: leave {name} out of reference=, which keeps its values, or write torch.finfo(dtype).min / 2 in place of "
+            "-inf in both",
             topic="references",
         )
 
