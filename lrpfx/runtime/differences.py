@@ -805,7 +805,8 @@ class OfPooled(FormOfOneInput):
     def result(
         self, operation: Operation, values: Sequence[Any], reference: torch.Tensor, *others: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        function, arguments = self.for_reference(operation.listed.function, operation.arguments(values))
+        own: Any = operation.listed.function
+        function, arguments = self.for_reference(own, operation.arguments(values))
         output, places = function(**arguments)
         other, other_places = others
         gain = output - other
