@@ -18,6 +18,7 @@ from lrpfx.ir.node import node_info
 from lrpfx.request.classes import as_list
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import positive_number
+from lrpfx.support.tensors import not_dense
 
 #: What numbers stand for: the rows of a table, values at steps in time, a sound or another signal of many samples, or a
 #: volume or a video.
@@ -435,6 +436,11 @@ def _as_numpy(value: Any) -> np.ndarray[Any, Any]:
 def _array_of(given: Any) -> Any:
     """A tensor as it is, and what NumPy makes an array of, such as a list of samples of one shape. Raises `InputError`."""
     if isinstance(given, torch.Tensor):
+        if not_dense(given) is not None:
+            raise InputTypeError(
+                f"the input is {not_dense(given)}: give it as a dense tensor, such as x.to_dense()",
+                topic="tables-series-and-waves",
+            )
         return given
     if isinstance(given, (list, tuple)):
         given = [_detached(one) for one in given]

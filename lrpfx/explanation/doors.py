@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from lrpfx.errors import InputError
 from lrpfx.images.opening import image_suffixes
@@ -101,6 +102,10 @@ def what_it_is(given: Any) -> str:
         return "for texts, pass tokenizer=; for photographs preprocess=, such as weights.transforms() for torchvision's models"
     if isinstance(given, (int, float, list, tuple)):
         return f"numbers are arrays: np.array(...) or torch.tensor(...). {OTHERS}"
+    if isinstance(given, (Dataset, DataLoader)):
+        return "data sets are explained by lrpfx.datasets.attribute(explainer, data, path), or their inputs batch by batch"
+    if isinstance(given, torch.Tensor) and given.is_complex():
+        return "complex numbers are given as real ones, torch.view_as_real(x), to a module that takes these"
     is_of_integers = isinstance(given, torch.Tensor) and not given.is_floating_point()
     if is_of_integers or (isinstance(given, np.ndarray) and given.dtype.kind in "iub"):
         return "for tokens, pass tokenizer=; for pixels preprocess=; integers in a table are form='table'"
@@ -123,5 +128,9 @@ def misread(error: InputError, inputs: Any, form: str | None) -> InputError:
         reading = (
             "series of one feature (batch, steps), which a model of (batch, steps, features) takes as array[..., None] with "
             "form='series'"
+        )
+    if form == "series" and isinstance(inputs, torch.Tensor) and inputs.ndim == 3:
+        reading += (
+            "; a model of (batch, features, steps), as convolutions are, takes array.swapaxes(1, 2) with channels='first'"
         )
     return type(error)(f"{str(error).rstrip('.')}. The model's input{shape} was read as {reading}; {OTHERS}", topic=error.topic)

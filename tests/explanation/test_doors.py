@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader
 
 import lrpfx
 from lrpfx.errors import InputError, LrpfxError
@@ -149,6 +150,10 @@ PIXELS = torch.rand(1, 3, 8, 8)
         (lambda: Decided(lambda scores: scores.argmax(1)), torch.rand(2, 3), {}, "int64.*return the scores behind it"),
         (lambda: Decided(lambda scores: scores > 0), torch.rand(2, 3), {}, "bool.*return the scores behind it"),
         (lambda: Decided(lambda scores: scores.argmax().item()), torch.rand(1, 3), {}, "an int; let it return the tensor"),
+        (dense, torch.rand(2, 3).to_sparse(), {}, r"x\.to_dense\(\)"),
+        (of_images, PIXELS + 0j, {}, "view_as_real"),
+        (of_images, DataLoader([PIXELS[0]] * 2, 2), {}, r"lrpfx\.datasets\.attribute\(explainer, data, path\)"),
+        (of_series, torch.rand(5, 10, 2), {}, r"swapaxes\(1, 2\) with channels='first'"),
         (LastStep, pd.DataFrame(np.ones((4, 3))), {}, r"\(2,\) for 4 samples.*form=\"series\""),
     ],
 )
