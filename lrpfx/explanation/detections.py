@@ -32,6 +32,8 @@ from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.tensors import on_device_of
 
+#: Pixels of the width of the photograph on which a sheet draws boxes, at least.
+_LEAST = 380
 #: Boxes that a sheet draws on the photograph.
 _DRAWN = 20
 #: The height and width, or the other way round, of the example that heads are compiled with.
@@ -311,4 +313,6 @@ class DetectionExplanation(Explanation):
         `style`, `settings`: as for `overlay`.
         """
         (_, photograph), *others = super().row(styled(style, settings))
-        return [(self.name, self.photograph_with_boxes(size=photograph.size)), *others]
+        enlarged = max(1, -(-_LEAST // photograph.width))  # names of classes have the size of letters
+        size = photograph.width * enlarged, photograph.height * enlarged
+        return [(self.name, self.photograph_with_boxes(size=size)), *others]

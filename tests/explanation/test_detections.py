@@ -372,3 +372,8 @@ def test_the_command_line(photograph, folder, tmp_path, monkeypatch):
     expected = lrpfx.Explainer(made("SSD"), categories=NAMES)(folder / "0.png", targets=[Box(1, "x1"), Box.near(other.corners)])
     assert float(first) == pytest.approx(expected.answers[0].balance.inputs, rel=1e-3)
     assert float(second) == pytest.approx(expected.answers[1].balance.inputs, rel=1e-3)
+
+
+def test_boxes_of_small_photographs_are_drawn_in_a_size_in_which_names_fit(explanation):
+    (_, boxes), (_, heatmap), _ = explanation.row()
+    assert boxes.width >= 380 and boxes.width / boxes.height == pytest.approx(heatmap.width / heatmap.height, rel=0.02)
