@@ -42,6 +42,8 @@ class DeepExplainer:
     ------
     InputError
         The background does not fit the model. The errors of `lrpfx.transform` are raised when samples are explained.
+    InputTypeError
+        The model is a tuple of a model and a layer, as `shap` takes it.
 
     Examples
     --------
