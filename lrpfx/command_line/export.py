@@ -90,6 +90,12 @@ def export(
         raise invalid(f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}") from error
     with stages("tracing the model"):
         explain_model = transform(module, chosen, example_inputs=example, input_range=input_range)
+        for name, of_reference in explain_model.reference_names.items():
+            raise invalid(
+                f"{chosen} explains differences from a reference, which is an input of the program that this command does not "
+                f"know: in Python, lrpfx.lower(explain_model, {{{name!r}: x, {of_reference!r}: reference}}), whose "
+                "program lrpfx.save writes"
+            )
         program = lower(
             explain_model,
             example,

@@ -18,6 +18,12 @@ from lrpfx.composites import EpsilonGammaBox
 pytestmark = pytest.mark.programs
 
 
+def test_programs_with_a_reference_are_written_in_python(folder):
+    refused(
+        r"explains differences from a reference.*'input_reference': reference", exported, "a.pt2", "--composite", "deep_lift"
+    )
+
+
 def test_export_and_run(folder):
     box = ("--composite", "epsilon_gamma_box", "--setting", "low=0.0", "--setting", "high=1.0", "--input-range", "0", "1")
     status, printed = exported("model.onnx", *box)
