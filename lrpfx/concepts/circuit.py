@@ -7,9 +7,11 @@ queries, keys and values go through their dense layers head by head, and through
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
@@ -17,6 +19,9 @@ from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
 from lrpfx.concepts.circuit_wiring import OUTPUT, WiredBranch, Wiring, weight_of, wiring_of
 from lrpfx.errors import InputError, VerificationError, nearest
 from lrpfx.ir.node import node_info
+from lrpfx.pictures.colors import DEFAULT
+from lrpfx.pictures.graphs import graph_picture
+from lrpfx.pictures.style import Style
 from lrpfx.request.explained_output import explained_output
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike, as_target
@@ -157,6 +162,19 @@ class Circuit:
             graph.nodes[name].update(score=nodes[name], name=self.node_names.get(name, ""))
         return graph
 
+    def picture(self, *, width: int = 900, height: int = 700, cmap: Any = DEFAULT) -> Image.Image:
+        """The edges that are kept as an image, from the embeddings at the bottom to the output at the top.
+
+        `in` is the embedding, `3m` the MLP of layer 3, `3.7` its head 7, and `3.7q` the queries of this head. Colours are
+        those of positive and negative scores.
+
+        `width`, `height`: of the image, in pixels. `cmap`: the colours, as for `lrpfx.pictures.heatmap`. Raises `InputError` if
+        no edge is kept.
+        """
+        if not self.kept.any():
+            raise InputError("the circuit keeps no edge, so there is nothing to draw", topic="circuits")
+        return _drawing(self, (width, height), Style(cmap=cmap))
+
     def __repr__(self) -> str:
         return f"<circuit of {len(self.writers)} writers and {len(self.readers)} readers: {int(self.kept.sum())} edges>"
 
@@ -215,7 +233,7 @@ def circuits(
     with torch.inference_mode(False), torch.enable_grad(), module.with_rules():
         run = Run(module, wiring_of(module, inputs), inputs, output)
         run.propagate(target)
-        return _Scores(run, others, output, positions).circuit()
+        return Scores(run, others, output, positions).circuit()
 
 
 class Run:
@@ -252,11 +270,17 @@ class Run:
                 )
             self.multipliers[name] = torch.zeros_like(tensor) if found is None else found.detach()
 
+    def is_view(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether a node has the values of another one in the same order."""
+        value, origin = (self.values[node_info(one).name] for one in (node, source))
+        same = value.data_ptr() == origin.data_ptr() and value.numel() == origin.numel() and value.dtype == origin.dtype
+        return same and value.is_contiguous() and origin.is_contiguous()
+
     def pull(self, node: fx.Node, source: fx.Node, multipliers: torch.Tensor) -> torch.Tensor:
         """What several multipliers of a node, (several, ...), are at the value that it is computed from."""
         value, origin = self.values[node_info(node).name], self.values[node_info(source).name]
-        if value is origin:
-            return multipliers
+        if self.is_view(node, source):
+            return multipliers.reshape(len(multipliers), *origin.shape)
         if not value.requires_grad:  # nothing flows back there
             return multipliers.new_zeros(len(multipliers), *origin.shape)
         given = multipliers.reshape(len(multipliers), *value.shape).to(value)
@@ -264,7 +288,7 @@ class Run:
         return found.detach()
 
 
-class _Scores:
+class Scores:
     """The scores of a run: of the values themselves, or of their differences from those for other inputs."""
 
     def __init__(self, run: Run, others: Inputs | None, output: OutputSelector, positions: bool) -> None:
@@ -283,8 +307,8 @@ class _Scores:
                         "inputs, which cannot take each other's place",
                         topic="circuits",
                     )
-                self.changes[name] = tensor - self.changes[name]
-            explained = other.explained.value - explained
+                self.changes[name] = tensor.detach() - self.changes[name]
+            explained = other.explained.value.detach() - explained
         self.nodes = {OUTPUT: (run.weights * explained).flatten(1).sum(1)}
         sizes = (self.shape[0], len(self.wiring.writers), len(self.wiring.readers), *(self.shape[1:] if positions else ()))
         self.edges = shaped.new_zeros(sizes, requires_grad=False)
@@ -292,7 +316,7 @@ class _Scores:
 
     def circuit(self) -> Circuit:
         wiring = self.wiring
-        self.contributions = {one.branch.addend: self._contributions(one) for one in wiring.branches}
+        self.contributions = torch.cat([self._contributions(one) for one in wiring.branches], 1)
         for one in wiring.branches:
             self._score_nodes(one)
         for role, point in wiring.stream.roles.items():
@@ -322,21 +346,23 @@ class _Scores:
         return value.sum(-1) if self.positions else value.sum((-2, -1))
 
     def _contributions(self, one: WiredBranch) -> torch.Tensor:
-        """What the writers of a branch add to the stream, (writers, batch, positions, features)."""
+        """What the writers of a branch add to the stream, (batch, writers, positions, features)."""
         if one.features is None:
-            return self._change(one.branch.addend)[None]
-        heads = self._change(one.heads)[..., one.features]  # (batch, positions, heads, features)
-        weight = weight_of(one.branch.written, self.run.module).to(self.dtype).T[one.features]  # (heads, features, out)
-        return torch.einsum("bthd,hdo->hbto", heads, weight)
+            return self._change(one.branch.addend)[:, None]
+        heads = _split(self._change(one.heads), one.features, -1)  # (batch, positions, heads, features)
+        weight = _split(
+            weight_of(one.branch.written, self.run.module).to(self.dtype).T, one.features, 0
+        )  # (heads, features, out)
+        return torch.einsum("bthd,hdo->bhto", heads, weight)
 
     def _score_nodes(self, one: WiredBranch) -> None:
         multiplier = self._multiplier(one.branch.written)
-        for name, contribution in zip(one.writers, self.contributions[one.branch.addend], strict=True):
-            self.nodes[name] = self._sum(contribution * multiplier)
+        for name, row in zip(one.writers, self.wiring.rows(one), strict=True):
+            self.nodes[name] = self._sum(self.contributions[:, row] * multiplier)
         for part in one.attention:
-            product = self._change(part.node) * self._multiplier(part.node)
-            for name, features in zip(part.names, part.features, strict=True):
-                self.nodes[name] = self._sum(product[..., features])
+            product = _split(self._change(part.node) * self._multiplier(part.node), part.features, -1)
+            for name, of_reader in zip(part.names, product.unbind(-2), strict=True):
+                self.nodes[name] = self._sum(of_reader)
 
     def _sent(self, one: WiredBranch, point: fx.Node) -> torch.Tensor:
         """What the readers of a branch send back to its point, (readers, ...)."""
@@ -344,27 +370,40 @@ class _Scores:
             return self.run.pull(one.branch.entry, point, self.run.multipliers[node_info(one.branch.entry).name][None])
         found: dict[fx.Node, list[torch.Tensor]] = {}
         for part in one.attention:
-            multipliers = self._multiplier(part.node)[..., part.features]  # (batch, positions, readers, features)
-            weight = weight_of(part.node, self.run.module).to(self.dtype)[part.features]  # (readers, features, in)
+            multipliers = _split(self._multiplier(part.node), part.features, -1)  # (batch, positions, readers, features)
+            weight = _split(weight_of(part.node, self.run.module).to(self.dtype), part.features, 0)  # (readers, features, in)
             found.setdefault(part.source, []).append(torch.einsum("btrd,rdo->rbto", multipliers, weight))
         return torch.cat([self.run.pull(source, point, torch.cat(parts)) for source, parts in found.items()])
 
     def _score_edges(self, point: fx.Node, sent: torch.Tensor, first: int) -> None:
         """Enter the edges to the readers of one point. `first`: where these readers stand among all."""
-        equation = "wbtd,rbtd->bwrt" if self.positions else "wbtd,rbtd->bwr"
-        columns = slice(first, first + len(sent))
         base = None
         for place, content in self.wiring.stream.before(point):
             sent = sent if base is None else self.run.pull(base, place, sent)
-            for addend in content.addends:
-                one = self.wiring.branch_of[addend]
-                written = one.branch.written
-                here = sent if written is addend else self.run.pull(addend, written, sent)
-                here = here.reshape(len(sent), *self.shape, -1).to(self.dtype)
-                rows = self.wiring.rows(one)
-                self.edges[:, rows, columns] = torch.einsum(equation, self.contributions[addend], here)
-                self.exists[rows, columns] = True
+            branches = [self.wiring.branch_of[addend] for addend in content.addends]
+            added = [one for one in branches if self.run.is_view(one.branch.addend, one.branch.written)]
+            self._multiply([row for one in added for row in self.wiring.rows(one)], sent, first)
+            for one in branches:
+                if one not in added:  # a norm, or a factor, follows the output projection
+                    here = self.run.pull(one.branch.addend, one.branch.written, sent)
+                    self._multiply(list(self.wiring.rows(one)), here, first)
             base = content.base
+
+    def _multiply(self, rows: list[int], sent: torch.Tensor, first: int) -> None:
+        """Enter the products of what writers contribute and of what readers send back."""
+        if not rows:
+            return
+        is_range = rows[-1] - rows[0] + 1 == len(rows)
+        written = self.contributions[:, rows[0] : rows[-1] + 1] if is_range else self.contributions[:, rows]
+        read = sent.reshape(len(sent), *self.shape, -1).to(self.dtype).transpose(0, 1)  # (batch, readers, positions, features)
+        if self.positions:
+            found = torch.einsum("bwtd,brtd->bwrt", written, read)
+        else:
+            found = written.flatten(2) @ read.flatten(2).transpose(1, 2)
+        columns = slice(first, first + len(sent))
+        places: Any = slice(rows[0], rows[-1] + 1) if is_range else rows
+        self.edges[:, places, columns] = found
+        self.exists[places, columns] = True
 
     def _verify(self) -> None:
         """All that readers send back to a writer is its multiplier. `VerificationError` if something else reads the stream."""
@@ -378,3 +417,49 @@ class _Scores:
                 "something else reads the stream",
                 topic="circuits",
             )
+
+
+def _split(value: torch.Tensor, features: torch.Tensor, dimension: int) -> torch.Tensor:
+    """A dimension of features as two, (heads, features): without a copy, if the heads stand side by side."""
+    first, flat = int(features[0, 0]), features.flatten()
+    is_range = torch.equal(flat, torch.arange(first, first + len(flat), device=flat.device))
+    found = value.narrow(dimension, first, len(flat)) if is_range else value.index_select(dimension, flat)
+    return torch.unflatten(found, dimension, features.shape)
+
+
+def _drawing(circuit: Circuit, size: tuple[int, int], style: Style) -> Image.Image:
+    """Writers and readers in rows from the embeddings at the bottom to the output at the top, edges in proportion to scores."""
+    graph = circuit.to_networkx()
+    names = [name for name in dict.fromkeys((*circuit.writers, *circuit.readers)) if name in graph]
+    places: dict[tuple[int, int], list[str]] = {}
+    for name in names:
+        places.setdefault(_row(name), []).append(name)
+    rows = sorted(places)
+    positions = np.zeros((len(names), 2))
+    for number, row in enumerate(rows):  # moved to the side by turns, so that edges do not run behind other nodes
+        for place, name in enumerate(places[row]):
+            across = (place + 1) / (len(places[row]) + 1) + 0.08 * (number % 2 * 2 - 1)
+            positions[names.index(name)] = across, len(rows) - number
+    edges = [
+        (names.index(writer), names.index(reader), facts.get("score", 0.0)) for writer, reader, facts in graph.edges(data=True)
+    ]
+    nodes = np.array([circuit.node_means[name] for name in names])
+    index = np.array([edge[:2] for edge in edges], dtype=int).reshape(-1, 2).T
+    labels = [_short(name) for name in names]
+    return graph_picture(positions, index, nodes, np.array([edge[2] for edge in edges]), size, labels, style=style)
+
+
+def _row(name: str) -> tuple[int, int]:
+    """Which row of a picture a writer or reader stands in."""
+    if not name.startswith("layers."):
+        return (-1, 0) if name != OUTPUT else (1 << 30, 0)
+    parts = name.split(".")
+    return int(parts[1]), 2 if "attn" not in parts else int(parts[-1].isdigit())
+
+
+def _short(name: str) -> str:
+    """`layers.3.attn.head.7.q` -> `3.7q`."""
+    parts = name.split(".")
+    if parts[0] != "layers":
+        return "out" if name == OUTPUT else "in"
+    return f"{parts[1]}.{parts[4]}{''.join(parts[5:])}" if "attn" in parts else f"{parts[1]}m"

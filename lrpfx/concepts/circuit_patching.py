@@ -114,7 +114,7 @@ class _Patched(Evaluation):
         is_changed = False
         for one in self.wiring.before(point):
             written, rows = one.branch.written, self.wiring.rows(one)
-            removed = [place for place, is_kept in enumerate(kept[rows]) if not is_kept]
+            removed = [place for place, is_kept in enumerate(kept[rows.start : rows.stop]) if not is_kept]
             changed[written] = self.env[written]
             if removed and one.features is None:
                 changed[written] = self._elsewhere(written)

@@ -84,10 +84,10 @@ class Wiring:
                 self.nodes |= dict.fromkeys(part.names, part.node)
         self.nodes |= stream.roles
 
-    def rows(self, one: WiredBranch) -> slice:
+    def rows(self, one: WiredBranch) -> range:
         """Where the writers of a branch stand among all."""
         first = self.writers.index(one.writers[0])
-        return slice(first, first + len(one.writers))
+        return range(first, first + len(one.writers))
 
     def before(self, point: fx.Node) -> list[WiredBranch]:
         """The branches that have added to the stream at a point."""
