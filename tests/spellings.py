@@ -65,6 +65,9 @@ class Dense(Network):
         self.weight, self.bias, self.scale, self.shift = _parameter(6, 6), _parameter(6), _parameter(6), _parameter(6)
         self.register_buffer("mask", (torch.rand(6, 6) > 0.4).float())
         self.register_buffer("channels", torch.tensor([True, False, True, True, False, True]))
+        self.register_buffer("lower", torch.ones(6, 6).tril())
+        angles = torch.arange(6, dtype=torch.float64)
+        self.register_buffer("waves", torch.cos(angles[:, None] * angles))
         self.register_buffer("integers", torch.randint(-127, 128, (6, 6)).to(torch.int8))
         self.head = nn.Linear(6, 4)
 
@@ -407,6 +410,24 @@ DENSE = {
     "weight * tril": (
         lambda m, x: F.linear(x, m.weight.tril(), m.bias),
         lambda m, x: x @ (m.weight * torch.ones(6, 6, dtype=m.weight.dtype).tril()).T + m.bias,
+    ),
+    "x @ ones(dtype=x.dtype).tril()": (
+        lambda m, x: F.linear(x, m.lower),
+        lambda m, x: x @ torch.ones(6, 6, dtype=x.dtype, device=x.device).tril().T,
+    ),
+    "x @ x.new_ones(6, 6).tril()": (lambda m, x: F.linear(x, m.lower), lambda m, x: x @ x.new_ones(6, 6).tril().T),
+    "x @ x.new_tensor(...)": (
+        lambda m, x: F.linear(x, m.lower),
+        lambda m, x: x @ x.new_tensor([[float(row <= column) for column in range(6)] for row in range(6)]),
+    ),
+    "x @ (arange >= arange).to(x.dtype)": (
+        lambda m, x: F.linear(x, m.lower),
+        lambda m, x: x @ (torch.arange(6) >= torch.arange(6)[:, None]).to(x.dtype),
+    ),
+    "x @ ones.tril().to(x)": (lambda m, x: F.linear(x, m.lower), lambda m, x: x @ torch.ones(6, 6).tril().to(x).T),
+    "x @ cos(arange * arange)": (
+        lambda m, x: F.linear(x, m.waves),
+        lambda m, x: x @ torch.cos(torch.arange(6, dtype=x.dtype)[:, None] * torch.arange(6, dtype=x.dtype)),
     ),
     "standardized weight": (_standardized, _standardized_by_hand),
     "W @ x[..., None]": (_linear, lambda m, x: (m.weight @ x[..., None])[..., 0] + m.bias),

@@ -191,13 +191,18 @@ ROWS: tuple[Operator, ...] = (
         "stft",
         True,
         of(
-            lambda x: torch.stft(x.flatten(1), 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs(),
+            lambda x: torch.stft(
+                x.flatten(1), 8, 4, window=torch.hann_window(8, dtype=torch.double).to(x), return_complex=True
+            ).abs(),
             (2, 4, 4),
         ),
     ),
     _transform(
         "istft",
         False,
-        of(lambda x: torch.istft(torch.fft.rfft(x, dim=1), 4, 2, window=torch.hann_window(4, dtype=x.dtype)), (2, 4, 4)),
+        of(
+            lambda x: torch.istft(torch.fft.rfft(x, dim=1), 4, 2, window=torch.hann_window(4, dtype=torch.double).to(x)),
+            (2, 4, 4),
+        ),
     ),
 )

@@ -15,7 +15,7 @@ from lrpfx.operators import mixing, signs
 from lrpfx.operators.channels import UNKNOWN_RANK, not_flat
 from lrpfx.operators.functions import copied, index_copied, index_filled, mask_scattered, overwritten_at, scattered
 from lrpfx.operators.row import neutral, standard_row
-from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, of, signal
+from lrpfx.operators.samples import IMAGE, MATRIX, Fixed, call, joined, of, signal
 
 
 def _padded(channels: Channels, bound: Bound) -> Channels:
@@ -153,7 +153,7 @@ ROWS: tuple[Operator, ...] = (
         "meshgrid",
         view=True,
         result_per_argument=True,
-        sample=of(lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), (3,), (4,), batch=False),
+        sample=of(lambda x, y: joined(torch.meshgrid(x, y, indexing="ij")), (3,), (4,), batch=False),
     ),
     standard_row(
         "where",

@@ -11,7 +11,7 @@ from lrpfx.ir import kinds
 from lrpfx.ir.operator import Between, Builder, Operator
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import standard_row
-from lrpfx.operators.samples import MATRIX, call, of, signal
+from lrpfx.operators.samples import MATRIX, call, joined, of, signal
 from lrpfx.support.torch_internals import OpOverload
 
 
@@ -102,13 +102,13 @@ ROWS: tuple[Operator, ...] = (
         "var_mean",
         kinds.Statistic,
         decomposition=_with_mean(squared=True),
-        sample=of(lambda x: torch.cat(torch.var_mean(x, 1, keepdim=True), 1)),
+        sample=of(lambda x: joined(torch.var_mean(x, 1, keepdim=True), 1)),
     ),
     standard_row(
         "std_mean",
         kinds.Statistic,
         decomposition=_with_mean(squared=False),
-        sample=of(lambda x: torch.cat(torch.std_mean(x, dim=1, correction=0, keepdim=True), 1)),
+        sample=of(lambda x: joined(torch.std_mean(x, dim=1, correction=0, keepdim=True), 1)),
     ),
     standard_row(
         "norm",

@@ -88,10 +88,14 @@ METADATA_FUNCTIONS: frozenset[Any] = frozenset(
         *map(aten_operator, ["new_full.default", "new_empty.default", "_assert_tensor_metadata.default"]),
     }
 )
-#: Operators that make a tensor in memory of its own, from sizes and numbers.
+#: Functions that make a tensor in memory of its own, from sizes and numbers, and their operators.
+FACTORY_NAMES = frozenset(
+    {"arange", "linspace", "logspace", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices", "triu_indices"}
+    | {f"{kind}_window" for kind in ("bartlett", "blackman", "hamming", "hann", "kaiser")}
+)
 FACTORIES: frozenset[Any] = METADATA_FUNCTIONS | frozenset(
     getattr(getattr(torch.ops.aten, packet), overload)
-    for packet in ("arange", "linspace", "zeros", "ones", "full", "empty", "eye", "scalar_tensor", "tril_indices")
+    for packet in FACTORY_NAMES
     for overload in getattr(torch.ops.aten, packet).overloads()
 )
 METADATA_ATTRIBUTES = frozenset(

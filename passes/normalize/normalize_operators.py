@@ -18,6 +18,7 @@ from lrpfx.ir.node import (
     calls,
     function_name,
     is_of_parameters,
+    map_arguments,
     node_info,
     nodes_in,
     parameter_value,
@@ -29,6 +30,7 @@ from lrpfx.ir.operator import REQUIRED, Bound, Operator, Spelling
 from lrpfx.operators.table import (
     ALIASES,
     FACTORIES,
+    FACTORY_NAMES,
     METADATA_ATTRIBUTES,
     METADATA_FUNCTIONS,
     METADATA_METHODS,
@@ -42,6 +44,8 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_nu
 from lrpfx.passes.properties import CANONICAL, NAMED
 from lrpfx.support.torch_internals import OpOverload
 
+#: Methods that make tensors of numbers -> functions.
+_NEW = {"new_ones": "ones", "new_zeros": "zeros", "new_full": "full", "new_tensor": "tensor"}
 _SIZES: dict[Any, str] = {torch.ops.aten.sym_numel.default: "numel", torch.ops.aten.sym_stride.int: "stride"}
 
 
@@ -77,6 +81,7 @@ class NormalizeOperators(GraphPass):
             _size_to_method(node)
             _fill_memory(node)
             _read_metadata_apart(program.graph, node)
+            _take_type_from_parameter(node, program.root)
             update_info(node, role=_role(node))
             if _drops_conversion(node, program.root):
                 result.matches += 1
@@ -235,7 +240,7 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
 def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
     """Whether a call gave a parameter the dtype and device of a signal, which it has already, and is removed.
 
-    Integers, which have another dtype than signals, take that of a floating-point parameter instead, if it is the same.
+    Those of another dtype take that of a floating-point parameter instead, if it is the same.
     """
     conversion = _conversion_to_signals(node)
     if conversion is None:
@@ -248,7 +253,7 @@ def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
         replace_call(node, parameter)
         return True
     like = next((name for name, one in root.named_parameters() if {one.dtype} == dtypes), None)
-    if like is not None and _is_discrete(value.dtype):
+    if like is not None:
         _convert_like(node, parameter, like)
     return False
 
@@ -274,7 +279,7 @@ def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root:
             node.graph,
             node,
             torch.Tensor.to,
-            (one, dtype if like is None else _dtype_of(node, like)),
+            (one, dtype if like is None else _read_of(node, like, "dtype")),
             replace(info, operator=operator_named("to"), shape=node_info(one).shape, dtype=dtype),
         )
     return {name: fx.node.map_arg(value, lambda one: converted.get(one, one)) for name, value in bound.items()}
@@ -287,20 +292,50 @@ def _is_discrete_constant(value: fx.Node, root: nn.Module) -> bool:
     return isinstance(tensor, torch.Tensor) and _is_discrete(tensor.dtype)
 
 
+def _take_type_from_parameter(node: fx.Node, root: nn.Module) -> None:
+    """Let `torch.hann_window(8, dtype=x.dtype)` or `x.new_ones(3)` read dtype and device of a parameter.
+
+    It is a constant then, as a tensor that the trace computes. The parameter has the dtype of the signal, on the only device.
+    """
+    name = function_name(node)
+    is_new = node.op != "call_module" and name in _NEW
+    if not is_new and name not in FACTORY_NAMES:
+        return
+    signals = set()
+    for one in node.all_input_nodes:
+        reads = one.target is getattr and one.args[1] in ("dtype", "device")
+        signals.add(one.args[0] if reads else one)
+        if not reads and (not is_new or one in nodes_in((node.args[1:], node.kwargs))):
+            return
+    dtypes = {node_info(signal).dtype for signal in signals if isinstance(signal, fx.Node)}
+    like = next((name for name, one in root.named_parameters() if {one.dtype} == dtypes), None)
+    if like is None or len({one.device for one in root.parameters()}) > 1:
+        return
+    read = {which: _read_of(node, like, which) for which in ("dtype", "device")}
+    changed = {one: read[str(one.args[1])] for one in node.all_input_nodes if one.target is getattr}
+    args, kwargs = map_arguments((node.args, dict(node.kwargs)), lambda leaf: changed.get(leaf, leaf))
+    if is_new:
+        kwargs = read | {key: value for key, value in kwargs.items() if value is not None}
+        sizes = name in ("new_ones", "new_zeros") and isinstance(args[1], int)
+        args = (args[1:],) if sizes else args[1:]
+        node.op, node.target = "call_function", getattr(torch, _NEW[name])
+    node.args, node.kwargs = args, kwargs
+
+
 def _convert_like(node: fx.Node, value: fx.Node, name: str) -> None:
     """Make a conversion one to the dtype of the parameter `name`."""
-    node.op, node.target, node.args, node.kwargs = "call_method", "to", (value, _dtype_of(node, name)), {}
+    node.op, node.target, node.args, node.kwargs = "call_method", "to", (value, _read_of(node, name, "dtype")), {}
     update_info(node, role=Role.PARAMETER)
 
 
-def _dtype_of(node: fx.Node, name: str) -> fx.Node:
-    """Insert a call before `node` that reads the dtype of the parameter `name`."""
+def _read_of(node: fx.Node, name: str, attribute: str) -> fx.Node:
+    """Insert a call before `node` that reads the dtype or the device of the parameter `name`."""
     source = node_info(node).source
     with node.graph.inserting_before(node):
         parameter = node.graph.get_attr(name)
     set_info(parameter, NodeInfo(name, source=source, role=Role.PARAMETER))
-    kept = NodeInfo(f"{name}.dtype", source=source, role=Role.METADATA)
-    return insert_call(node.graph, node, getattr, (parameter, "dtype"), kept)
+    kept = NodeInfo(f"{name}.{attribute}", source=source, role=Role.METADATA)
+    return insert_call(node.graph, node, getattr, (parameter, attribute), kept)
 
 
 def _conversion_to_signals(node: fx.Node) -> tuple[fx.Node, set[torch.dtype | None]] | None:

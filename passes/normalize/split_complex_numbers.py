@@ -358,13 +358,13 @@ class _Splitting:
         known = isinstance(hop, int) and shape is not None and len(shape) == 2
         if row_of(node).name != "stft" or not known or not given.get("return_complex") or self.kinds.is_complex(value):
             return None
-        if not isinstance(window, fx.Node) or node_info(window).role is not Role.PARAMETER:
+        if not isinstance(window, fx.Node) or node_info(window).role not in (Role.PARAMETER, Role.METADATA):
             return None
         signal = self._call("unsqueeze", value, 1, target=torch.unsqueeze)
         if given["center"]:
             signal = self._call("pad", signal, (size // 2, size // 2), given.get("pad_mode", "reflect"))
         onesided = given.get("onesided") is not False
-        info = NodeInfo(self._name("waves"), source=node_info(node).source, role=Role.PARAMETER)
+        info = NodeInfo(self._name("waves"), source=node_info(node).source, role=node_info(window).role)
         waves = insert_call(
             self.graph, self.node, short_time_waves, (window, size, bool(given.get("normalized")), onesided), info
         )

@@ -311,7 +311,9 @@ class Spectrum(nn.Module):
                 x = nn.functional.pad(x[:, None], (size, size), "reflect")[:, 0]
             real, imaginary = nn.functional.conv1d(x[:, None], self.waves, stride=self.settings["hop_length"]).chunk(2, 1)
         else:
-            values = torch.stft(x, window=self.window, return_complex=True, **self.settings)
+            made = torch.hann_window(self.settings["n_fft"], dtype=x.dtype, device=x.device)
+            window = self.window if "win_length" in self.settings else made
+            values = torch.stft(x, window=window, return_complex=True, **self.settings)
             real, imaginary = values.real, values.imag
         return self.head(self.layer((real**2 + imaginary**2).log1p()).relu().mean(-1))
 
