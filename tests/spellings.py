@@ -429,6 +429,10 @@ DENSE = {
         lambda m, x: F.linear(x, m.waves),
         lambda m, x: x @ torch.cos(torch.arange(6, dtype=x.dtype)[:, None] * torch.arange(6, dtype=x.dtype)),
     ),
+    "(x * arange).sum(1)": (
+        lambda m, x: F.linear(x, torch.arange(6, dtype=torch.float64)[None]) + m.bias,
+        lambda m, x: (x * torch.arange(6, device=x.device)).sum(1, keepdim=True) + m.bias,
+    ),
     "standardized weight": (_standardized, _standardized_by_hand),
     "W @ x[..., None]": (_linear, lambda m, x: (m.weight @ x[..., None])[..., 0] + m.bias),
     "+ b.expand_as": (_linear, _with_expanded),

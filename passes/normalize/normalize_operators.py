@@ -259,11 +259,12 @@ def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
 
 
 def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root: nn.Module) -> Bound:
-    """The arguments, with integer constants that take a share of relevance in the dtype of the signals they are added to."""
+    """The arguments, with integer constants that take a share of relevance, or are factors, in the dtype of the signals."""
     names = set(row.data).intersection(bound).difference(row.indices)
-    if node_info(node).role is not Role.DATA or row.neutral or not row.shares_with_constants:
+    is_product = row.name == "mul"
+    if node_info(node).role is not Role.DATA or row.neutral or not (row.shares_with_constants or is_product):
         return bound
-    constants = [one for one in nodes_in([bound[name] for name in names]) if _is_discrete_constant(one, root)]
+    constants = [one for one in nodes_in([bound[name] for name in names]) if _is_discrete_constant(one, root, not is_product)]
     if not constants:
         return bound
     floating = {tensor.dtype for tensor in root.parameters() if tensor.is_floating_point()}
@@ -285,11 +286,12 @@ def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root:
     return {name: fx.node.map_arg(value, lambda one: converted.get(one, one)) for name, value in bound.items()}
 
 
-def _is_discrete_constant(value: fx.Node, root: nn.Module) -> bool:
+def _is_discrete_constant(value: fx.Node, root: nn.Module, masks: bool) -> bool:
+    """Whether a value is an integer constant or, if `masks`, a boolean one."""
     if not is_of_parameters(value) or value.op == "placeholder":
         return False
     tensor = parameter_value(value, root)
-    return isinstance(tensor, torch.Tensor) and _is_discrete(tensor.dtype)
+    return isinstance(tensor, torch.Tensor) and _is_discrete(tensor.dtype) and (masks or tensor.dtype != torch.bool)
 
 
 def _take_type_from_parameter(node: fx.Node, root: nn.Module) -> None:

@@ -358,6 +358,10 @@ class _Splitting:
         known = isinstance(hop, int) and shape is not None and len(shape) == 2
         if row_of(node).name != "stft" or not known or not given.get("return_complex") or self.kinds.is_complex(value):
             return None
+        if window is None:
+            even = NodeInfo(self._name("window"), source=node_info(node).source, role=Role.METADATA)
+            sizes = ((given.get("win_length") or size,),)
+            window = insert_call(self.graph, self.node, torch.Tensor.new_ones, (value, *sizes), even)
         if not isinstance(window, fx.Node) or node_info(window).role not in (Role.PARAMETER, Role.METADATA):
             return None
         signal = self._call("unsqueeze", value, 1, target=torch.unsqueeze)

@@ -288,14 +288,18 @@ def test_real_parts_of_fourier_transforms(norm):
 
 
 class Spectrum(nn.Module):
-    """Features of a short-time Fourier transform: of torch's, or of a convolution with a window's waves."""
+    """Features of a short-time Fourier transform: of torch's, or of a convolution with a window's waves.
 
-    def __init__(self, by_convolution, **settings):
+    The window is a buffer ("held"), made by forward ("made"), or one of ones that the call does not name ("none").
+    """
+
+    def __init__(self, by_convolution, which, **settings):
         super().__init__()
         torch.manual_seed(0)
-        self.by_convolution, self.settings = by_convolution, settings
+        self.by_convolution, self.which, self.settings = by_convolution, which, settings
         size, length = settings["n_fft"], settings.get("win_length", settings["n_fft"])
-        self.register_buffer("window", torch.hann_window(length, dtype=torch.float64))
+        make = torch.ones if which == "none" else torch.hann_window
+        self.register_buffer("window", make(length, dtype=torch.float64))
         frequencies = size if settings.get("onesided") is False else size // 2 + 1
         angles = torch.arange(frequencies)[:, None] * torch.arange(size) * 2 * torch.pi / size
         before = (size - length) // 2
@@ -311,8 +315,9 @@ class Spectrum(nn.Module):
                 x = nn.functional.pad(x[:, None], (size, size), "reflect")[:, 0]
             real, imaginary = nn.functional.conv1d(x[:, None], self.waves, stride=self.settings["hop_length"]).chunk(2, 1)
         else:
-            made = torch.hann_window(self.settings["n_fft"], dtype=x.dtype, device=x.device)
-            window = self.window if "win_length" in self.settings else made
+            window = {"held": self.window, "none": None}.get(self.which)
+            if self.which == "made":
+                window = torch.hann_window(self.settings["n_fft"], dtype=x.dtype, device=x.device)
             values = torch.stft(x, window=window, return_complex=True, **self.settings)
             real, imaginary = values.real, values.imag
         return self.head(self.layer((real**2 + imaginary**2).log1p()).relu().mean(-1))
@@ -323,9 +328,11 @@ class Spectrum(nn.Module):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"n_fft": 16, "hop_length": 4},
-        {"n_fft": 16, "hop_length": 5, "win_length": 10, "normalized": True},
-        {"n_fft": 12, "hop_length": 3, "center": False, "onesided": False},
+        {"which": "held", "n_fft": 16, "hop_length": 4},
+        {"which": "made", "n_fft": 16, "hop_length": 4},
+        {"which": "held", "n_fft": 16, "hop_length": 5, "win_length": 10, "normalized": True},
+        {"which": "none", "n_fft": 16, "hop_length": 5, "win_length": 10},
+        {"which": "none", "n_fft": 12, "hop_length": 3, "center": False, "onesided": False},
     ],
 )
 @pytest.mark.sampled(3)

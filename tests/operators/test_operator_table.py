@@ -655,6 +655,7 @@ def with_run_time_sizes(network):
 WITHOUT_SIZES = {
     "scaled_dot_product_attention": "its decomposition branches on numbers",
     "istft": "torch.istft branches on numbers",
+    "stft": "where its size is known it is a convolution, which rounds otherwise",
     "histc": "it has no gradient in torch, so its graph detaches the input, which is no call of the network",
 }
 
