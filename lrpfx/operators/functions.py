@@ -28,21 +28,6 @@ def kept_in_traces(function: _Kept) -> _Kept:
     return cast(_Kept, call)
 
 
-def _with_bias_map(convolution: Function) -> Function:
-    def convolve(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        result: torch.Tensor = convolution(input, weight, None, **options)
-        return result if bias is None else result + bias
-
-    convolve.__name__ = convolve.__qualname__ = f"{convolution.__name__}_with_bias_map"
-    convolve.__doc__ = "A convolution whose bias depends on the position. Shape (1, channels, ...)."
-    return convolve
-
-
-conv1d_with_bias_map = _with_bias_map(torch.conv1d)
-conv2d_with_bias_map = _with_bias_map(torch.conv2d)
-conv3d_with_bias_map = _with_bias_map(torch.conv3d)
-
-
 def _padded(convolution: Function) -> Function:
     def convolve(
         input: torch.Tensor,
@@ -62,6 +47,24 @@ def _padded(convolution: Function) -> Function:
 
 
 padded_conv1d, padded_conv2d, padded_conv3d = map(_padded, (torch.conv1d, torch.conv2d, torch.conv3d))
+
+
+def _with_bias_map(convolution: Function) -> Function:
+    def convolve(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        result: torch.Tensor = convolution(input, weight, None, **options)
+        return result if bias is None else result + bias
+
+    convolve.__name__ = convolve.__qualname__ = f"{convolution.__name__}_with_bias_map"
+    convolve.__doc__ = "A convolution whose bias depends on the position. Shape (1, channels, ...)."
+    return convolve
+
+
+conv1d_with_bias_map, conv2d_with_bias_map, conv3d_with_bias_map = map(
+    _with_bias_map, (torch.conv1d, torch.conv2d, torch.conv3d)
+)
+padded_conv1d_with_bias_map, padded_conv2d_with_bias_map, padded_conv3d_with_bias_map = map(
+    _with_bias_map, (padded_conv1d, padded_conv2d, padded_conv3d)
+)
 
 
 def thresholded_relu(input: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -194,24 +194,6 @@ def _transposed_convolution(dimensions: int) -> Operator:
     )
 
 
-def _convolution_with_bias_map(dimensions: int) -> Operator:
-    return _of_convolution(
-        f"conv{dimensions}d_with_bias_map",
-        dimensions,
-        _convolution_adjoint(dimensions, transposed=False),
-        sample=call(
-            loses="constants",
-            input=signal(2, 4, *[5] * dimensions),
-            weight=weight(6, 2, *[3] * dimensions),
-            bias=weight(1, 6, *[3] * dimensions),
-            stride=1,
-            padding=0,
-            dilation=1,
-            groups=2,
-        ),
-    )
-
-
 def _padded_convolution(dimensions: int) -> Operator:
     return _of_convolution(
         f"padded_conv{dimensions}d",
@@ -219,8 +201,34 @@ def _padded_convolution(dimensions: int) -> Operator:
         _padded_adjoint(dimensions),
         arguments="amounts=()",
         weight_layout=WeightLayout.CONVOLUTION,
-        sample=_sample(dimensions, transposed=False, amounts=(1, 2, 0, 1, 2, 0)[: 2 * dimensions]),
+        with_bias_map=f"padded_conv{dimensions}d_with_bias_map",
+        sample=_sample(dimensions, transposed=False, amounts=_AMOUNTS[: 2 * dimensions]),
     )
+
+
+def _with_bias_map(dimensions: int, padded: bool) -> Operator:
+    amounts = {"amounts": _AMOUNTS[: 2 * dimensions]} if padded else {}
+    return _of_convolution(
+        f"{'padded_' if padded else ''}conv{dimensions}d_with_bias_map",
+        dimensions,
+        _padded_adjoint(dimensions) if padded else _convolution_adjoint(dimensions, transposed=False),
+        arguments="amounts=()" if padded else "",
+        sample=call(
+            loses="constants absent" if padded else "constants",
+            input=signal(2, 4, *[5] * dimensions),
+            weight=weight(6, 2, *[3] * dimensions),
+            bias=weight(1, 6, *((5, 4, 6)[3 - dimensions :] if padded else [3] * dimensions)),
+            stride=1,
+            padding=0,
+            dilation=1,
+            groups=2,
+            **amounts,
+        ),
+    )
+
+
+#: Zeros on both sides of the last dimension, then of those before.
+_AMOUNTS = (1, 2, 0, 1, 2, 0)
 
 
 ROWS: tuple[Operator, ...] = (
@@ -281,6 +289,6 @@ ROWS: tuple[Operator, ...] = (
     ),
     *map(_convolution, (1, 2, 3)),
     *map(_transposed_convolution, (1, 2, 3)),
-    *map(_convolution_with_bias_map, (1, 2, 3)),
     *map(_padded_convolution, (1, 2, 3)),
+    *(_with_bias_map(dimensions, padded) for padded in (False, True) for dimensions in (1, 2, 3)),
 )

@@ -16,6 +16,7 @@ from torch import fx
 
 from lrpfx.ir.node import NodeInfo, Role, node_info, readers, row_of, update_info
 from lrpfx.ir.operator import Channels, NotAffineError, Operator, WeightLayout
+from lrpfx.operators import functions
 from lrpfx.operators.channels import UNKNOWN_RANK, pads
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import operator_named
@@ -61,7 +62,10 @@ def bias_map(
     Shape (1, channels, ...).
     """
     constant = shift.reshape(1, -1, *[1] * (input.ndim - 2)).expand(1, -1, *input.shape[2:])
-    convolution: Callable[..., torch.Tensor] = (torch.conv1d, torch.conv2d, torch.conv3d)[input.ndim - 3]
+    name = f"conv{input.ndim - 2}d"
+    convolution: Callable[..., torch.Tensor] = (
+        getattr(functions, f"padded_{name}") if "amounts" in options else getattr(torch, name)
+    )
     return convolution(constant, weight, bias, **options)
 
 
@@ -294,7 +298,7 @@ class Merger:
         options = {name: value for name, value in bound.items() if name not in place.operator.tensors}
         if shift is None:
             pass
-        elif not pads(bound.get("padding", 0)):
+        elif not pads(bound.get("padding", 0)) and not bound.get("amounts"):
             bias = self.derive(node, f"{info.name}.merged_bias", bias_of_channels, weight, bias, shift, groups)
         else:
             args = (bound["input"], shift, weight, bias, options)
