@@ -207,7 +207,7 @@ def _padded_convolution(dimensions: int) -> Operator:
 
 
 def _with_bias_map(dimensions: int, padded: bool) -> Operator:
-    amounts = {"amounts": _AMOUNTS[: 2 * dimensions]} if padded else {}
+    amounts: dict[str, Any] = {"amounts": _AMOUNTS[: 2 * dimensions]} if padded else {}
     return _of_convolution(
         f"{'padded_' if padded else ''}conv{dimensions}d_with_bias_map",
         dimensions,

@@ -6,13 +6,14 @@ from torch import fx
 
 from lrpfx.ir.kinds import BatchNorm
 from lrpfx.ir.node import calls, is_data, node_info, output_node, readers, set_info
+from lrpfx.passes.canonize.channel_places import keeps_channels
 from lrpfx.passes.canonize.merge_batch_norm import has_batch_norm, is_layer_of_parameters
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
 
 
 class SeparateConstants(GraphPass):
-    """Give comparisons and other constants of the relevance flow their own copy of a batch norm, and of a layer before one.
+    """Give comparisons and other constants of the relevance flow their own copy of a batch norm, and of what leads to one.
 
     A merge changes the value of one and the reader of the other, so it needs to know all that read them.
     """
@@ -67,4 +68,13 @@ def _is_batch_norm(node: fx.Node) -> bool:
 
 
 def _is_before_batch_norm(node: fx.Node) -> bool:
-    return is_layer_of_parameters(node) and any(user.op != "output" and _is_batch_norm(user) for user in readers(node))
+    """Whether a batch norm reads a layer, perhaps behind a pooling or a view through which it would be merged."""
+    if not is_layer_of_parameters(node) and not _may_keep_channels(node):
+        return False
+    users = [user for user in readers(node) if user.op != "output"]
+    return any(_is_batch_norm(user) or (_may_keep_channels(user) and _is_before_batch_norm(user)) for user in users)
+
+
+def _may_keep_channels(node: fx.Node) -> bool:
+    operator = node_info(node).operator
+    return operator is not None and keeps_channels(operator)

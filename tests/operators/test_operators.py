@@ -334,7 +334,7 @@ def test_no_adjoint_is_missing():
         "linear",
         "add",
         *convolutions,
-        *(f"conv{n}d_with_bias_map" for n in (1, 2, 3)),
+        *(f"{name}{n}d_with_bias_map" for name in ("conv", "padded_conv") for n in (1, 2, 3)),
     }
 
 

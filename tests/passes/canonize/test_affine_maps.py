@@ -193,7 +193,7 @@ BETWEEN = {
     "pooling over channels": (False, lambda: nn.Sequential(nn.AvgPool2d((1, 2)), nn.Conv1d(4, 3, 1)), (4, 8)),
     "padded channels": (False, lambda: Function(lambda x: F.pad(x, (1, 1, 0, 0), "reflect"), nn.Conv1d(4, 3, 1)), (4, 8)),
     "padded with zeros": (True, lambda: Function(lambda x: F.pad(x, (1, 1)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
-    "padded with zeros on one side": (False, lambda: Function(lambda x: F.pad(x, (1, 0)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
+    "padded with zeros on one side": (True, lambda: Function(lambda x: F.pad(x, (1, 0)), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
     "maximum": (False, lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(4, 3, 1)), (4, 6, 8)),
     "flattened rows": (False, lambda: Function(lambda x: x.flatten(2), nn.Linear(48, 3)), (4, 6, 8)),
     "pooling of features": (

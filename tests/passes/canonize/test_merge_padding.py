@@ -138,6 +138,31 @@ def test_uneven_padding_is_a_part_of_the_layer(name, composite, capture):
     assert torch.allclose(found.relevance, expected.relevance, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_batch_norm_before_uneven_padding_is_merged(name, capture):
+    """The zeros stay zeros behind the merge: the bias differs by position, as with even padding."""
+    dimensions, kernel, pad = UNEVEN[name]
+    kinds = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+    norms = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+    layer, same = (kinds[dimensions](2, 4, kernel, padding=padding, groups=2) for padding in (0, "same"))
+    same.load_state_dict(layer.state_dict())
+    first, norm, behind = kinds[dimensions](2, 2, 1), norms[dimensions](2), kinds[dimensions](4, 3, 1)
+    with torch.no_grad():
+        for value, low in zip((norm.running_mean, norm.running_var, norm.weight, norm.bias), (-1, 0.5, -1, -1), strict=True):
+            value.uniform_(low, 2)
+    x = torch.randn(2, 2, *[7] * dimensions)
+    found, expected = (
+        lrpfx.attribute(lrpfx.transform(model.eval(), EpsilonPlusFlat(), x, capture=capture), x, torch.cos)
+        for model in (
+            nn.Sequential(first, nn.ReLU(), norm, Before(layer, pad), behind),
+            nn.Sequential(first, nn.ReLU(), norm, nn.Sequential(same), behind),
+        )
+    )
+    assert_close(found.output, expected.output, 1e-12)
+    assert_close(found.relevance, expected.relevance, 1e-9)
+
+
 def test_uneven_padding_follows_the_sizes_of_a_run():
     """Strided convolutions that pad to a multiple of their stride, as those of TensorFlow do."""
     layer = nn.Conv2d(2, 3, 2, stride=2)

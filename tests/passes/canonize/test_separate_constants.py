@@ -15,7 +15,12 @@ class Compared(nn.Module):
     def __init__(self, of, before):
         super().__init__()
         self.of = of
-        self.first = nn.Conv2d(3, 3, 3, padding=1) if before else nn.Identity()
+        make = {
+            "conv": lambda: nn.Conv2d(3, 3, 3, padding=1),
+            "pool": lambda: nn.AvgPool2d(2),
+            "shuffle": lambda: nn.ChannelShuffle(3),
+        }
+        self.first = nn.Sequential(*(make[name]() for name in before))
         self.norm = nn.BatchNorm2d(3)
         self.second = nn.Conv2d(3, 4, 3)
         with torch.no_grad():
@@ -32,7 +37,9 @@ class Compared(nn.Module):
         return (self.second(z) * mask[:, :1, 1:-1, 1:-1]).mean((2, 3))
 
 
-@pytest.mark.parametrize("of, before", [("layer", True), ("norm", True), ("norm", False)])
+@pytest.mark.parametrize(
+    "of, before", [("layer", ["conv"]), ("norm", ["conv"]), ("norm", []), ("norm", ["conv", "pool", "shuffle"])]
+)
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
 def test_masks_that_are_computed_are_as_those_that_are_held(of, before, capture):
     model, x = Compared(of, before).eval(), torch.rand(2, 3, 6, 6)
