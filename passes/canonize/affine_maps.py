@@ -224,11 +224,17 @@ def linear_readers(value: fx.Node, layout: Layout) -> list[Place]:
             place = Place(user, operator)
             layout.check_reader(place)
             found.append(place)
-        elif user.all_input_nodes == [value]:
+        elif user.all_input_nodes == [value] or _moves_places(user, layout):
             found += linear_readers(user, layout if keeps_entries(user) else layout.behind(user, operator))
         else:
             raise _obstacle(user)
     return found
+
+
+def _moves_places(node: fx.Node, layout: Layout) -> bool:
+    """Whether a call resizes, pools or pads by sizes that only a run knows, which facts about channels do not depend on."""
+    others = node.all_input_nodes[1:]
+    return isinstance(layout, ChannelLayout) and all(node_info(one).role is Role.METADATA for one in others)
 
 
 class Merger:

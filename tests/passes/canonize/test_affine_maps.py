@@ -211,6 +211,18 @@ BETWEEN = {
     "flattened twice": (True, lambda: nn.Sequential(nn.Flatten(), nn.Flatten(), nn.Linear(32, 3)), (4, 8)),
     "matrix": (True, lambda: nn.Linear(4, 3), (4,)),
     "conv1d": (True, lambda: nn.Sequential(nn.AvgPool1d(2), nn.Conv1d(4, 3, 3, padding=1)), (4, 8)),
+    "resized by a size": (
+        True, lambda: Function(lambda x: F.interpolate(x, (x.shape[2] * 2, 8)), nn.Conv2d(4, 3, 2)), (4, 6, 8),
+    ),
+    "pooled to a size": (
+        True, lambda: Function(lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 4)), nn.Conv2d(4, 3, 2)), (4, 6, 8),
+    ),
+    "pooled by a size": (
+        True, lambda: Function(lambda x: F.avg_pool2d(x, (x.shape[2] // 2, 2)), nn.Conv2d(4, 3, 2)), (4, 6, 8),
+    ),
+    "padded by a size": (
+        True, lambda: Function(lambda x: F.pad(x, (0, x.shape[3] // 4, 0, 0), "reflect"), nn.Conv2d(4, 3, 2)), (4, 6, 8),
+    ),
     "conv3d": (True, lambda: nn.Sequential(nn.AvgPool3d(2), nn.Conv3d(4, 3, 2)), (4, 4, 4, 4)),
 }  # fmt: skip
 
@@ -238,7 +250,7 @@ def test_only_what_is_proven_is_merged(name, relu):
         assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
 
 
-@pytest.mark.parametrize("name", [name for name in BETWEEN if BETWEEN[name][0] and not name.startswith("padded with zeros")])
+@pytest.mark.parametrize("name", [name for name in BETWEEN if BETWEEN[name][0] and not name.startswith(("padded", "resized"))])
 def test_relevance_is_that_of_the_layers_with_the_affine_map_in_them(name):
     """Each layer is linear: the last reads what the affine map makes of pooled values, the others pool."""
     _, behind, shape = BETWEEN[name]
