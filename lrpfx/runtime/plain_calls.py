@@ -49,11 +49,12 @@ def with_plain_calls(module: TreeGraphModule) -> TreeGraphModule:
     """A module on the same tensors that calls plain operations where it can; the same one if there are none."""
     graph = copy_graph(module.graph)
     constants: dict[fx.Node, fx.Node] = {}  # detached values
+    layers = [(node, rule_module_of(node, module)) for node in graph.find_nodes(op="call_module")]
     replaced = False
-    for node in graph.find_nodes(op="get_attr"):
-        replaced |= _hold_for_constants(graph, node, constants)
-    for node in graph.find_nodes(op="call_module"):
-        layer = rule_module_of(node, module)
+    if any(layer is not None and layer.ruled.form is not None and layer.ruled.form.needs_reference for _, layer in layers):
+        for node in graph.find_nodes(op="get_attr"):
+            replaced |= _hold_for_reference(graph, node, constants)
+    for node, layer in layers:
         replaced |= layer is not None and _replace(graph, node, layer, constants)
     return TreeGraphModule(module, graph, module.title) if replaced else module
 
@@ -77,8 +78,8 @@ def _replace(graph: fx.Graph, node: fx.Node, layer: RuleModule, constants: dict[
     return True
 
 
-def _hold_for_constants(graph: fx.Graph, parameter: fx.Node, constants: dict[fx.Node, fx.Node]) -> bool:
-    """Let calls whose values are constant, such as those for a reference, read a detached parameter: autograd saves nothing."""
+def _hold_for_reference(graph: fx.Graph, parameter: fx.Node, constants: dict[fx.Node, fx.Node]) -> bool:
+    """Let calls whose values are constant, as all for a reference are, read a detached parameter: autograd saves nothing."""
     readers = [user for user in parameter.users if user.op != "output" and node_info(user).role is Role.CONSTANT]
     if readers:
         with graph.inserting_after(parameter):
