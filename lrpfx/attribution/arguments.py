@@ -289,7 +289,7 @@ def _embeddings_at(graph: fx.Graph, place: tuple[Any, ...]) -> list[str]:
     if node is None:
         return []
     reached = _reached_by_relevance(graph)
-    return [node_info(one).name for one in _embeddings_behind(node, place[1:]) if one in reached]
+    return [node_info(one).name for one in embeddings_behind(node, place[1:]) if one in reached]
 
 
 def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
@@ -304,7 +304,7 @@ def _reached_by_relevance(graph: fx.Graph) -> set[fx.Node]:
     return reached
 
 
-def _embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
+def embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
     """The embeddings that look up an integer input, or one of its items."""
     found: list[fx.Node] = []
     pending = items_at(node, keys)

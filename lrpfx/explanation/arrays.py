@@ -1,6 +1,7 @@
 """Inputs of numbers as users have them, tables, series, waves and volumes, and the tensors that a model takes for them."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from lrpfx.errors import InputError, InputTypeError
+from lrpfx.attribution.arguments import embeddings_behind
+from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.doors import suffix_of, what_it_is
 from lrpfx.images import nifti
 from lrpfx.images.scans import Geometries, Scan, VolumeGeometry, measured_scan
@@ -141,6 +143,7 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
         columns = tuple(map(str, given.columns))
         titles = tuple(map(str, getattr(given, "index", range(len(given)))))
         shown = np.asarray(given.to_numpy(), dtype=object)
+        frame = given
         if preprocess is None:
             given = _numbers_of_frame(given)
     else:
@@ -159,6 +162,10 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
         raise InputError("the table has no rows", topic="tables-series-and-waves")
     inputs = _prepared(given, preprocess, len(shown))
     count = _features_of(inputs)
+    if columns is not None and preprocess is not None and len(columns) == count:
+        order = _columns_of_features(frame, preprocess, inputs)
+        columns = None if order is None else tuple(columns[place] for place in order)
+        shown = np.full(shown.shape, None) if order is None else shown[:, order]
     if names is None and columns is not None and len(columns) == count:
         names = columns
     if names is not None and len(names) != count:
@@ -167,6 +174,33 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
         )
     values = tuple(shown if shown.shape[1] == count else np.full((len(shown), count), None))
     return Samples(inputs, several, titles or tuple(f"row {place}" for place in range(len(shown))), names, values)
+
+
+def _columns_of_features(frame: Any, preprocess: Callable[..., Any], inputs: Any) -> list[int] | None:
+    """The column of a DataFrame of which each feature is made, found by changes; None unless each is made of one alone."""
+
+    def features(made: Any) -> list[torch.Tensor]:
+        leaves = leaves_of(each_tensor(made, _as_tensor))
+        return [feature for leaf in leaves for feature in (leaf.T if leaf.ndim > 1 else leaf[None])]
+
+    before, found = features(inputs), {}
+    for place in range(len(before)):
+        changed, values = frame.copy(), np.asarray(frame.iloc[:, place])
+        other = np.roll(values, 1)  # values that the column has
+        if (other == values).all():
+            if values.dtype.kind not in "fiu":
+                return None
+            other = values + 1
+        changed.isetitem(place, other)
+        try:
+            after = features(preprocess(changed))
+        except Exception:  # which the values of the frame itself do not raise
+            return None
+        made = [number for number, (one, two) in enumerate(zip(before, after, strict=True)) if not torch.equal(one, two)]
+        if len(made) != 1 or made[0] in found:
+            return None
+        found[made[0]] = place
+    return [found[number] for number in range(len(before))]
 
 
 def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
@@ -492,21 +526,46 @@ def of_features(relevance: Any, inputs: Any, module: ExplainModule) -> torch.Ten
         width = 1 if given.ndim == 1 else given.shape[1]
         if given.is_floating_point():
             parts.append(leaf if given.ndim == 2 else leaf[..., None])
-        elif isinstance(leaf, Mapping):
-            parts.append(_of_embeddings(leaf, inputs, place, width, module))
         elif leaf is not None:
-            summed = leaf.sum(-1)
-            parts.append(summed if given.ndim == 2 else summed[..., None])
+            found = leaf
+            if not isinstance(leaf, Mapping):  # of the only embedding
+                placeholder = module.graph.find_nodes(op="placeholder")[place]
+                (only,) = embeddings_behind(placeholder, ())
+                found = {node_info(only).name: leaf}
+            parts.append(_of_embeddings(found, inputs, place, width, module))
         else:
             found = next(one for one in leaves_of(relevance) if isinstance(one, torch.Tensor))
             parts.append(found.new_zeros(*found.shape[:-1], width))
     return torch.cat(parts, -1)
 
 
+def warn_of_categories(relevance: Any, inputs: Any, module: ExplainModule) -> None:
+    """Warn of features that a model reads as categories, but whose relevance stays at an embedding or is lost."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    given = leaves_of(inputs) if isinstance(inputs, (torch.Tensor, tuple, dict)) else []
+    for leaf, found, placeholder in zip(given, leaves_of(relevance), placeholders, strict=False):
+        if not isinstance(leaf, torch.Tensor) or leaf.ndim > 2:
+            continue
+        if leaf.is_floating_point() and embeddings_behind(placeholder, ()):
+            why = "has floating-point numbers that an embedding reads as categories, and their relevance stays at the embedding"
+        elif not leaf.is_floating_point() and found is None:
+            why = "has integers that no embedding reads, such as those of a one-hot encoding, and they have no relevance"
+        else:
+            continue
+        warnings.warn(
+            LrpfxWarning(
+                f"the input {node_info(placeholder).name!r} {why}: give categories as integers of their own to an embedding, "
+                "or one-hot encoded, as preprocess= may do",
+                topic="tables-series-and-waves",
+            ),
+            stacklevel=2,
+        )
+
+
 def _of_embeddings(
     relevance: Mapping[str, torch.Tensor], inputs: Any, place: int, width: int, module: ExplainModule
 ) -> torch.Tensor:
-    """Relevance of categories, each of which has an embedding of its own."""
+    """Relevance of categories, each of which an embedding looks up at a place of its own."""
     columns = _columns_of_embeddings(list(relevance), inputs, place, width, module)
     first = next(iter(relevance.values())).sum(-1)
     rows = len(leaves_of(inputs)[place])
@@ -514,19 +573,22 @@ def _of_embeddings(
     found = first.new_zeros(*leading, width)
     for name, value in relevance.items():
         summed = value.sum(-1).reshape(*leading, -1)
-        if summed.shape[-1] != len(columns[name]):
+        if summed.shape[-1] != len(columns[name]) or any(len(read) > 1 for read in columns[name]):
+            together = sorted({column for read in columns[name] for column in read})
             raise InputError(
-                f"the embedding {name} reads the columns {columns[name]} together; lrpfx.attribute explains it as a whole",
+                f"the embedding {name} reads the columns {together} together; lrpfx.attribute explains it as a whole",
                 topic="tables-series-and-waves",
             )
-        found[..., columns[name]] += summed
+        for position, read in enumerate(columns[name]):
+            for column in read:
+                found[..., column] += summed[..., position]
     return found
 
 
 def _columns_of_embeddings(
     names: Sequence[str], inputs: Any, place: int, width: int, module: ExplainModule
-) -> dict[str, list[int]]:
-    """Which columns of an input of categories each embedding reads: those whose change changes its indices."""
+) -> dict[str, list[list[int]]]:
+    """The columns of an input of categories that change each index which an embedding looks up, index by index."""
     indices = {node_info(node).name: node.args[0] for node in module.graph.nodes if node_info(node).name in names}
 
     def read_by(values: Any) -> dict[str, torch.Tensor]:
@@ -535,7 +597,7 @@ def _columns_of_embeddings(
         class Kept(fx.Interpreter):
             def run_node(self, node: fx.Node) -> Any:
                 found = super().run_node(node)
-                kept.update({name: found for name, wanted in indices.items() if wanted is node})
+                kept.update({name: found.flatten() for name, wanted in indices.items() if wanted is node})
                 return found
 
         with torch.no_grad():
@@ -544,7 +606,7 @@ def _columns_of_embeddings(
 
     one = each_tensor(inputs, lambda leaf: leaf[:1])
     before = read_by(one)
-    found: dict[str, list[int]] = {name: [] for name in names}
+    found: dict[str, list[list[int]]] = {name: [[] for _ in before[name]] for name in names}
     for column in range(width):
         changed = each_tensor(one, torch.clone)
         ids = leaves_of(changed)[place]
@@ -552,6 +614,6 @@ def _columns_of_embeddings(
         ids[:, column] += torch.where(ids[:, column] > 0, -1, 1)
         after = read_by(changed)
         for name in names:
-            if not torch.equal(before[name], after[name]):
-                found[name].append(column)
+            for position in (before[name] != after[name]).nonzero().flatten().tolist():
+                found[name][position].append(column)
     return found

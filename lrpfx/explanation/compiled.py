@@ -15,7 +15,7 @@ from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target, difference_of_target
-from lrpfx.explanation.arrays import of_features
+from lrpfx.explanation.arrays import of_features, warn_of_categories
 from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
@@ -180,6 +180,7 @@ class CompiledModel(Compiled):
         options: dict[str, Any] = {"output": self.output, "reference": self.reference}
         found = attribute(self.module, placed, **chosen, record=(*self.record, *record), **options)
         relevance = found.relevance
+        warn_of_categories(relevance, placed, self.explain_model)
         if not isinstance(relevance, torch.Tensor) or not is_floating(placed):
             relevance = of_features(relevance, placed, self.explain_model)
         results = {"output": found.output, "relevance": relevance, **found.layers}

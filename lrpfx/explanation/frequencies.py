@@ -6,13 +6,14 @@ be inserted: with the multipliers m = R / x of the samples, the relevance of a c
 which Parseval's theorem divides among frequencies.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbers import whole_number
 
@@ -49,7 +50,7 @@ class Spectrogram(PlainData):
 def spectrum(wave: Array, relevance: Array, rate: float) -> Spectrum:
     """The relevance of the frequencies of a wave, which sums to that of its samples.
 
-    `wave`, `relevance`: (channels, samples). A sample of exactly 0 has no relevance to divide.
+    `wave`, `relevance`: (channels, samples). Relevance of a sample of exactly 0 is left out, with a warning.
     """
     count = wave.shape[1]
     transformed, parts = _parts(wave, _multipliers(wave, relevance))
@@ -83,8 +84,18 @@ def spectrogram(wave: Array, relevance: Array, rate: float, window: int | None =
 
 
 def _multipliers(wave: Array, relevance: Array) -> Array:
-    """Relevance divided by the value; 0 where there is no value, which has no relevance under the rules of products."""
+    """Relevance divided by the value. A value of 0 has none under the rules of products; what others give it is reported."""
     result: Array = np.divide(relevance, wave, out=np.zeros_like(relevance), where=wave != 0)
+    lost, whole = np.abs(relevance[wave == 0]).sum(), np.abs(relevance).sum()
+    if lost > 1e-6 * whole:
+        warnings.warn(
+            LrpfxWarning(
+                f"{lost / whole:.1%} of the relevance lies on samples that are 0, which no frequency holds: rules such as Flat "
+                "and ZBox give it to them. Frequencies hold that of the other samples.",
+                topic="tables-series-and-waves",
+            ),
+            stacklevel=4,
+        )
     return result
 
 

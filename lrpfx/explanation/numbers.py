@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, LrpfxError
-from lrpfx.explanation.answers import Answer, Scores
+from lrpfx.explanation.answers import Answer, Array, Scores
 from lrpfx.explanation.arrays import Form, Reading, Samples, each_tensor, leaves_of
 from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, keep_origin
 from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
@@ -67,9 +67,23 @@ def explain_samples(
             shown = tuple(_shaped(answer, samples, place, kind, scores) for answer in answers)
             facts = (samples.titles[place], output, compiled.categories, shown, run.rules, scores)
             one = kind(*facts, *_own(samples, place, kind, reading))
+            if isinstance(one, WaveExplanation) and isinstance(compiled, CompiledModel) and compiled.reference is not None:
+                one = replace(one, reference=_reference_of(compiled.reference, inputs, place - places.start, one.wave))
             keep_origin(one, Origin(compiled, samples.part(slice(place, place + 1)), targets, output))
             found.append(one)
     return _SEVERAL[kind](found) if samples.several else found[0]
+
+
+def _reference_of(reference: Any, inputs: Any, place: int, wave: Array) -> Array:
+    """The reference of one of the inputs in the form of its wave; NaN if there are several, or the input has another form."""
+    if isinstance(reference, torch.Tensor) and isinstance(inputs, torch.Tensor):
+        try:
+            found = torch.broadcast_to(reference.detach().cpu(), inputs.shape)[place]
+        except RuntimeError:
+            return np.full(wave.shape, np.nan)
+        if found.numel() == wave.size:
+            return found.double().numpy().reshape(wave.shape)
+    return np.full(wave.shape, np.nan)
 
 
 def _targets_of(samples: Samples, place: int, kind: type[OfNumbers], wanted: TargetsOfSamples) -> tuple[Target, ...]:

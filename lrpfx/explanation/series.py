@@ -10,6 +10,7 @@ from PIL import Image
 from typing_extensions import Unpack
 
 from lrpfx import pictures
+from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Array
 from lrpfx.explanation.explanation import Explained, Several
 from lrpfx.explanation.frequencies import Spectrogram, Spectrum, spectrogram, spectrum
@@ -117,7 +118,8 @@ class WaveExplanation(Explained):
 
     It is plain data. `Explanation` describes `name`, `output`, `categories`, `answers`, `rules` and `scores`.
 
-    `wave`: what the model was given, (channels, samples). `rate`: samples for each second.
+    `wave`: what the model was given, (channels, samples). `rate`: samples for each second. `reference`: the wave that it is
+    compared with, whose difference the frequencies are of; None without a reference, NaN where there are several.
 
     Examples
     --------
@@ -129,6 +131,7 @@ class WaveExplanation(Explained):
 
     wave: Array
     rate: float
+    reference: Array | None = None
 
     @property
     def relevance(self) -> Array:
@@ -137,14 +140,17 @@ class WaveExplanation(Explained):
         return found
 
     def spectrum(self) -> Spectrum:
-        """Relevance of frequencies, by virtual inspection: it sums to that of the samples."""
+        """Relevance of frequencies, by virtual inspection: it sums to that of the samples.
+
+        With a reference, frequencies are those of the difference from it. Raises `InputError` if there are several references.
+        """
         return spectrum(*self._arrays(), self.rate)
 
     def spectrogram(self, window: int | None = None) -> Spectrogram:
         """Relevance of frequencies at times, by virtual inspection: it sums to that of the samples.
 
         `window`: the length of a window in samples, even; by default about 32 ms. Windows overlap by a half. Raises
-        `InputError` for another length.
+        `InputError` for another length, and if there are several references.
         """
         return spectrogram(*self._arrays(), self.rate, window)
 
@@ -184,16 +190,21 @@ class WaveExplanation(Explained):
         return _bands(maps, styled(style, settings), self._seconds())
 
     def sheet(self) -> Image.Image:
-        """The waveform over its relevance, relevance of frequencies at times, and the spectrum of relevance."""
+        """The waveform over its relevance, relevance of frequencies at times, and the spectrum of relevance.
+
+        Without frequencies if there are several references.
+        """
+        name = self.name if len(self.output) == 1 else f"{self.name}: relevance for {self._shown(str(self.target))}"
+        rows = [(f"{name}\nrelevance of times, and the wave", self.overlay(style=WITHIN))]
+        if self.reference is not None and np.isnan(self.reference).any():
+            return sheet_of_charts(rows, caption=caption_for(self), legend=_legend(self))
         found = self.spectrum()
         bands, magnitude = _summed(found.relevance, _BANDS), _summed(found.magnitude, _BANDS)
         decibels = np.log10(magnitude + 1e-3 * magnitude.max() + 1e-30)
         drawn = charts.curves(
             ["spectrum"], bands[None], decibels[None], _exact(WITHIN, bands[None]), _hertz(found.frequencies), height=6
         )
-        name = self.name if len(self.output) == 1 else f"{self.name}: relevance for {self._shown(str(self.target))}"
-        rows = [
-            (f"{name}\nrelevance of times, and the wave", self.overlay(style=WITHIN)),
+        rows += [
             ("relevance of frequencies at times", self.heatmap(style=WITHIN)),
             ("relevance of frequencies, and the magnitude of the wave", drawn),
         ]
@@ -207,7 +218,16 @@ class WaveExplanation(Explained):
         return save_table_or_picture(self, path)
 
     def _arrays(self) -> tuple[Array, Array]:
-        return self.wave.astype(np.float64), self.answers[0].input_relevance.astype(np.float64)
+        wave, relevance = self.wave.astype(np.float64), self.answers[0].input_relevance.astype(np.float64)
+        if self.reference is None:
+            return wave, relevance
+        if np.isnan(self.reference).any():
+            raise InputError(
+                "relevance for several references, or for one of another form than the wave, has no frequencies: ask for "
+                "relevance for one reference",
+                topic="tables-series-and-waves",
+            )
+        return wave - self.reference, relevance
 
     def _seconds(self) -> charts.Axis:
         return "0", f"{self.wave.shape[1] / self.rate:.4g}", "seconds"

@@ -12,7 +12,7 @@ from lrpfx.ir.node import Role, node_info, sources_of_dimensions
 from lrpfx.ir.operator import Operator
 from lrpfx.operators.mixing import keeps_places
 from lrpfx.request.outputs import OutputSelector, explained_nodes
-from lrpfx.request.targets import Target
+from lrpfx.request.targets import Class, Largest, Target
 
 Known = dict[tuple[fx.Node, int], int | None]
 
@@ -29,18 +29,21 @@ def channel_dimension(node: fx.Node, rank: int) -> int | None:
 
 
 def check_positions(graph: fx.Graph, selector: OutputSelector, output: torch.Tensor, targets: Iterable[Target]) -> None:
-    """Raise `InputError` if targets are of positions, but the graph shows that an output has its classes before them.
+    """Raise `InputError` if targets are of positions, but the graph shows that an output has its classes elsewhere.
 
     `selector`: which of the outputs is explained. `output`: its value.
     """
-    if output.ndim != 3 or callable(selector) or not any(one.is_of_positions for one in targets):
+    of_region = (Class, Largest) if output.ndim > 3 else ()  # without a mask: the places where the class is the largest
+    if output.ndim < 3 or callable(selector) or not any(one.is_of_positions or isinstance(one, of_region) for one in targets):
         return
-    leaves = explained_nodes(graph, selector)
-    if len(leaves) == 1 and channel_dimension(leaves[0], 3) == 1:
+    leaves, own = explained_nodes(graph, selector), 2 if output.ndim == 3 else 1
+    found = channel_dimension(leaves[0], output.ndim) if len(leaves) == 1 else None
+    if found not in (None, own) and (output.ndim > 3 or found == 1):
+        wanted = "(batch, positions, classes)" if own == 2 else "(batch, classes, height, width)"
         raise InputError(
-            f"positions and regions are targets for outputs (batch, positions, classes), but this one, of shape "
-            f"{tuple(output.shape)}, has its channels in dimension 1, as convolutions have them: if they are the classes, pass "
-            "output=lambda output: output.movedim(1, 2); if they are the positions, output=lambda output: output",
+            f"positions and regions are targets for outputs {wanted}, but this one, of shape {tuple(output.shape)}, has its "
+            f"channels in dimension {found}, as what computes it shows: if they are the classes, pass output=lambda output: "
+            f"output.movedim({found}, {own}); if they are positions, output=lambda output: output",
             topic="targets",
         )
 
