@@ -396,3 +396,114 @@ class Forecasts(nn.Module):
 
     def forward(self, series):
         return self.head(self.layer(self.filters(series.transpose(1, 2)).transpose(1, 2))[0][:, -1])
+
+
+MIXED = pd.DataFrame({"a": [1.0, 2.0, -3.0], "kind": [0, 1, 4], "b": [0.5, 0.2, -1.0], "group": [3, 2, 1]})
+
+
+def numbers_and_categories(frame):
+    return torch.tensor(frame[["a", "b"]].values).float(), torch.tensor(frame[["kind", "group"]].values)
+
+
+class InOrder(nn.Module):
+    """A linear function of numbers, and of the embeddings of categories in some order."""
+
+    def __init__(self, order):
+        super().__init__()
+        torch.manual_seed(0)
+        self.order, self.embedding, self.layer = order, nn.Embedding(6, 3), nn.Linear(8, 2, bias=False)
+
+    def forward(self, numbers, categories):
+        return self.layer(torch.cat([numbers, self.embedding(self.order(categories)).flatten(1)], 1))
+
+
+ORDERS = {
+    "as given": (lambda ids: ids, False),
+    "flip": (lambda ids: ids.flip(1), True),
+    "index": (lambda ids: ids[:, [1, 0]], True),
+    "stack": (lambda ids: torch.stack([ids[:, 1], ids[:, 0]], 1), True),
+    "cat": (lambda ids: torch.cat([ids[:, 1:], ids[:, :1]], 1), True),
+    "roll": (lambda ids: ids.roll(1, 1), True),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_columns_are_found_by_changes(name):
+    """Those of a table whose `preprocess` takes them apart, and those that a model reads in another order."""
+    order, is_swapped = ORDERS[name]
+    model = InOrder(order).float().eval()
+    found = lrpfx.explain(model, MIXED, 0, preprocess=numbers_and_categories).to_pandas()
+    numbers, ids = numbers_and_categories(MIXED)
+    weight = model.layer.weight[0].detach()
+    of_places = (model.embedding(order(ids)) * weight[2:].view(2, 3)).sum(-1).detach()
+    expected = torch.cat([numbers * weight[:2], of_places.flip(1) if is_swapped else of_places], 1)
+    assert list(found.columns) == ["a", "b", "kind", "group"]
+    np.testing.assert_allclose(found.to_numpy(), expected.numpy(), atol=1e-5)
+
+
+def test_features_of_several_columns_have_no_names_of_columns():
+    model = nn.Linear(4, 2).float().eval()
+
+    def mixed(frame):
+        values = torch.tensor(frame.values).float()
+        return values + values[:, [1, 0, 3, 2]]
+
+    assert list(lrpfx.explain(model, MIXED, 0, preprocess=mixed).to_pandas().columns) == [f"feature {n}" for n in range(4)]
+    ordered = lrpfx.explain(
+        model, MIXED, 0, preprocess=lambda frame: torch.tensor(frame[["b", "a", "group", "kind"]].values).float()
+    )
+    assert list(ordered.to_pandas().columns) == ["b", "a", "group", "kind"] and ordered[0].values[0] == 0.5
+
+
+class Crossed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(36, 2)
+
+    def forward(self, numbers, categories):
+        return self.embedding(categories[:, 0] * 6 + categories[:, 1]) + numbers
+
+
+class Cast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(6, 3), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.layer(torch.cat([x[:, [0, 2, 3]], self.embedding(x[:, 1].long())], 1))
+
+
+class OneHot(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, numbers, categories):
+        return self.layer(torch.cat([numbers, nn.functional.one_hot(categories[:, 0], 6).to(numbers.dtype)], 1))
+
+
+def test_categories_whose_relevance_is_in_no_column_are_not_silent():
+    with pytest.raises(InputError, match=r"reads the columns \[0, 1\] together"):
+        lrpfx.explain(Crossed().float().eval(), MIXED, preprocess=numbers_and_categories)
+    with pytest.warns(lrpfx.LrpfxWarning, match="embedding reads as categories"):
+        lrpfx.explain(Cast().float().eval(), MIXED)
+    with pytest.warns(lrpfx.LrpfxWarning, match="no embedding reads"):
+        lrpfx.explain(OneHot().float().eval(), MIXED, preprocess=numbers_and_categories)
+
+
+def test_frequencies_of_a_difference_from_a_reference():
+    model = nn.Linear(400, 2, bias=False).float().eval()
+    wave, reference = torch.randn(400).float(), torch.randn(400).float()
+    found = lrpfx.explain(model, wave, 0, rate=100, composite=lrpfx.composites.DeepLIFT(), reference=reference)
+    change, weight = (wave - reference).double().numpy(), model.weight[0].detach().double().numpy()
+    expected = (np.fft.rfft(change) * np.fft.rfft(weight).conj()).real / 400
+    expected[1:200] *= 2
+    np.testing.assert_allclose(found.spectrum().relevance, expected, atol=1e-6)
+    assert abs(found.spectrogram().relevance.sum() - expected.sum()) <= 1e-5
+
+
+def test_relevance_of_zeros_has_no_frequencies():
+    wave, relevance = np.array([[1.0, 0.0, 2.0, -1.0]]), np.array([[0.5, 0.25, 0.25, 0.0]])
+    with pytest.warns(lrpfx.LrpfxWarning, match="25.0% of the relevance lies on samples that are 0"):
+        found = spectrum(wave, relevance, 4.0)
+    assert abs(found.relevance.sum() - 0.75) <= 1e-12

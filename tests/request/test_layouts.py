@@ -143,3 +143,22 @@ def test_the_features_of_recurrent_layers_are_last():
     explain_model = lrpfx.transform(Last().eval(), EpsilonPlus(), example_inputs=x)
     name = next(name for name in lrpfx.node_names(explain_model) if name.startswith("lstm"))
     assert collect(explain_model, x, name, target=0).facts.layers[name].kind == "Feature"
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        return self.layer(x).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("target", [None, 1, lrpfx.Region(1)])
+def test_classes_in_the_last_of_four_dimensions_are_refused(target):
+    x = torch.randn(1, 3, 8, 6)
+    explain_model = lrpfx.transform(ChannelsLast().eval(), lrpfx.composites.EpsilonPlus(), example_inputs=x)
+    with pytest.raises(lrpfx.InputError, match=r"channels in dimension 3.*output\.movedim\(3, 1\)"):
+        lrpfx.attribute(explain_model, x, target)
+    moved = lrpfx.attribute(explain_model, x, lrpfx.Region(1), output=lambda output: output.movedim(3, 1))
+    assert moved.relevance.any()
