@@ -270,7 +270,7 @@ def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any
     known = cache_of(module).embeddings
     for place in arguments.integers:
         if place not in known:
-            known[place] = _embeddings_at(module.graph, place)
+            known[place] = embeddings_at(module.graph, place)
         if known[place]:
             found[place] = known[place]
     if not arguments.leaves and not found:
@@ -283,7 +283,7 @@ def embeddings_of(module: ExplainModule, arguments: Arguments) -> dict[tuple[Any
     return found
 
 
-def _embeddings_at(graph: fx.Graph, place: tuple[Any, ...]) -> list[str]:
+def embeddings_at(graph: fx.Graph, place: tuple[Any, ...]) -> list[str]:
     """The names of the embeddings that look up the input at a place, and whose vectors reach the output."""
     node = input_node(graph, place)
     if node is None:

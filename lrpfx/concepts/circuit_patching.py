@@ -116,13 +116,15 @@ class _Patched(Evaluation):
             written, rows = one.branch.written, self.wiring.rows(one)
             removed = [place for place, is_kept in enumerate(kept[rows.start : rows.stop]) if not is_kept]
             changed[written] = self.env[written]
-            if removed and one.features is None:
+            if not removed:
+                continue
+            is_changed = True
+            if one.features is None:
                 changed[written] = self._elsewhere(written)
-            elif removed:
-                features = one.features[removed].flatten()  # type: ignore[index]
+            else:
+                features = one.features[removed].flatten()
                 difference = (self._elsewhere(one.heads) - self.env[one.heads])[..., features]
                 changed[written] = changed[written] + difference @ weight_of(written, self.tree)[:, features].T
-            is_changed |= bool(removed)
         found: torch.Tensor = self.again(node, changed) if is_changed else self.env[node]
         return found
 

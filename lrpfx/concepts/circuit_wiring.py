@@ -107,8 +107,10 @@ class Wiring:
 
 def weight_of(node: fx.Node, module: ExplainModule) -> torch.Tensor:
     """The weight of a dense layer, (out, in)."""
-    weight: torch.Tensor = parameter_value(node.args[1], module)  # type: ignore[arg-type]
-    return weight.detach()
+    weight = node.args[1]
+    assert isinstance(weight, fx.Node)
+    value: torch.Tensor = parameter_value(weight, module)
+    return value.detach()
 
 
 def wiring_of(module: ExplainModule, inputs: Inputs) -> Wiring:

@@ -23,9 +23,6 @@ from lrpfx.ir.node import (
     nodes_in,
 )
 
-#: Calls that change neither values nor their order.
-_SAME = ("to", "_to_copy", "contiguous", "clone", "alias", "type_as", "float")
-
 
 @dataclass(frozen=True)
 class Projection:
@@ -336,9 +333,12 @@ def _addends(node: fx.Node) -> list[fx.Node]:
 
 def _same(node: fx.Node) -> fx.Node:
     """The node whose value a node hands on, or converts to another type."""
-    while is_data(node) and function_name(node) in _SAME and is_data(node.args[0]):
-        node = node.args[0]  # type: ignore[assignment]
-    return node
+    while True:
+        row, source = node_info(node).operator, node.args[0] if node.args else None
+        hands_on = row is not None and row.entries.elementwise and (row.entries.converts or row.entries.keeps_order)
+        if not is_data(node) or not hands_on or not isinstance(source, fx.Node) or not is_data(source):
+            return node
+        node = source
 
 
 def _normalized(node: fx.Node) -> fx.Node | None:

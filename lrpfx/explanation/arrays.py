@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.arguments import embeddings_behind
+from lrpfx.attribution.arguments import embeddings_at, embeddings_behind
+from lrpfx.attribution.infinite_masks import bound_inputs, input_node
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.doors import suffix_of, what_it_is
 from lrpfx.images import nifti
@@ -430,6 +431,11 @@ def leaves_of(inputs: Any) -> list[Any]:
     return list(inputs.values()) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, tuple) else [inputs]
 
 
+def _arguments_of(inputs: Any) -> list[Any]:
+    """For each of `leaves_of`, the argument that it is: its name, or its number."""
+    return list(inputs) if isinstance(inputs, dict) else list(range(len(leaves_of(inputs))))
+
+
 def _features_of(inputs: Any) -> int:
     for leaf in leaves_of(inputs):
         if leaf.ndim > 2:
@@ -527,12 +533,10 @@ def of_features(relevance: Any, inputs: Any, module: ExplainModule) -> torch.Ten
         if given.is_floating_point():
             parts.append(leaf if given.ndim == 2 else leaf[..., None])
         elif leaf is not None:
-            found = leaf
+            of_each = leaf
             if not isinstance(leaf, Mapping):  # of the only embedding
-                placeholder = module.graph.find_nodes(op="placeholder")[place]
-                (only,) = embeddings_behind(placeholder, ())
-                found = {node_info(only).name: leaf}
-            parts.append(_of_embeddings(found, inputs, place, width, module))
+                of_each = dict.fromkeys(embeddings_at(module.graph, (_arguments_of(inputs)[place],)), leaf)
+            parts.append(_of_embeddings(of_each, inputs, place, width, module))
         else:
             found = next(one for one in leaves_of(relevance) if isinstance(one, torch.Tensor))
             parts.append(found.new_zeros(*found.shape[:-1], width))
@@ -541,10 +545,10 @@ def of_features(relevance: Any, inputs: Any, module: ExplainModule) -> torch.Ten
 
 def warn_of_categories(relevance: Any, inputs: Any, module: ExplainModule) -> None:
     """Warn of features that a model reads as categories, but whose relevance stays at an embedding or is lost."""
-    placeholders = module.graph.find_nodes(op="placeholder")
-    given = leaves_of(inputs) if isinstance(inputs, (torch.Tensor, tuple, dict)) else []
-    for leaf, found, placeholder in zip(given, leaves_of(relevance), placeholders, strict=False):
-        if not isinstance(leaf, torch.Tensor) or leaf.ndim > 2:
+    given = zip(_arguments_of(inputs), leaves_of(inputs), leaves_of(relevance), strict=False)
+    for argument, leaf, found in given if isinstance(inputs, (torch.Tensor, tuple, dict)) else ():
+        placeholder = input_node(module.graph, (argument,))
+        if not isinstance(leaf, torch.Tensor) or leaf.ndim > 2 or placeholder is None:
             continue
         if leaf.is_floating_point() and embeddings_behind(placeholder, ()):
             why = "has floating-point numbers that an embedding reads as categories, and their relevance stays at the embedding"
@@ -601,7 +605,8 @@ def _columns_of_embeddings(
                 return found
 
         with torch.no_grad():
-            Kept(module).run(*leaves_of(values))
+            named = values if isinstance(values, dict) else {}
+            Kept(module).run(*bound_inputs(module.graph, () if named else leaves_of(values), named))
         return kept
 
     one = each_tensor(inputs, lambda leaf: leaf[:1])

@@ -77,12 +77,9 @@ def explain_samples(
 def _reference_of(reference: Any, inputs: Any, place: int, wave: Array) -> Array:
     """The reference of one of the inputs in the form of its wave; NaN if there are several, or the input has another form."""
     if isinstance(reference, torch.Tensor) and isinstance(inputs, torch.Tensor):
-        try:
-            found = torch.broadcast_to(reference.detach().cpu(), inputs.shape)[place]
-        except RuntimeError:
-            return np.full(wave.shape, np.nan)
+        found = reference.detach().expand_as(inputs)[place]  # which `attribute` has checked
         if found.numel() == wave.size:
-            return found.double().numpy().reshape(wave.shape)
+            return found.double().numpy(force=True).reshape(wave.shape)
     return np.full(wave.shape, np.nan)
 
 

@@ -196,7 +196,7 @@ class WaveExplanation(Explained):
         """
         name = self.name if len(self.output) == 1 else f"{self.name}: relevance for {self._shown(str(self.target))}"
         rows = [(f"{name}\nrelevance of times, and the wave", self.overlay(style=WITHIN))]
-        if self.reference is not None and np.isnan(self.reference).any():
+        if not self._has_frequencies:
             return sheet_of_charts(rows, caption=caption_for(self), legend=_legend(self))
         found = self.spectrum()
         bands, magnitude = _summed(found.relevance, _BANDS), _summed(found.magnitude, _BANDS)
@@ -219,15 +219,17 @@ class WaveExplanation(Explained):
 
     def _arrays(self) -> tuple[Array, Array]:
         wave, relevance = self.wave.astype(np.float64), self.answers[0].input_relevance.astype(np.float64)
-        if self.reference is None:
-            return wave, relevance
-        if np.isnan(self.reference).any():
+        if not self._has_frequencies:
             raise InputError(
                 "relevance for several references, or for one of another form than the wave, has no frequencies: ask for "
                 "relevance for one reference",
                 topic="tables-series-and-waves",
             )
-        return wave - self.reference, relevance
+        return wave if self.reference is None else wave - self.reference, relevance
+
+    @property
+    def _has_frequencies(self) -> bool:
+        return self.reference is None or not np.isnan(self.reference).any()
 
     def _seconds(self) -> charts.Axis:
         return "0", f"{self.wave.shape[1] / self.rate:.4g}", "seconds"

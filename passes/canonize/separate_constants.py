@@ -25,13 +25,14 @@ class SeparateConstants(GraphPass):
     def applies(self, program: Program) -> bool:
         if not has_batch_norm(program):
             return False
-        carrying = _with_relevance(program.graph)
-        return any(_readers_without_relevance(node, carrying) for node in carrying)
+        carrying, merged = _with_relevance(program.graph), _with_what_leads_to_them(program.graph)
+        return any(_readers_without_relevance(node, carrying) for node in carrying & merged)
 
     def run(self, program: Program) -> PassResult:
         result, carrying = PassResult(), _with_relevance(program.graph)
+        merged = carrying & _with_what_leads_to_them(program.graph)
         for node in reversed(list(calls(program.graph))):  # a copy of a batch norm is another reader of the layer before it
-            others = _readers_without_relevance(node, carrying)
+            others = _readers_without_relevance(node, carrying) if node in merged else []
             if others:
                 with program.graph.inserting_after(node):
                     copied = program.graph.node_copy(node)
@@ -44,9 +45,7 @@ class SeparateConstants(GraphPass):
 
 
 def _readers_without_relevance(node: fx.Node, carrying: set[fx.Node]) -> list[fx.Node]:
-    """The readers of what a merge changes, or needs to know all readers of, that take no relevance, if others do."""
-    if node not in carrying or not (_is_batch_norm(node) or _is_before_batch_norm(node)):
-        return []
+    """The readers of a node that take no relevance, if others do."""
     others = [user for user in readers(node) if user.op != "output" and user not in carrying]
     return others if len(others) < len(readers(node)) else []
 
@@ -62,19 +61,22 @@ def _with_relevance(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _is_batch_norm(node: fx.Node) -> bool:
-    kind = node_info(node).kind
-    return kind is not None and issubclass(kind, BatchNorm)
+def _with_what_leads_to_them(graph: fx.Graph) -> set[fx.Node]:
+    """Batch norms, and layers before them, with the poolings and views between, through which they would be merged.
 
-
-def _is_before_batch_norm(node: fx.Node) -> bool:
-    """Whether a batch norm reads a layer, perhaps behind a pooling or a view through which it would be merged."""
-    if not is_layer_of_parameters(node) and not _may_keep_channels(node):
-        return False
-    users = [user for user in readers(node) if user.op != "output"]
-    return any(_is_batch_norm(user) or (_may_keep_channels(user) and _is_before_batch_norm(user)) for user in users)
-
-
-def _may_keep_channels(node: fx.Node) -> bool:
-    operator = node_info(node).operator
-    return operator is not None and keeps_channels(operator)
+    A merge changes these, or needs to know all their readers.
+    """
+    found: set[fx.Node] = set()
+    for node in calls(graph):
+        kind = node_info(node).kind
+        if kind is None or not issubclass(kind, BatchNorm):
+            continue
+        found.add(node)
+        source = node.args[0]
+        while isinstance(source, fx.Node) and source not in found:
+            operator = node_info(source).operator
+            passes_on = operator is not None and keeps_channels(operator)
+            if passes_on or is_layer_of_parameters(source):
+                found.add(source)
+            source = source.args[0] if passes_on else None
+    return found

@@ -252,7 +252,7 @@ def _drops_conversion(node: fx.Node, root: nn.Module) -> bool:
     if dtypes <= {value.dtype}:
         replace_call(node, parameter)
         return True
-    like = next((name for name, one in root.named_parameters() if {one.dtype} == dtypes), None)
+    like = _parameter_of(dtypes, root)
     if like is not None:
         _convert_like(node, parameter, like)
     return False
@@ -271,7 +271,7 @@ def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root:
     dtype = node_info(node).dtype or (floating.pop() if len(floating) == 1 else None)
     if dtype is None or _is_discrete(dtype):
         return bound
-    like = next((name for name, one in root.named_parameters() if one.dtype == dtype), None)
+    like = _parameter_of({dtype}, root)
     converted = {}
     for place, one in enumerate(dict.fromkeys(constants)):
         name = f"{node_info(node).name}.to{f'_{place}' if place else ''}"
@@ -300,7 +300,7 @@ def _take_type_from_parameter(node: fx.Node, root: nn.Module) -> None:
     It is a constant then, as a tensor that the trace computes. The parameter has the dtype of the signal, on the only device.
     """
     name = function_name(node)
-    is_new = node.op != "call_module" and name in _NEW
+    is_new = name in _NEW
     if not is_new and name not in FACTORY_NAMES:
         return
     signals = set()
@@ -310,7 +310,7 @@ def _take_type_from_parameter(node: fx.Node, root: nn.Module) -> None:
         if not reads and (not is_new or one in nodes_in((node.args[1:], node.kwargs))):
             return
     dtypes = {node_info(signal).dtype for signal in signals if isinstance(signal, fx.Node)}
-    like = next((name for name, one in root.named_parameters() if {one.dtype} == dtypes), None)
+    like = _parameter_of(dtypes, root)
     if like is None or len({one.device for one in root.parameters()}) > 1:
         return
     read = {which: _read_of(node, like, which) for which in ("dtype", "device")}
@@ -328,6 +328,11 @@ def _convert_like(node: fx.Node, value: fx.Node, name: str) -> None:
     """Make a conversion one to the dtype of the parameter `name`."""
     node.op, node.target, node.args, node.kwargs = "call_method", "to", (value, _read_of(node, name, "dtype")), {}
     update_info(node, role=Role.PARAMETER)
+
+
+def _parameter_of(dtypes: Collection[Any], root: nn.Module) -> str | None:
+    """The name of a parameter with the only one of these dtypes."""
+    return next((name for name, one in root.named_parameters() if {one.dtype} == dtypes), None)
 
 
 def _read_of(node: fx.Node, name: str, attribute: str) -> fx.Node:

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-import small_transformers  # noqa: F401  # before transformers, which imports torchvision
 import torch
+import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision
 import transformers
 from torch import nn
 

@@ -441,6 +441,30 @@ def test_columns_are_found_by_changes(name):
     np.testing.assert_allclose(found.to_numpy(), expected.numpy(), atol=1e-5)
 
 
+class OfTwoEmbeddings(InOrder):
+    def __init__(self, order):
+        super().__init__(order)
+        self.other = nn.Embedding(6, 3)
+
+    def forward(self, numbers, categories):
+        vectors = self.embedding(categories[:, 0]), self.other(categories[:, 1])
+        return self.layer(torch.cat([numbers, *vectors], 1))
+
+
+@pytest.mark.parametrize("kind", [InOrder, OfTwoEmbeddings])
+def test_inputs_may_be_named_in_any_order(kind):
+    model = kind(lambda ids: ids).float().eval()
+    expected = lrpfx.explain(model, MIXED, 0, preprocess=numbers_and_categories).to_pandas()
+
+    def named(frame):
+        numbers, categories = numbers_and_categories(frame)
+        return {"categories": categories, "numbers": numbers}
+
+    found = lrpfx.explain(model, MIXED, 0, preprocess=named).to_pandas()
+    assert list(found.columns) == ["kind", "group", "a", "b"]
+    np.testing.assert_array_equal(found[expected.columns].to_numpy(), expected.to_numpy())
+
+
 def test_features_of_several_columns_have_no_names_of_columns():
     model = nn.Linear(4, 2).float().eval()
 

@@ -298,7 +298,10 @@ def test_what_preprocessing_did_to_the_axes_is_undone(kind):
 def test_half_of_a_small_scan(shape):
     """Cells of the comparison hold some voxels of the input, however few there are."""
     scan = nn.functional.interpolate(torch.rand(1, 1, 3, 4, 3), size=shape, mode="trilinear")[0, 0]
-    half = lambda one: nn.functional.interpolate(one[None, None], scale_factor=0.5, mode="trilinear")[0]  # noqa: E731
+
+    def half(one):
+        return nn.functional.interpolate(one[None, None], scale_factor=0.5, mode="trilinear")[0]
+
     found = lrpfx.explain(Weighted().eval(), scan, 0, preprocess=half)
     whole = found.on_scan()
     assert whole.relevance.shape == shape
