@@ -194,6 +194,14 @@ def test_what_docstrings_refer_to_exists(namespace):
     assert not found, "\n" + "\n".join(found)
 
 
+def test_each_name_of_the_package_has_a_place_in_the_reference():
+    """What the built site lists is read where the site is built; this says so at once."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/reference").glob("*.md"))
+    placed = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+    expected = {f"lrpfx.{name}" for name in lrpfx.__all__} | set(namespaces())
+    assert expected <= placed, sorted(expected - placed)
+
+
 @functools.cache
 def source():
     """The package as the reference reads it, without importing."""
