@@ -226,10 +226,16 @@ def parameter_value(node: fx.Node, root: nn.Module) -> Any:
 
 
 def is_learned(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a value depends on a parameter of the model, not on its dtype or on buffers and other constants alone."""
-    ancestors = ancestors_of(node)
+    """Whether a value depends on a parameter of the model, not on its dtype, on buffers and other constants alone, or on a choice."""
+    ancestors = ancestors_of(node, lambda one: not _is_choice(one))
     read = {node, *(one for reader in ancestors if reader.target is not getattr for one in reader.all_input_nodes)}
     return any(one.op == "get_attr" and isinstance(attribute_of(one, root), nn.Parameter) for one in read)
+
+
+def _is_choice(node: fx.Node) -> bool:
+    """Whether a value consists of integers or truth values, which no parameter is learned through."""
+    dtype = node_info(node).dtype
+    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from helpers import Unary, assert_close
 
 import lrpfx
 from lrpfx import rules, types
-from lrpfx.composites import AttnLRP
+from lrpfx.composites import AttnLRP, EpsilonPlus
 from lrpfx.errors import UnsupportedOperationError
 
 
@@ -41,3 +43,38 @@ def test_a_cut_that_relevance_would_cross_names_the_rule_to_choose():
         relevance_of(lambda x: x + 0.5 * x.flip(1).detach(), x)
     found = relevance_of(lambda x: x + 0.5 * x.flip(1).detach(), x, layer_map=[(types.Detach, rules.Pass())])
     assert_close(found, relevance_of(lambda x: x + 0.5 * x.flip(1), x), 1e-12)
+
+
+class Masked(nn.Module):
+    """Features that are averaged behind a mask, which is found among them or held as a constant."""
+
+    mask: torch.Tensor | None = None
+
+    def __init__(self, choose):
+        super().__init__()
+        self.linear, self.choose = nn.Linear(4, 4), choose
+
+    def forward(self, x):
+        x = self.linear(x)
+        return (x * (self.choose(x) if self.mask is None else self.mask)).mean(1)
+
+
+CHOICES = {
+    "one_hot": lambda x: F.one_hot(x.argmax(-1), 4).type(torch.get_default_dtype()),
+    "comparison": lambda x: (x > 0).to(x.dtype),
+    "truth values": lambda x: x > 0,
+}
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("choose", CHOICES)
+def test_a_choice_behind_parameters_is_a_constant_factor(choose, capture):
+    model, x = Masked(CHOICES[choose]), torch.randn(3, 5, 4)
+    held = Masked(None)
+    held.linear, held.mask = model.linear, CHOICES[choose](model.linear(x)).detach()
+    composite = EpsilonPlus(epsilon=0.01, stabilizer=0.01)
+    found, expected = (
+        lrpfx.attribute(lrpfx.transform(one, composite, example_inputs=x, capture=capture), x, lambda output: output).relevance
+        for one in (model, held)
+    )
+    assert_close(found, expected, 1e-12)
