@@ -226,7 +226,7 @@ def parameter_value(node: fx.Node, root: nn.Module) -> Any:
 
 
 def is_learned(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a value depends on a parameter of the model, not on its dtype, on buffers and other constants alone, or on a choice."""
+    """Whether a value depends on a parameter of the model: not on its dtype, a choice, or buffers and other constants alone."""
     ancestors = ancestors_of(node, lambda one: not _is_choice(one))
     read = {node, *(one for reader in ancestors if reader.target is not getattr for one in reader.all_input_nodes)}
     return any(one.op == "get_attr" and isinstance(attribute_of(one, root), nn.Parameter) for one in read)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from helpers import Unary, assert_close
 from torch import nn
 from torch.nn import functional as F
-from helpers import Unary, assert_close
 
 import lrpfx
 from lrpfx import rules, types
