@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
 from lrpfx.datasets.images_of_samples import stored_preprocessing
-from lrpfx.datasets.layout import KEY, Array, default_block, layouts_of, names_of_relevance
+from lrpfx.datasets.layout import FEATURES, KEY, Array, default_block, layouts_of, names_of_relevance
 from lrpfx.datasets.locations import Location, location_of, zarr_package
 from lrpfx.datasets.ray_engine import engine_named
 from lrpfx.datasets.sample_explainer import SampleExplainer, as_copies, question_of_samples, reductions_of
@@ -34,7 +34,7 @@ from lrpfx.datasets.store import (
 from lrpfx.datasets.view import Attributions
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
-from lrpfx.explanation.arrays import is_frame
+from lrpfx.explanation.arrays import is_frame, items_of_rows
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.images.preprocessing import Preprocessing
@@ -222,10 +222,12 @@ class _Run:
         self.block_size = block_size
         self.stored = stored
         preprocess, is_own = _preprocessing(explainer), isinstance(explainer, Explainer)
+        self.features: tuple[str, ...] | None = None  # of a DataFrame
         if is_frame(data):
             if not is_own:
                 raise InputTypeError("a DataFrame is for an lrpfx.Explainer: an explainable module takes tensors of its rows")
-            data, preprocess = explainer.rows_of(data), None
+            rows = explainer.rows_of(data)
+            data, preprocess, self.features = items_of_rows(rows), None, rows.features
         elif preprocess is not None and (explainer.reading.form is not None or explainer.reading.rate is not None):
             raise InputTypeError(
                 "preprocess= of series, waves and volumes is not applied to data sets: let the data set return what the model "
@@ -245,6 +247,7 @@ class _Run:
         if is_own and isinstance(explainer.model, DetectorHeads):
             asked = _of_boxes(self.explainer.question, preprocess is not None)
             self.explainer = replace(self.explainer, question=asked, heads=explainer.model)
+        self.explainer = replace(self.explainer, is_of_features=self.features is not None)
 
     def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
         """The model as the explainer compiles it for the first sample that can be loaded."""
@@ -285,6 +288,7 @@ class _Run:
             },
             "categories": None if self.categories is None else list(self.categories),
             "preprocessing": stored_preprocessing(self.preprocess),
+            **({} if self.features is None else {FEATURES: list(self.features)}),
             "data": self.source.identity(),
         }
 
@@ -408,7 +412,7 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
         parts.pop(name, None)
     if facts["data"].get("kind") == "folder":
         parts["names of files"] = parts.pop("fingerprint")
-    own = {**{name: facts.get(name) for name in ("categories", "preprocessing")}, "composite": facts["composite"]}
+    own = {**{name: facts.get(name) for name in ("categories", "preprocessing", FEATURES)}, "composite": facts["composite"]}
     return {"model, weights or rules": facts["model"], **own, **parts}
 
 

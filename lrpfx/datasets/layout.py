@@ -20,7 +20,9 @@ STATUS, LABEL, KEY, ERROR, DIGEST = "status", "label", "key", "error", "digest"
 DONE = "done"
 
 #: Dimensions.
-SAMPLE, BLOCK, CONDITION, TARGET = "sample", "block", "condition", "target"
+SAMPLE, BLOCK, CONDITION, TARGET, FEATURE = "sample", "block", "condition", "target", "feature"
+#: The entry of a manifest with the names of the features of a table.
+FEATURES = "features"
 #: The dtype of texts, which have any length.
 STRING = "string"
 #: What is read together at least. With less, reading all samples takes several times as long, and one sample no less.

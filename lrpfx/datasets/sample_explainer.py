@@ -13,6 +13,7 @@ from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
+from lrpfx.explanation.arrays import of_features
 from lrpfx.explanation.detections import arguments_of
 from lrpfx.ir.node import Role, node_info
 from lrpfx.request.channels import kind_of
@@ -57,6 +58,7 @@ class SampleExplainer:
     `question`: its targets are those of every sample. `reductions`: of each recorded layer, by its name. `reduce`: that of the
     inputs. `scores`: how many of the largest outputs are kept; None for all. `dtype`: of relevance. `is_cast`: whether inputs
     are brought to the dtype of the model. `heads`: those of a detector, which find further arguments in the images.
+    `is_of_features`: whether samples are rows of a table, whose features have relevance side by side.
     """
 
     explain_model: nn.Module
@@ -68,6 +70,7 @@ class SampleExplainer:
     dtype: torch.dtype
     is_cast: bool
     heads: DetectorHeads | None = None
+    is_of_features: bool = False
 
     @property
     def has_several(self) -> bool:
@@ -127,7 +130,11 @@ class SampleExplainer:
         question = replace(self.question, **asked, output=reported(self.question.output, "output"))
         given = on_device_of(self.module, inputs, self.is_cast)
         given = given if self.heads is None else arguments_of(self.heads, given)
-        return mean_of(computations(self.explain_model, given, question))
+        found = mean_of(computations(self.explain_model, given, question))
+        if self.is_of_features:
+            several = tuple(given) if isinstance(given, list) else given  # as batches have them
+            found.of_inputs = of_features(found.of_inputs, several, self.module)
+        return found
 
     def rows(self, found: Computation, count: int) -> tuple[dict[str, Array], dict[int, str]]:
         """Arrays with a row for each sample by name, and the reasons of samples whose values are not finite, by place."""

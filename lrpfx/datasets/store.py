@@ -17,6 +17,8 @@ from lrpfx.datasets.layout import (
     ERROR,
     EXPLAINED,
     FAILED,
+    FEATURE,
+    FEATURES,
     LABEL,
     MISSING,
     SAMPLE,
@@ -84,7 +86,9 @@ class Manifest:
 
 
 def names_along(facts: Mapping[str, Any], dimension: str) -> list[str]:
-    """What a manifest calls the conditions or targets of each sample; those of one name are numbered."""
+    """What a manifest calls the conditions or targets of each sample, of which those of one name are numbered, or features."""
+    if dimension == FEATURE:
+        return list(facts.get(FEATURES, ()))
     found = facts["settings"].get(f"{dimension}s")
     return numbered([text_of(one) for one in found]) if isinstance(found, list) else []
 

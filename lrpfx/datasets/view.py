@@ -13,6 +13,8 @@ from lrpfx.datasets.layout import (
     ERROR,
     EXPLAINED,
     FAILED,
+    FEATURE,
+    FEATURES,
     KEY,
     LABEL,
     LAYERS,
@@ -272,10 +274,10 @@ class Attributions:
     def to_xarray(self) -> "Dataset":
         """The arrays as a Dataset of xarray, which reads values when they are asked for.
 
-        `to_xarray().chunk(sample=1000)` reads by dask. Coordinates are "sample", "label" and "key", and the names of targets
-        and conditions; attributes the composite, the model's hash and the versions of packages. Errors: `InputError`: xarray is
-        not installed. What is indexed later raises `ArtefactError` for a chunk that is lost, and the error of Zarr for one that
-        is damaged.
+        `to_xarray().chunk(sample=1000)` reads by dask. Coordinates are "sample", "label" and "key", and the names of targets,
+        conditions and a table's features; attributes the composite, the model's hash and the versions of packages. Errors:
+        `InputError`: xarray is not installed. What is indexed later raises `ArtefactError` for a chunk that is lost, and the
+        error of Zarr for one that is damaged.
         """
         xarray = optional_package("xarray", "a Dataset of xarray", "datasets")
         with self._location.errors("opened"):
@@ -284,7 +286,8 @@ class Attributions:
         names = [name for name in self.names if name != DIGEST]
         found: Dataset = opened[names].isel({SAMPLE: slice(len(self))}).assign_coords({SAMPLE: np.arange(len(self))})
         facts = self._manifest.facts
-        for one in {CONDITION, TARGET}.intersection(found.dims):
+        named = {CONDITION, TARGET, FEATURE} if FEATURES in facts else {CONDITION, TARGET}
+        for one in named.intersection(found.dims):
             found = found.assign_coords({one: np.array(names_along(facts, str(one)), dtype=object)})
         versions = {f"{name}_version": one for name, one in facts["versions"].items()}
         found.attrs = {"composite": facts["composite"], "model": facts["model"], **versions}

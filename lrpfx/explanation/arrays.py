@@ -63,7 +63,7 @@ class Reading:
             return "wave"
         if _is_of_volumes(given, model):
             return "volume"
-        if is_frame(given) or (_is_pandas_series(given) and given.dtype.kind in "fiub"):
+        if is_frame(given) or _is_row(given):
             return "table"
         axes = given.ndim if isinstance(given, (np.ndarray, torch.Tensor)) and _is_floating(given) else None
         if self.names is not None:
@@ -106,6 +106,11 @@ class Samples:
     affines: tuple[np.ndarray[Any, Any] | None, ...] = ()
     scans: tuple[Scan | None, ...] = ()
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features, or numbers."""
+        return self.names or tuple(f"feature {number}" for number in range(self.values[0].shape[-1]))
+
     def part(self, places: slice) -> Any:
         """The inputs of some samples; of volumes, of one."""
         if isinstance(self.inputs, list):
@@ -139,7 +144,13 @@ def read(
 def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
     several, titles, names = True, None, reading.names
     if _is_pandas_series(given):
-        given, several = given.to_frame().T, False
+        if preprocess is not None and given.dtype.kind not in "fiub":
+            raise InputTypeError(
+                "a row as a Series of objects has lost the types of the columns, such as categories, which preprocess= may "
+                "read: give it as a DataFrame, df.iloc[[0]] in place of df.iloc[0]",
+                topic="tables-series-and-waves",
+            )
+        given, several = given.to_frame().T.infer_objects(), False
     if is_frame(given):
         columns = tuple(map(str, given.columns))
         titles = tuple(map(str, getattr(given, "index", range(len(given)))))
@@ -186,14 +197,9 @@ def _columns_of_features(frame: Any, preprocess: Callable[..., Any], inputs: Any
 
     before, found = features(inputs), {}
     for place in range(len(before)):
-        changed, values = frame.copy(), np.asarray(frame.iloc[:, place])
-        other = np.roll(values, 1)  # values that the column has
-        if (other == values).all():
-            if values.dtype.kind not in "fiu":
-                return None
-            other = values + 1
-        changed.isetitem(place, other)
         try:
+            changed = frame.copy()
+            changed.isetitem(place, _other_values(frame.iloc[:, place].array))
             after = features(preprocess(changed))
         except Exception:  # which the values of the frame itself do not raise
             return None
@@ -202,6 +208,16 @@ def _columns_of_features(frame: Any, preprocess: Callable[..., Any], inputs: Any
             return None
         found[made[0]] = place
     return [found[number] for number in range(len(before))]
+
+
+def _other_values(values: Any) -> Any:
+    """Other values of the type of a column of a DataFrame: its own in another order, or new ones if they are all one."""
+    others = values.take(np.roll(np.arange(len(values)), 1))
+    if not all(one == other for one, other in zip(values, others, strict=True)):
+        return others
+    if hasattr(values, "categories"):
+        return type(values).from_codes((values.codes + 1) % len(values.categories), dtype=values.dtype)
+    return ~values if values.dtype.kind == "b" else values + 1
 
 
 def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
@@ -436,6 +452,16 @@ def _arguments_of(inputs: Any) -> list[Any]:
     return list(inputs) if isinstance(inputs, dict) else list(range(len(leaves_of(inputs))))
 
 
+def items_of_rows(rows: Samples) -> list[dict[str, Any]]:
+    """The rows of a table as items of a data set, with their titles."""
+
+    def item(place: int) -> dict[str, Any]:
+        inputs = each_tensor(rows.inputs, lambda one: one[place])
+        return {"__key__": rows.titles[place], **(inputs if isinstance(inputs, dict) else {"": inputs})}
+
+    return [item(place) for place in range(len(rows.titles))]
+
+
 def _features_of(inputs: Any) -> int:
     for leaf in leaves_of(inputs):
         if leaf.ndim > 2:
@@ -517,6 +543,13 @@ def is_frame(value: Any) -> bool:
 
 def _is_pandas_series(value: Any) -> bool:
     return hasattr(value, "index") and hasattr(value, "to_numpy") and hasattr(value, "to_frame") and not is_frame(value)
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a value is a Series of pandas with numbers, perhaps beside other objects; others are of paths or texts."""
+    if not _is_pandas_series(value):
+        return False
+    return value.dtype.kind in "fiub" or any(isinstance(one, (int, float, np.number, np.bool_)) for one in value)
 
 
 # --- features of several inputs ----------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
-from operator import itemgetter
 from typing import IO, Any, Generic, Literal, Protocol, TypedDict, overload
 
 import numpy as np
@@ -24,7 +23,7 @@ from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.detection.of_masks import is_of_masks, semantic_map
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
-from lrpfx.explanation.arrays import Form, Reading, each_tensor, read
+from lrpfx.explanation.arrays import Form, Reading, Samples, read
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -724,14 +723,13 @@ class Explainer(Generic[Found]):
         """The names of the arguments of the model; none if it takes any."""
         return (names_of_arguments(self.model)[0] or ()) if isinstance(self.model, nn.Module) else ()
 
-    def rows_of(self, frame: Any) -> list[Any]:
-        """The rows of a table as the model takes them, without a batch.
+    def rows_of(self, frame: Any) -> Samples:
+        """The rows of a table as the model takes them.
 
         `frame`: a DataFrame. Raises `InputError` as a call does.
         """
         self._form = "table"
-        samples = read(frame, "table", self.reading, None if self.preprocess is None else self.preprocess.function)
-        return [each_tensor(samples.inputs, itemgetter(place)) for place in range(len(samples.titles))]
+        return read(frame, "table", self.reading, None if self.preprocess is None else self.preprocess.function)
 
     @property
     def explain_model(self) -> nn.Module:

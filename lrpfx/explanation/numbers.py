@@ -143,7 +143,6 @@ def _own(samples: Samples, place: int, kind: type[OfNumbers], reading: Reading) 
         return values, samples.affines[place], samples.scans[place]
     if kind is WaveExplanation:
         return values, reading.rate
-    names = samples.names or tuple(f"feature {number}" for number in range(values.shape[-1]))
     if kind is TableExplanation:
-        return names, values
-    return names, samples.steps or tuple(range(len(values))), values
+        return samples.features, values
+    return samples.features, samples.steps or tuple(range(len(values))), values

@@ -75,6 +75,51 @@ def test_a_data_frame(preprocess, tmp_path):
         lrpfx.datasets.attribute(explainer.explain_model, frame, tmp_path / "other")
 
 
+class OfCategories(nn.Module):
+    """A number for numbers and a category, in two forms of the inputs."""
+
+    def __init__(self, by_name):
+        super().__init__()
+        torch.manual_seed(0)
+        self.by_name, self.embedding, self.head = by_name, nn.Embedding(3, 4), nn.Linear(6, 1)
+
+    def preprocess(self, frame):
+        numbers, codes = torch.tensor(frame[["size", "age"]].to_numpy(np.float32).copy()), frame["city"].cat.codes.to_numpy()
+        codes = torch.tensor(codes.astype(np.int64))
+        return {"codes": codes, "numbers": numbers} if self.by_name else (numbers, codes)
+
+    def forward(self, numbers, codes):
+        return self.head(torch.cat([numbers, self.embedding(codes)], 1))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_data_frame_with_categories(by_name, tmp_path):
+    """Each column has its relevance, as `explain` gives it, with its name, and each row its title."""
+    model = OfCategories(by_name).eval()
+    frame = pd.DataFrame(
+        {"age": [1.0, 2.0, 3.0], "city": pd.Categorical(["a", "b", "a"], ["a", "b", "c"]), "size": [4.0, 4.0, 4.0]}, [*"uvw"]
+    )
+    explainer = lrpfx.Explainer(model, preprocess=model.preprocess)
+    stored = lrpfx.datasets.attribute(explainer, frame, tmp_path / "store", targets=[0, {0: -1.0}], dtype="float64")
+    weight, codes = model.head.weight[0].detach().numpy(), frame["city"].cat.codes.to_numpy()
+    expected = {
+        "size": frame["size"] * weight[0],
+        "age": frame["age"] * weight[1],
+        "city": model.embedding.weight.detach().numpy()[codes] @ weight[2:],
+    }
+    names = ["city", "size", "age"] if by_name else ["size", "age", "city"]
+    assert stored.manifest["features"] == names and stored.keys == [*"uvw"] and not (stored.labels >= 0).any()
+    for sign, place in ((1, 0), (-1, 1)):
+        for number, name in enumerate(names):
+            np.testing.assert_allclose(stored["relevance"][:, place, number], sign * expected[name], rtol=1e-5)
+    assert list(stored.to_xarray()["feature"].to_numpy()) == names
+    np.testing.assert_allclose(explainer(frame)[1].relevance, stored["relevance"][1, 0], rtol=1e-5)
+    assert explainer(frame.iloc[[1]])[0].features == tuple(names), "of one row, too"
+    with pytest.raises(InputError, match="features"):
+        other = lrpfx.Explainer(model, preprocess=model.preprocess, names=["1", "2", "3"])
+        lrpfx.datasets.attribute(other, frame, tmp_path / "store", targets=[0, {0: -1.0}], dtype="float64")
+
+
 def test_several_inputs_by_name(tmp_path):
     model = Both().eval()
     samples = [{"image": torch.rand(3, 5, 5), "facts": torch.rand(2)} for _ in range(3)]

@@ -101,6 +101,21 @@ def test_categories_have_the_relevance_of_their_embeddings(common):
     assert found[0].waterfall().width > 100 and found.beeswarm().width > 100
 
 
+def test_a_row_of_objects():
+    """Numbers are a row; what may have lost its type, or is no number, is an error that says what keeps it."""
+    table = pd.DataFrame({"a": [1, 2], "b": [0.5, -1.0], "c": [True, False]})
+    model = dense(3, 2)
+    row = table.iloc[1]
+    assert row.dtype == object
+    found = lrpfx.explain(model, row, 1)
+    np.testing.assert_allclose(found.relevance, lrpfx.explain(model, table, 1)[1].relevance, rtol=1e-5)
+    assert found.features == ("a", "b", "c")
+    with pytest.raises(InputTypeError, match=r"df\.iloc\[\[0\]\]"):
+        lrpfx.explain(model, row, preprocess=lambda frame: torch.tensor(frame.to_numpy(np.float32)))
+    with pytest.raises(InputTypeError, match="column 'd' does not hold numbers"):
+        lrpfx.explain(model, table.assign(d=pd.Categorical(["x", "y"])).iloc[0])
+
+
 def test_series():
     torch.manual_seed(0)
     model, series = Recurrent().eval(), torch.randn(4, 20, 3)
