@@ -17,16 +17,18 @@ from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.doors import suffix_of, what_it_is
 from lrpfx.images import nifti
 from lrpfx.images.scans import Geometries, Scan, VolumeGeometry, measured_scan
-from lrpfx.ir.node import node_info
+from lrpfx.ir.node import floating_tensors, node_info
 from lrpfx.request.classes import as_list
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import positive_number
-from lrpfx.support.tensors import not_dense
+from lrpfx.support.tensors import not_dense, on_device_of
 
 #: What numbers stand for: the rows of a table, values at steps in time, a sound or another signal of many samples, or a
 #: volume or a video.
 Form = Literal["table", "series", "wave", "volume"]
 
+_PLURALS: dict[Form, str] = {"table": "tables", "series": "series", "wave": "waves", "volume": "volumes"}
+_MOST_CHANNELS, _FEW_SAMPLES = 8, 1000  # of a sound: more channels, or fewer samples, are not meant
 _ONE_DIMENSIONAL = (nn.RNNBase, nn.Conv1d)
 _OF_IMAGES = (nn.Conv2d, nn.Conv3d)
 _CHANNELS_OF_PICTURES = (1, 3, 4)  # a model without layers that tell takes other arrays with three axes as series
@@ -53,7 +55,28 @@ class Reading:
         if isinstance(names, str):
             raise InputTypeError("names= is a list with a name for each feature", topic="tables-series-and-waves")
         checked = None if names is None else tuple(map(str, as_list("names=", names)))
-        return cls(form, checked, None if rate is None else positive_number("rate=", rate), channels)
+        found = cls(form, checked, None if rate is None else positive_number("rate=", rate), channels)
+        if form is not None or rate is not None:
+            found.check(form or "wave")
+        return found
+
+    def check(self, form: Form | None) -> None:
+        """Raise `InputError` if something is said that inputs of a form do not have. `form`: None for those of no numbers."""
+        said: tuple[tuple[str, Any, tuple[Form, ...]], ...] = (
+            ("form=", self.form, get_args(Form)),
+            ("rate=", self.rate, ("wave",)),
+            ("channels=", self.channels, ("series",)),
+            ("names=", self.names, ("table", "series")),
+        )
+        for name, value, forms in said:
+            if value is not None and form not in forms:
+                what = "texts or photographs" if form is None else _PLURALS[form]
+                remedy = "; names of classes are categories=" if name == "names=" else ""
+                raise InputError(
+                    f"{name} is for {' and '.join(_PLURALS[one] for one in forms)}, and the input is read as {what}: leave it "
+                    f"out, or say by form= what the input is{remedy}",
+                    topic="tables-series-and-waves",
+                )
 
     def form_of(self, given: Any, model: Any, preprocessed: bool) -> Form | None:
         """What an input stands for; None for photographs and texts. `preprocessed`: whether there is `preprocess=`."""
@@ -138,7 +161,9 @@ def read(
         )
     if form == "volume":
         return _volumes(given, preprocess, model, {} if geometries is None else geometries)
-    return {"table": _table, "series": _series, "wave": _waves}[form](given, reading, preprocess)
+    if form == "wave":
+        return _waves(given, preprocess, model)
+    return (_table if form == "table" else _series)(given, reading, preprocess)
 
 
 def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
@@ -256,7 +281,7 @@ def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None)
     return Samples(inputs, several, titles, names, tuple(each), steps, channels_first)
 
 
-def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
+def _waves(given: Any, preprocess: Callable[..., Any] | None, model: Any) -> Samples:
     values = _as_numpy(_array_of(given))
     if values.ndim not in (1, 2, 3) or not values.size:
         raise InputError(
@@ -269,18 +294,74 @@ def _waves(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
             "for 16 bits",
             topic="tables-series-and-waves",
         )
-    batch = values[None] if values.ndim == 1 else values
-    inputs = _prepared(torch.from_numpy(_native(batch)), preprocess, len(batch))
-    if not isinstance(inputs, torch.Tensor) or inputs.shape[-1] != batch.shape[-1] or len(inputs) != len(batch):
+    if values.ndim == 2 and values.shape[1] <= _MOST_CHANNELS and len(values) > _FEW_SAMPLES:
+        raise InputError(
+            f"an array of shape {values.shape} would be {len(values)} waves of {values.shape[1]} samples. If it is one wave "
+            "(samples, channels), give wave.T[None], or wave.mean(1) to a model of one channel",
+            topic="tables-series-and-waves",
+        )
+    several, waves = values.ndim > 1, torch.from_numpy(_native(values[None] if values.ndim == 1 else values))
+    if preprocess is None:
+        waves, is_one = in_form_of(model, waves)
+        several = several and not is_one
+    count, samples = len(waves), waves.shape[-1]
+    inputs = _prepared(waves, preprocess, count)
+    if not isinstance(inputs, torch.Tensor) or inputs.shape[-1] != samples:
         raise InputError(
             "preprocess= of waves returns one tensor with as many samples: let the model do what changes them, such as a "
             "spectrogram",
             topic="tables-series-and-waves",
         )
-    several = values.ndim > 1
-    titles = ("wave",) if not several else tuple(f"wave {place}" for place in range(len(batch)))
-    heard = inputs.numpy().reshape(len(inputs), -1, inputs.shape[-1])  # what preprocessing has scaled is what is explained
+    titles = ("wave",) if not several else tuple(f"wave {place}" for place in range(count))
+    heard = inputs.numpy().reshape(count, -1, samples)  # what preprocessing has scaled is what is explained
     return Samples(inputs, several, titles, None, tuple(heard))
+
+
+def check_no_rate(given: Any, arguments: Sequence[str]) -> None:
+    """Raise `InputTypeError` for a wave beside its rate, as readers of files give them. `arguments`: names of the model's."""
+    rate: Any = None
+    if isinstance(given, (tuple, list)) and len(given) == 2:
+        numbers = [one for one in given if isinstance(one, (int, float, np.number)) and not isinstance(one, bool)]
+        waves = [one for one in given if isinstance(one, (np.ndarray, torch.Tensor)) and one.ndim]
+        rate = numbers[0] if numbers and waves else None
+        wave = f"pair[{0 if isinstance(given[1], type(rate)) else 1}]"
+    elif isinstance(given, Mapping) and {"array", "sampling_rate"} <= set(given) - set(arguments):
+        rate, wave = given["sampling_rate"], 'sample["array"]'
+    if rate is not None:
+        raise InputTypeError(
+            f"the input is a wave beside its rate, {rate}: give the wave alone, {wave}, with rate={rate}",
+            topic="tables-series-and-waves",
+        )
+
+
+def in_form_of(model: Any, waves: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """Waves (batch, samples) with the axis of channels that a model needs, and whether they are the channels of one wave.
+
+    The first of these forms that the model takes: as they are, (batch, 1, samples), and as one wave (channels, samples) or
+    (samples, channels). Raises `InputError` where none of a model with convolutions over samples alone is.
+    """
+    convolution = next((one for one in model.modules() if isinstance(one, nn.Conv1d)), None) if _can_run(model) else None
+    if waves.ndim != 2 or convolution is None:
+        return waves, False
+    forms = ((waves, False), (waves[:, None], False), (waves[None], True), (waves.T[None], True))
+    batch = convolution.in_channels + 1  # samples that are not taken for channels
+    found = next((form for form in forms if _answers(model, form[0][:1].expand(batch, *form[0].shape[1:]))), None)
+    return (waves, False) if found is None else (found[0].contiguous(), found[1])
+
+
+def _can_run(model: Any) -> bool:
+    """Whether a model may be run to see what it takes: it changes nothing of itself then."""
+    return isinstance(model, nn.Module) and not any(one.training for one in model.modules())
+
+
+def _answers(model: nn.Module, batch: torch.Tensor) -> bool:
+    """Whether a model returns something for each sample of a batch."""
+    try:
+        with torch.no_grad():
+            found = floating_tensors(model(on_device_of(model, batch, True)))
+    except Exception:  # of any kind: the model is not written for this shape
+        return False
+    return bool(found) and all(one.ndim and len(one) == len(batch) for one in found)
 
 
 def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any, geometries: Geometries) -> Samples:

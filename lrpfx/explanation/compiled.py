@@ -190,7 +190,8 @@ class CompiledModel(Compiled):
         if len(outputs) != len(targets):
             raise InputError(
                 f"the explained output has shape {output.shape} for {len(targets)} samples, not a row for each of them. "
-                'Recurrent layers read an input of two axes as one sample, (steps, features): it is form="series" then',
+                "Recurrent layers and convolutions over steps read an input of two axes as one sample, (steps, features): it "
+                'is form="series" then, or a wave, with rate=',
                 topic="explainers",
             )
         rows = [{name: value[place] if several else value for name, value in arrays.items()} for place in range(len(seeds))]

@@ -80,7 +80,7 @@ _READINGS = {
     None: "photographs (batch, channels, height, width)",
     "table": "a table (rows, features)",
     "series": "series (batch, steps, features)",
-    "wave": "waves (batch, samples) or (batch, channels, samples)",
+    "wave": "waves (batch, samples) or (batch, channels, samples), of which one with several channels is wave[None]",
     "volume": "a volume (channels, depth, height, width)",
 }
 OTHERS = (

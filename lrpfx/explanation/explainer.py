@@ -23,7 +23,7 @@ from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.detection.of_masks import is_of_masks, semantic_map
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
-from lrpfx.explanation.arrays import Form, Reading, Samples, read
+from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, read
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -554,8 +554,8 @@ class Explainer(Generic[Found]):
             they are a DataFrame, a row of one, or an array with one or two axes, and series if they have three axes and there
             are `names`, or the model has recurrent layers or convolutions over one dimension and none over images. A table has
             the shape (rows, features), series (batch, steps, features), and waves (batch, samples) or (batch, channels,
-            samples); without the batch, there is one. One or two axes and a single name are series of one feature, (steps,) or
-            (batch, steps).
+            samples); without the batch, there is one. A wave gets the axis of channels that convolutions over samples need. One
+            or two axes and a single name are series of one feature, (steps,) or (batch, steps).
             `preprocess` is then a function from all of what was given to the tensors that the model takes.
             A volume or a video is an array or a tensor (channels, depth, height, width), or (frames, channels, height, width)
             if the model's first convolution says that the channels are second; an image of nibabel or its file (.nii, .nii.gz);
@@ -579,13 +579,16 @@ class Explainer(Generic[Found]):
         """
         self._form = None
         images = with_names(images, self.argument_names)
+        check_no_rate(images, self.argument_names)
         if self._is_joint(images):
             return self._of_several_inputs(images, target, targets)
         if self.tokenizer is not None:
+            self.reading.check(None)
             return self._of_texts(images, target, targets)
         if are_graphs(images):
             return self._of_graphs(images, target, targets)
         self._form = self.reading.form_of(images, self.model, self.preprocess is not None)
+        self.reading.check(self._form)
         if self._form is not None:
             return self._of_numbers(images, self._form, target, targets)
         several = is_several(images)
@@ -666,8 +669,12 @@ class Explainer(Generic[Found]):
         return explain_generated(self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation, against)
 
     def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
-        if self.reading.form is not None or self.reading.rate is not None:
-            raise InputError("form= and rate= are for numbers, and a graph was given: leave them out", topic="graph-networks")
+        if self.reading != Reading():
+            raise InputError(
+                "form=, names=, rate= and channels= are for tables, series, waves and volumes, and a graph was given: leave "
+                "them out",
+                topic="graph-networks",
+            )
         if isinstance(self.model, Runner):
             raise InputError("programs of graph networks take tensors: call the runner itself", topic="graph-networks")
         if self.captured is None:
@@ -680,15 +687,15 @@ class Explainer(Generic[Found]):
         return found[0] if is_graph(given) and len(found) == 1 else GraphExplanations(found)
 
     def _is_joint(self, given: Any) -> bool:
-        is_of_numbers = self.reading.form is not None or self.reading.rate is not None
+        is_of_numbers = replace(self.reading, names=None) != Reading()
         if is_detector(self.model) or isinstance(self.model, Runner) or are_graphs(given):
             return False
         found = are_of_several_inputs(given, self.model, self.tokenizer is not None)
         if found and is_of_numbers:
             raise InputError(
-                "form= and rate= say what one input is, and several inputs were given: leave them out. Each is read by its "
-                "axes: rows of numbers (batch, features), images (batch, channels, height, width), volumes (batch, channels, "
-                "depth, height, width)",
+                "form=, rate= and channels= say what one input is, and several inputs were given: leave them out. Each is read "
+                "by its axes: rows of numbers (batch, features), images (batch, channels, height, width), volumes (batch, "
+                "channels, depth, height, width)",
                 topic="several-inputs",
             )
         return found

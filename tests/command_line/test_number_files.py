@@ -42,6 +42,10 @@ def sound():
     layers = nn.Conv1d(1, 4, 9), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2)
     return made(nn.Unflatten(1, (1, -1)), *layers)
 
+def mono():
+    torch.manual_seed(0)
+    return made(nn.Conv1d(1, 4, 9), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2))
+
 def volume():
     torch.manual_seed(0)
     return made(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -284,10 +288,11 @@ def test_data_sets_of_sounds_and_of_volumes(folder):
     for number in range(3):
         write_sound(f"sounds/{number}.wav", generator.integers(-9999, 9999, (400, 1)))
         nibabel.save(nibabel.Nifti1Image(generator.random((4, 5, 6), dtype=np.float32), np.eye(4)), f"scans/{number}.nii.gz")
-    found = stored("sound", "sounds")
     heard = lrpfx.explain(model("sound"), sound_in(Path("sounds/2.wav"))[0], 1, rate=8000)
-    np.testing.assert_allclose(found["relevance"][2].ravel(), heard.relevance, rtol=1e-3, atol=1e-6)
-    assert found.keys[2] == "2.wav" and found.manifest["composite"] == heard.rules
+    for name in ("sound", "mono"):  # which needs an axis for its channel
+        found = stored(name, "sounds")
+        np.testing.assert_allclose(found["relevance"][2].ravel(), heard.relevance, rtol=1e-3, atol=1e-6)
+        assert found.keys[2] == "2.wav" and found.manifest["composite"] == heard.rules
     found = stored("volume", "scans")
     expected = lrpfx.explain(model("volume"), folder / "scans/1.nii.gz", 1)
     np.testing.assert_allclose(found["relevance"][1, 0], expected.relevance, rtol=1e-4, atol=1e-7)
@@ -309,6 +314,9 @@ def test_errors_name_the_door(folder):
     refused("damaged.wav cannot be read", explained, "number_models:sound", "damaged.wav")
     refused("--mask", explained, "number_models:series", "week.npy", "--mask", "photo.png", "--target", "1")
     refused("--raw", explained, "number_models:series", "week.npy", "--raw")
+    write_sound("bird.wav", np.zeros((400, 1), int))
+    refused("--form series is for .csv and .npy", explained, "number_models:sound", "bird.wav", "--form", "series")
+    refused("names= is for tables and series", explained, "number_models:sound", "bird.wav", "--names", "a,b")
     refused("--form", explained, "number_models:series", "photo.png", "--form", "series", "--raw")
     refused("--raw", run, "report", "number_models:series", "week.npy", "--raw")
     (folder / "data").mkdir()

@@ -372,6 +372,15 @@ def test_bars_add_up():
         (torch.randn(2, 3), {"form": "tables"}, InputError, "table"),
         (torch.randn(2, 3), {"form": "wave"}, InputError, "rate="),
         (torch.randn(2, 3), {"rate": -1}, InputError, "rate="),
+        (torch.randn(2, 3), {"rate": 5, "form": "series"}, InputError, "rate= is for waves, and the input is read as series"),
+        (torch.randn(2, 3), {"rate": 5, "names": [*"abc"]}, InputError, "names= is for tables and series.*read as waves"),
+        (torch.randn(2, 3), {"rate": 5, "channels": "last"}, InputError, "channels= is for series.*read as waves"),
+        (torch.randn(2, 3), {"channels": "last"}, InputError, "channels= is for series.*read as tables"),
+        (torch.rand(1, 3, 8, 8), {"channels": "last"}, InputError, "channels= is for series.*read as texts or photographs"),
+        ((torch.randn(90), 16000), {}, InputTypeError, r"pair\[0\], with rate=16000"),
+        ((np.int64(8000), np.zeros(90)), {"rate": 8000}, InputTypeError, r"pair\[1\], with rate=8000"),
+        ({"array": np.zeros(90), "sampling_rate": 8000}, {}, InputTypeError, r'sample\["array"\], with rate=8000'),
+        (torch.randn(2000, 2), {"rate": 8000}, InputError, r"wave\.T\[None\]"),
         (torch.full((2, 3), torch.nan), {}, InputError, "finite"),
         (torch.zeros(0, 3), {}, InputError, "no rows"),
         (torch.randn(2, 2, 2, 3), {"form": "series"}, InputError, "series"),
@@ -383,6 +392,35 @@ def test_bars_add_up():
 def test_errors(given, settings, kind, message):
     with pytest.raises(kind, match=message):
         lrpfx.explain(dense(3, 2), given, **settings)
+
+
+class Listener(nn.Module):
+    """Two numbers for each wave, by convolutions over (batch, channels, samples)."""
+
+    def __init__(self, channels):
+        super().__init__()
+        torch.manual_seed(0)
+        self.filters, self.head = nn.Conv1d(channels, 4, 3, padding=1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.filters(x).relu().mean(2))
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_waves_have_the_axis_of_channels_that_the_model_needs(channels):
+    """Mono with and without it, stereo in the order of either reader, and several of them."""
+    model, waves = Listener(channels).double().eval(), torch.randn(3, channels, 90, dtype=torch.float64)
+    composite = EpsilonPlus()
+    explainer = lrpfx.Explainer(model, rate=100, composite=composite)
+    direct = lrpfx.attribute(lrpfx.transform(model, composite), waves, 1).relevance
+    given = {"batch": waves, "wave": waves[0, 0] if channels == 1 else waves[0], "one": waves[:1]}
+    given |= {"rows": waves[:, 0]} if channels == 1 else {"columns": waves[0].T}
+    for name, one in given.items():
+        found = explainer(one, 1)
+        is_one = name in ("wave", "columns")
+        assert isinstance(found, lrpfx.WaveExplanation if is_one else lrpfx.WaveExplanations), name
+        relevance = np.stack([each.answers[0].input_relevance for each in ([found] if is_one else found)])
+        np.testing.assert_allclose(relevance, direct[: len(relevance)], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_layers_of_series_and_waves():
