@@ -187,6 +187,7 @@ Adjoint = Callable[[torch.Tensor, Sequence[Any], Bound], tuple[torch.Tensor | No
 ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.Tensor]
 Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
 Ratio = Callable[[torch.Tensor, Bound], torch.Tensor]
+Derivative = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]
 #: Returns a node, or one for each of several results.
 Decomposition = Callable[[Builder], fx.Node | tuple[fx.Node, ...] | None]
@@ -283,6 +284,7 @@ class Values:
     total: Callable[[torch.Tensor, Bound], torch.Tensor] | None = None  # of a softmax: the sums over what it normalizes over
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
     ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
+    derivative: Derivative | None = None  # of an element-wise function of one tensor, where a formula costs less than autograd
     discrete: bool = False  # the result is integer, boolean or piecewise constant
     discrete_with: str = ""  # the argument that makes the result piecewise constant
     steps: bool = False  # it is 0 or 1: on which side of a bound an entry is

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lrpfx.ir import kinds
 from lrpfx.ir.node import is_data
-from lrpfx.ir.operator import Bound, Builder, ExampleCall, Function, Operator, Probability, Ratio, SignOf
+from lrpfx.ir.operator import Bound, Builder, Derivative, ExampleCall, Function, Operator, Probability, Ratio, SignOf
 from lrpfx.operators import mixing, signs
 from lrpfx.operators.row import standard_row
 from lrpfx.operators.samples import MATRIX, POSITIVE, call, signal, weight
@@ -101,6 +101,23 @@ def _quotient(function: Function, slope: float = 1.0) -> Ratio:
     return ratio
 
 
+# --- derivatives ------------------------------------------------------------------------------------------------------------
+
+
+def _derivative_of_gelu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return torch.ops.aten.gelu_backward(torch.ones_like(input), input, approximate=bound["approximate"])
+
+
+def _derivative_of_sigmoid(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return torch.sigmoid(input) * torch.sigmoid(-input)
+
+
+def _backward(name: str) -> Derivative:
+    """The derivative by a kernel of torch that takes the gradient of the result, and the input."""
+    kernel = getattr(torch.ops.aten, name)
+    return lambda input, bound: kernel(torch.ones_like(input), input)
+
+
 def _remainder(name: str, **facts: Any) -> Operator:
     return _activation(name, "input other", sample=call(input=POSITIVE, other=0.7), **facts)
 
@@ -186,14 +203,30 @@ ROWS: tuple[Operator, ...] = (
         "input approximate='none'",
         sign=signs.of_input,
         ratio=_ratio_of_gelu,
+        derivative=_derivative_of_gelu,
         sample=call(input=MATRIX, approximate="tanh"),
     ),
-    _activation("sigmoid", spelled="sigmoid expit", sign=signs.never_negative, scales=2, probability=Probability.OF_ONE_LOGIT),
+    _activation(
+        "sigmoid",
+        spelled="sigmoid expit",
+        sign=signs.never_negative,
+        scales=2,
+        probability=Probability.OF_ONE_LOGIT,
+        derivative=_derivative_of_sigmoid,
+    ),
     _activation("hardsigmoid", sign=signs.never_negative, scales=2),
-    _activation("silu", sign=signs.of_input, ratio=lambda input, bound: torch.sigmoid(input)),
-    _activation("hardswish", sign=signs.of_input, ratio=_ratio_of_hardswish),
+    _activation(
+        "silu", sign=signs.of_input, ratio=lambda input, bound: torch.sigmoid(input), derivative=_backward("silu_backward")
+    ),
+    _activation("hardswish", sign=signs.of_input, ratio=_ratio_of_hardswish, derivative=_backward("hardswish_backward")),
     _activation("mish", sign=signs.of_input, ratio=lambda input, bound: torch.tanh(functional.softplus(input))),
-    _activation("tanh", sign=signs.of_input, scales=1, ratio=_quotient(torch.tanh)),
+    _activation(
+        "tanh",
+        sign=signs.of_input,
+        scales=1,
+        ratio=_quotient(torch.tanh),
+        derivative=lambda input, bound: 1 - torch.tanh(input).square(),
+    ),
     _activation(
         "tanhshrink",
         sign=signs.of_input,
@@ -251,7 +284,7 @@ ROWS: tuple[Operator, ...] = (
     _activation("prelu", "input weight", sign=signs.of_prelu, broadcasts=False, sample=call(input=MATRIX, weight=weight(4))),
     _remainder("remainder", functions=[operator.mod], methods="__mod__"),
     _remainder("fmod"),
-    _of_torch("exp", signs.never_negative, of_softmax=True),
+    _of_torch("exp", signs.never_negative, of_softmax=True, derivative=lambda input, bound: torch.exp(input)),
     _of_torch("exp2", signs.never_negative, of_softmax=True),
     _of_torch("expm1", signs.of_input, ratio=_quotient(torch.expm1)),
     _of_torch("log", sample=call(input=POSITIVE), logarithm=True, of_softmax=True),

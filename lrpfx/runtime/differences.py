@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ _SMALL = {torch.float64: 1e-9, torch.float32: 3e-4}
 _SMALL_IN_HALF_PRECISION = 3e-2
 #: The largest share of entries whose derivatives are computed apart from the others.
 MOST_APART = 0.2
+#: Entries that are looked through together.
+_ROW = 128
 
 
 def reference_of(value: Any, reference: Any) -> Any:
@@ -253,7 +256,8 @@ class BySlope(FormOfOneInput):
         output: torch.Tensor = operation(values)
         alone = not any(isinstance(value, torch.Tensor) for value in values[1:])
         function, pair = _first_result(operation, values), (output, others[0])
-        return output, slope(function, values[0], reference, pair, of_entries=alone, clips=_clips(operation))
+        derivative = _derivative_of(operation, values)
+        return output, slope(function, values[0], reference, pair, alone, _clips(operation), derivative)
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         return multiplier * prepared[0]
@@ -261,6 +265,12 @@ class BySlope(FormOfOneInput):
 
 def _clips(operation: Operation) -> bool:
     return operation.operator is not None and operation.operator.values.clips
+
+
+def _derivative_of(operation: Operation, values: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The derivative of an element-wise function, if its row knows a formula."""
+    formula = None if operation.operator is None else operation.operator.values.derivative
+    return None if formula is None else partial(formula, bound=operation.arguments(values))
 
 
 @dataclass(frozen=True)
@@ -356,29 +366,33 @@ def slope(
     results: tuple[torch.Tensor, torch.Tensor] | None = None,
     of_entries: bool = False,
     clips: bool = False,
+    derivative: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x.
 
     `results`: those for value and reference, if they are known. `of_entries`: whether the function takes single entries, too.
-    `clips`: whether each result is the input or a bound, so that differences of results are exact.
+    `clips`: whether each result is the input or a bound, so that differences of results are exact. `derivative`: a formula.
     """
     output, other = results or (function(value), function(reference))
     difference = value - reference
-    reads = reads_values(value)
-    if reads:
+
+    def at_midpoint(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        middle = (value + reference) / 2
+        return only_finite(derivative_of(function, middle) if derivative is None else derivative(middle))
+
+    if reads_values(value):
         found = (output - other).div_(difference)
         if clips and all_finite(found):  # no difference is 0, which a comparison of each entry would take longer to say
             return found
-    small = difference == 0 if clips else _is_small(difference, value, reference)
-    if reads:  # a few derivatives cost less than all of them
-        places = small.flatten().nonzero()[:, 0]
+        places = _places_of_small(difference, value, reference, clips)
         if not len(places):
             return found
-        if of_entries and len(places) < MOST_APART * small.numel():
+        if of_entries and len(places) < MOST_APART * value.numel():  # a few derivatives cost less than all of them
             found = found.contiguous()
-            found.view(-1)[places] = _derivative(function, value.flatten()[places], reference.flatten()[places])
+            found.view(-1)[places] = at_midpoint(value.reshape(-1)[places], reference.reshape(-1)[places])
             return found
-    return _quotient(output - other, difference, small, _derivative(function, value, reference))
+    excess = _excess(difference, value, reference, clips)
+    return _quotient(output - other, difference, _is_small(excess), at_midpoint(value, reference))
 
 
 def reads_values(value: torch.Tensor) -> bool:
@@ -386,20 +400,31 @@ def reads_values(value: torch.Tensor) -> bool:
     return value.device.type == "cpu" and not is_traced(value) and not is_transformed(value)
 
 
-def _derivative(function: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    return only_finite(derivative_of(function, (value + reference) / 2))
-
-
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
     """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
     difference = value - reference
-    return _quotient(change, difference, _is_small(difference, value, reference), derivative)
+    return _quotient(change, difference, _is_small(_excess(difference, value, reference)), derivative)
 
 
-def _is_small(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Whether the difference of a value is within its rounding."""
-    bound = _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION) / 2
-    return difference.abs() <= (value + reference).abs_().mul_(bound)
+def _excess(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, clips: bool = False) -> torch.Tensor:
+    """By how much the difference of a value exceeds its rounding."""
+    size = difference.abs()
+    share = _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION)
+    return size if clips else size.sub_((value + reference).abs_(), alpha=share / 2)
+
+
+def _is_small(excess: torch.Tensor) -> torch.Tensor:
+    """Whether differences are within rounding, or are not numbers, as those of two values that are masked."""
+    return (excess > 0).logical_not_()
+
+
+def _places_of_small(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, clips: bool) -> torch.Tensor:
+    """Where a difference is within rounding, among all entries. Comparing is slow: only rows with such entries are compared."""
+    excess = _excess(difference, value, reference, clips)
+    rows = excess.reshape(-1, math.gcd(excess.numel(), _ROW))
+    near = _is_small(rows.amin(1)).nonzero()[:, 0]
+    within = _is_small(rows[near]).nonzero()
+    return near[within[:, 0]] * rows.shape[1] + within[:, 1]
 
 
 def _quotient(change: torch.Tensor, difference: torch.Tensor, small: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:

@@ -575,6 +575,21 @@ def check_ratio(row):
         assert min(near[0], near[2]) - 1e-6 <= near[1] <= max(near[0], near[2]) + 1e-6, bound
 
 
+def check_derivative(row):
+    """It is what autograd finds, in both tails, too."""
+    if row.values.derivative is None:
+        return
+    for signals in (between(-4.0, 4.0), between(-30.0, 30.0)):
+        for one, _, (args, options) in results_of_variants(row, signals):
+            bound = {**row.arguments, **dict(zip(row.arguments, args, strict=False)), **options}
+            if one.function is not row.canonical:
+                continue
+            x = bound.pop("input").clone().requires_grad_()
+            (expected,) = torch.autograd.grad(row.canonical(x, **bound).sum(), x)
+            found = row.values.derivative(x.detach(), {"input": x, **bound})
+            torch.testing.assert_close(found, expected, rtol=1e-12 if x.dtype == torch.float64 else 1e-5, atol=1e-12)
+
+
 def check_proportional_to(row):
     """The result is multiplied by the factor of each such argument."""
     for name in row.product.proportional_to:
@@ -892,6 +907,7 @@ FALSE = [
     ("moves", True, check_moves, "neg relu6 gelu add softmax avg_pool2d"),
     ("selects", True, check_selects, "neg relu6 gelu add softmax avg_pool2d logsumexp"),
     ("ratio", lambda x, bound: torch.sigmoid(x), check_ratio, "relu gelu tanh elu square abs"),
+    ("derivative", lambda x, bound: torch.sigmoid(x), check_derivative, "relu gelu tanh sigmoid exp square"),
     ("proportional_to", ("input",), check_proportional_to, "add sub pow relu6 tanh"),
     ("proportional_to", ("other",), check_proportional_to, "div quotient sub"),
     ("converts", True, check_converts, "neg relu softmax linear pad round diag_embed"),
