@@ -150,7 +150,7 @@ class _AtMidpoint(torch.autograd.Function):
     @staticmethod
     def forward(operation: Operation, *values: Any) -> tuple[torch.Tensor, ...]:
         own, references = values[: -operation.inputs], values[-operation.inputs :]
-        means = [(value + reference).div_(2) for value, reference in zip(own, references, strict=False)]
+        means = [torch.lerp(value, reference, 0.5) for value, reference in zip(own, references, strict=False)]
         return operation(own), *means
 
     @staticmethod
@@ -375,24 +375,26 @@ def slope(
     """
     output, other = results or (function(value), function(reference))
     difference = value - reference
+    whole = difference if clips else reference  # differences of what clips are small where they are 0, and have no share
 
     def at_midpoint(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
         middle = (value + reference) / 2
         return only_finite(derivative_of(function, middle) if derivative is None else derivative(middle))
 
-    if reads_values(value):
+    if reads_values(value) and not difference.requires_grad:
         found = (output - other).div_(difference)
         if clips and all_finite(found):  # no difference is 0, which a comparison of each entry would take longer to say
             return found
-        places = _places_of_small(difference, value, reference, clips)
+        places = _places_of_small(difference.div_(whole))
         if not len(places):
             return found
         if of_entries and len(places) < MOST_APART * value.numel():  # a few derivatives cost less than all of them
             found = found.contiguous()
             found.view(-1)[places] = at_midpoint(value.reshape(-1)[places], reference.reshape(-1)[places])
             return found
-    excess = _excess(difference, value, reference, clips)
-    return _quotient(output - other, difference, _is_small(excess), at_midpoint(value, reference))
+        difference = value - reference
+        whole = difference if clips else reference
+    return _quotient(output - other, difference, _is_small(difference / whole), at_midpoint(value, reference))
 
 
 def reads_values(value: torch.Tensor) -> bool:
@@ -403,25 +405,17 @@ def reads_values(value: torch.Tensor) -> bool:
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
     """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
     difference = value - reference
-    return _quotient(change, difference, _is_small(_excess(difference, value, reference)), derivative)
+    return _quotient(change, difference, _is_small(difference / reference), derivative)
 
 
-def _excess(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, clips: bool = False) -> torch.Tensor:
-    """By how much the difference of a value exceeds its rounding."""
-    size = difference.abs()
-    share = _SMALL.get(value.dtype, _SMALL_IN_HALF_PRECISION)
-    return size if clips else size.sub_((value + reference).abs_(), alpha=share / 2)
+def _is_small(share: torch.Tensor) -> torch.Tensor:
+    """Whether differences that are this share of their reference are within rounding; so are those of two masks."""
+    return (share.abs() > _SMALL.get(share.dtype, _SMALL_IN_HALF_PRECISION)).logical_not_()
 
 
-def _is_small(excess: torch.Tensor) -> torch.Tensor:
-    """Whether differences are within rounding, or are not numbers, as those of two values that are masked."""
-    return (excess > 0).logical_not_()
-
-
-def _places_of_small(difference: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, clips: bool) -> torch.Tensor:
-    """Where a difference is within rounding, among all entries. Comparing is slow: only rows with such entries are compared."""
-    excess = _excess(difference, value, reference, clips)
-    rows = excess.reshape(-1, math.gcd(excess.numel(), _ROW))
+def _places_of_small(share: torch.Tensor) -> torch.Tensor:
+    """Where `_is_small` holds, among all entries. Comparisons are slow: rows are compared, and the entries of those that hold."""
+    rows = share.abs_().reshape(-1, math.gcd(share.numel(), _ROW))
     near = _is_small(rows.amin(1)).nonzero()[:, 0]
     within = _is_small(rows[near]).nonzero()
     return near[within[:, 0]] * rows.shape[1] + within[:, 1]
@@ -481,11 +475,21 @@ def logarithmic_means(changes: torch.Tensor, shares: Pair) -> torch.Tensor:
     return factor.mul_(torch.maximum(*shares))
 
 
+def logarithmic_means_of(shares: Pair, lower: torch.Tensor) -> torch.Tensor:
+    """The same without logarithms, as |Δp| / log(1 + |Δp| / min(p, p⁰)). `lower` is that minimum, not 0, and overwritten."""
+    changes = torch.sub(*shares).abs_().clamp_min_(torch.finfo(lower.dtype).tiny)  # for the limit where there is none
+    return changes.div_(lower.reciprocal_().mul_(changes).log1p_())
+
+
 @dataclass(frozen=True)
 class OfSoftmax(_OfProbabilities):
     """Δp = s (Δz - ΔL)."""
 
     def means(self, values: Pair, outputs: Pair, dim: Any) -> torch.Tensor:
+        if reads_values(outputs[0]):
+            lower = torch.minimum(*outputs)
+            if lower.numel() and lower.amin() >= torch.finfo(lower.dtype).tiny:  # no probability has vanished
+                return logarithmic_means_of(outputs, lower)
         # the largest entries give L: rounding takes none of them
         ours, theirs = (z.amax(dim, True) - p.amax(dim, True).log() for z, p in zip(values, outputs, strict=True))
         return logarithmic_means((values[0] - values[1]).sub_(ours - theirs), outputs)

@@ -411,7 +411,12 @@ class ExplainModule(TreeGraphModule):
 
     def rule_switches(self) -> Iterator[Switch]:
         """The switches of rules and masks, with repetitions; none unless the module was transformed with `fold=False`."""
-        for module in self.modules():
+        waiting: list[nn.Module | None] = [self]
+        while waiting:  # it is asked in each call, and `modules` takes longer than many layers
+            module = waiting.pop()
+            if module is None:
+                continue
+            waiting.extend(module._modules.values())
             switch = module.ruled.switch if isinstance(module, RuleModule) else None
             switch = module.switch if isinstance(module, MaskedRelevance) else switch
             if switch is not None:

@@ -120,6 +120,20 @@ def multipliers(function, value, reference, multiplier, dim=-1):
     return form.multiplier(prepared, multiplier, value.shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCORES)
+def test_means_of_probabilities_by_their_values_are_those_by_logarithms(name, dtype, monkeypatch):
+    torch.manual_seed(0)
+    value, reference = (one.double() for one in SCORES[name]())
+    multiplier = torch.randn(value.shape, dtype=torch.float64)
+    given = [one.to(dtype) for one in (value, reference, multiplier)]
+    found = multipliers("softmax", *given)
+    monkeypatch.setattr(differences, "reads_values", lambda value: False)
+    expected = multipliers("softmax", *(one.double() for one in given))
+    bound = 1e-12 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize("dim", [1, -1])
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("function", FUNCTIONS)
