@@ -284,9 +284,10 @@ class Computation:
         shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
         seeds = self.seeds
         if self.reference_output is not None:
-            seeds = self.explained
-            missing = plausibility.missing_difference(shares, seeds, self._starts, (self.output, self.reference_output))
-            missing = missing or self._missing_of_row(shares)
+            seeds, outputs = self.explained, (self.output, self.reference_output)
+            found = plausibility.sums_of_samples(shares, seeds, self._starts, outputs)
+            missing = plausibility.missing_difference(found, self._starts, outputs)
+            missing = missing or self._missing_of_row(found, seeds, outputs)
             if missing is not None:
                 return missing
         amounts = [passed.magnitude for passed in self._passages] or [
@@ -322,13 +323,15 @@ class Computation:
         cache.cut_inputs[asked] = advice_on_cut_inputs(module.unfused_graph, rule_of, output)
         return cache.cut_inputs[asked]
 
-    def _missing_of_row(self, shares: Sequence[torch.Tensor]) -> str | None:
+    def _missing_of_row(
+        self,
+        sums: Sequence[plausibility.SumsOfSamples],
+        seeds: Sequence[torch.Tensor],
+        outputs: tuple[torch.Tensor, torch.Tensor],
+    ) -> str | None:
         """Where relevance of one sample misses the difference of its outputs, although that of the batch adds up."""
         cache = cache_of(self.module)
-        if cache.rows_mix or self.reference_output is None:
-            return None
-        outputs = self.output, self.reference_output
-        found = plausibility.row_that_misses(shares, self.explained, self._starts, outputs)
+        found = None if cache.rows_mix else plausibility.row_that_misses(sums)
         if found is None:
             return None
         number, row = found
@@ -339,9 +342,10 @@ class Computation:
         of_embeddings = {name for names in self._embeddings.values() for name in names}
         counts = [*(True for _ in self.arguments.leaves), *(name in of_embeddings for name in self._names)]
         of_inputs = [one[None] for one, is_input in zip(relevances, counts, strict=False) if is_input]
-        seed = torch.zeros_like(self.explained[number])
-        seed[row] = self.explained[number][row]
-        missing = plausibility.missing_difference(of_inputs, [seed], [start], outputs)
+        seed = torch.zeros_like(seeds[number])
+        seed[row] = seeds[number][row]
+        again = plausibility.sums_of_samples(of_inputs, [seed], [start], outputs)
+        missing = plausibility.missing_difference(again, [start], outputs)
         cache.rows_mix = missing is None  # rows are not samples then, but those of the nodes of a graph, for example
         return missing and f"of sample {row}, {missing}"
 

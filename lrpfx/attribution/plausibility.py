@@ -5,7 +5,7 @@ Only the sum of magnitudes of a map is checked. If it is implausible, the networ
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -179,57 +179,76 @@ def objection_to(
     return None
 
 
-def missing_difference(
+class SumsOfSamples(NamedTuple):
+    """What relevance explains of a difference of outputs, in double precision.
+
+    `rows`: relevance of the inputs, the difference, and the magnitudes of both outputs, of shape (4, samples), or (4, 1) where
+    the first dimensions of the inputs and of the output differ. `bound`: which share of the larger magnitude may be missing.
+    """
+
+    rows: torch.Tensor
+    bound: float
+
+
+def sums_of_samples(
     relevances: Sequence[torch.Tensor],
     seeds: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
     outputs: tuple[torch.Tensor, torch.Tensor],
-) -> str | None:
-    """Where relevance does not add up to the difference of the outputs, or None.
+) -> list[SumsOfSamples]:
+    """One for each seed.
 
     `relevances` of the inputs have a leading dimension for the seeds, which are the differences times the weights of the
     outputs. `outputs`: those of the input and of the reference.
     """
+    found = []
     for number, (seed, weight) in enumerate(zip(seeds, weights, strict=True)):
-        explained = sum(float(one[number].detach().double().sum()) for one in relevances if one is not None)
-        expected = float(seed.double().sum())
+        of_seed = [one[number].detach() for one in relevances if one is not None]
+        count = seed.shape[0] if seed.ndim else 1
+        if count < 2 or any(one.ndim == 0 or one.shape[0] != count for one in of_seed):
+            count = 1
+
+        def of_rows(value: torch.Tensor, count: int = count) -> torch.Tensor:
+            return value.reshape(count, -1).sum(1, dtype=torch.float64)
+
+        explained = sum(map(of_rows, of_seed), seed.new_zeros(count, dtype=torch.float64))
+        sizes = [of_rows(relevance_from(one, weight).abs_()) for one in outputs]
+        found.append(SumsOfSamples(torch.stack([explained, of_rows(seed), *sizes]), UNEXPLAINED[seed.dtype == torch.float64]))
+    return found
+
+
+def missing_difference(
+    found: Sequence[SumsOfSamples], weights: Sequence[torch.Tensor], outputs: tuple[torch.Tensor, torch.Tensor]
+) -> str | None:
+    """Where relevance does not add up to the difference of the outputs, or None. Arguments: as for `sums_of_samples`."""
+    for sums, weight in zip(found, weights, strict=True):
+        explained, expected, *sizes = sums.rows.sum(1).tolist()
+        if abs(explained - expected) <= sums.bound * max(sizes):
+            continue
         if not outputs[1][weight != 0].isfinite().all():
             return (
                 "the output for the reference is not finite, so no relevance adds up to the difference: forward divides by "
                 "what the reference makes 0, or takes its logarithm. Compare with another reference"
             )
-        size = max(float(relevance_from(one, weight).double().abs().sum()) for one in outputs)
-        if not abs(explained - expected) <= UNEXPLAINED[seed.dtype == torch.float64] * size:
-            return (
-                f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
-                f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
-                "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
-            )
+        return (
+            f"relevance adds up to {explained:.4g}, but the outputs for the input and the reference differ by "
+            f"{expected:.4g}: an operation chooses other entries for the reference, positions that are counted by tokens "
+            "differ, or rounding decides. lrpfx.ledger(..., reference=) says where"
+        )
     return None
 
 
-def row_that_misses(
-    relevances: Sequence[torch.Tensor],
-    seeds: Sequence[torch.Tensor],
-    weights: Sequence[torch.Tensor],
-    outputs: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[int, int] | None:
+def row_that_misses(found: Sequence[SumsOfSamples]) -> tuple[int, int] | None:
     """The number of a seed and of a sample whose relevance misses the difference of its outputs, if rows are samples; or None.
 
-    Samples with small outputs are measured by the mean of all. The arguments are those of `missing_difference`.
+    Samples with small outputs are measured by the mean of all.
     """
-    for number, (seed, weight) in enumerate(zip(seeds, weights, strict=True)):
-        of_seed = [one[number] for one in relevances if one is not None]
-        count = seed.shape[0] if seed.ndim else 1
-        if count < 2 or any(one.ndim == 0 or one.shape[0] != count for one in of_seed):
-            continue
-        explained = sum(one.detach().reshape(count, -1).double().sum(1) for one in of_seed)
-        sizes = [relevance_from(one, weight).reshape(count, -1).double().abs().sum(1) for one in outputs]
-        missed = (explained - seed.reshape(count, -1).double().sum(1)).abs()
-        size = torch.maximum(*sizes)
-        excess = missed - UNEXPLAINED[seed.dtype == torch.float64] * torch.maximum(size, size.mean())
-        if bool((excess > 0).any()):
-            return number, int(excess.argmax())
+    for number, (rows, bound) in enumerate(found):
+        if rows.shape[1] > 1:
+            size = torch.maximum(rows[2], rows[3])
+            excess = (rows[0] - rows[1]).abs_() - bound * torch.maximum(size, size.mean())
+            if bool((excess > 0).any()):
+                return number, int(excess.argmax())
     return None
 
 

@@ -105,7 +105,8 @@ def _quotient(function: Function, slope: float = 1.0) -> Ratio:
 
 
 def _derivative_of_gelu(input: torch.Tensor, bound: Bound) -> torch.Tensor:
-    return torch.ops.aten.gelu_backward(torch.ones_like(input), input, approximate=bound["approximate"])
+    found: torch.Tensor = torch.ops.aten.gelu_backward(torch.ones_like(input), input, approximate=bound["approximate"])
+    return found
 
 
 def _derivative_of_sigmoid(input: torch.Tensor, bound: Bound) -> torch.Tensor:

@@ -15,7 +15,7 @@ from lrpfx.request.classes import is_index, out_of_range
 from lrpfx.request.outputs import one_place
 from lrpfx.request.places import has_places, largest_classes, predicted_region, relevance_of_region
 from lrpfx.runtime.multipliers import multiplier_from
-from lrpfx.support.tensors import not_dense
+from lrpfx.support.tensors import not_dense, reads_values
 
 _BOXES = ", or give lrpfx.Box for what lrpfx.detection.heads returns"
 #: What to write for a class at some places of an output, for messages.
@@ -63,6 +63,8 @@ class Target(ABC):
         Where the output is 0, it is the weight of the entry, if the target weighs the output there, and 0 if it sets a number.
         """
         output = output.detach()
+        if reads_values(output) and bool(output.all()):
+            return seed / output
         zeros = output == 0
         found = multiplier_from(output, seed)
         almost = output.to(torch.promote_types(output.dtype, torch.float32)).masked_fill(zeros, _ALMOST_ZERO)

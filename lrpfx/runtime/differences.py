@@ -10,7 +10,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
 from lrpfx.support.derivatives import derivative_of, vjp
-from lrpfx.support.tensors import all_finite, detached, is_floating, only_finite, save_values, saved_values
-from lrpfx.support.torch_internals import apply, is_traced, is_transformed, pytree
+from lrpfx.support.tensors import all_finite, detached, is_floating, only_finite, reads_values, save_values, saved_values
+from lrpfx.support.torch_internals import apply, pytree
 
 Tensors = Sequence[torch.Tensor]
 Pair = tuple[torch.Tensor, torch.Tensor]  # a value, and that for the reference
@@ -270,7 +269,10 @@ def _clips(operation: Operation) -> bool:
 def _derivative_of(operation: Operation, values: Sequence[Any]) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The derivative of an element-wise function, if its row knows a formula."""
     formula = None if operation.operator is None else operation.operator.values.derivative
-    return None if formula is None else partial(formula, bound=operation.arguments(values))
+    if formula is None:
+        return None
+    arguments = operation.arguments(values)
+    return lambda value: formula(value, arguments)
 
 
 @dataclass(frozen=True)
@@ -397,11 +399,6 @@ def slope(
     return _quotient(output - other, difference, _is_small(difference / whole), at_midpoint(value, reference))
 
 
-def reads_values(value: torch.Tensor) -> bool:
-    """Whether the values of a tensor can be read at no cost, to choose among formulas."""
-    return value.device.type == "cpu" and not is_traced(value) and not is_transformed(value)
-
-
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
     """A change divided by the difference of a value, and the derivative where the difference is within rounding."""
     difference = value - reference
@@ -414,7 +411,7 @@ def _is_small(share: torch.Tensor) -> torch.Tensor:
 
 
 def _places_of_small(share: torch.Tensor) -> torch.Tensor:
-    """Where `_is_small` holds, among all entries. Comparisons are slow: rows are compared, and the entries of those that hold."""
+    """Where `_is_small` holds, among all entries. Comparing is slow: only entries of rows with a small one are compared."""
     rows = share.abs_().reshape(-1, math.gcd(share.numel(), _ROW))
     near = _is_small(rows.amin(1)).nonzero()[:, 0]
     within = _is_small(rows[near]).nonzero()

@@ -3,6 +3,7 @@
 The values of a dense tensor are in memory as shape and strides describe.
 """
 
+import cmath
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from lrpfx.errors import RuleError
-from lrpfx.support.torch_internals import DisableTorchFunction, is_transformed, pytree
+from lrpfx.support.torch_internals import DisableTorchFunction, is_traced, is_transformed, pytree
 
 
 def not_dense(value: torch.Tensor) -> str | None:
@@ -100,7 +101,12 @@ def only_finite(value: torch.Tensor) -> torch.Tensor:
 
 def all_finite(value: torch.Tensor) -> bool:
     """Whether all entries are finite. If their sum is, they are: comparisons of each entry take far longer."""
-    return bool(value.sum().isfinite()) or bool(value.isfinite().all())
+    return cmath.isfinite(value.sum().item()) or bool(value.isfinite().all())
+
+
+def reads_values(value: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be read at no cost, to choose among formulas."""
+    return value.device.type == "cpu" and not is_traced(value) and not is_transformed(value)
 
 
 def detached(value: Any) -> Any:
