@@ -193,8 +193,5 @@ def category_of_target(target: Target, output: Array, categories: Names, scores:
         return Category(None, str(target), float(target.relevance(values[None]).sum()), None)
     if len(weights) == 1 and 1.0 in weights.values():
         return category_of(output, next(iter(weights)), categories, scores)
-    named = {one: name_of(one) for one in weights}
-    factors = {one: "" if abs(weight) == 1 else f"{abs(weight):g} · " for one, weight in weights.items()}
-    terms = [f"{'−' if weight < 0 else '+'} {factors[one]}{named[one]}" for one, weight in weights.items()]
     score = sum(weight * float(output[one]) for one, weight in weights.items())
-    return Category(None, " ".join(terms).removeprefix("+ "), score, None)
+    return Category(None, target.title(name_of), score, None)

@@ -25,7 +25,6 @@ from lrpfx.request.classes import index_of
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place, select_output
 from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.reduction import CHANNELS
-from lrpfx.request.regions import Region
 from lrpfx.request.targets import Class, ForEach, Largest, Position, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
@@ -442,7 +441,7 @@ def checked_output(output: Any, columns: Sequence[Sequence[Target]] = ()) -> Any
     A sequence, (batch, positions, classes), is allowed if all targets in `columns` are of positions or regions.
     """
     targets = [one for column in columns for one in column]
-    is_sequence = output.ndim == 3 and targets and all(isinstance(one, (Position, Region)) for one in targets)
+    is_sequence = output.ndim == 3 and targets and all(one.is_of_positions for one in targets)
     if not has_classes(output) and not is_sequence:
         place = index_of_place(output.ndim) if output.ndim > 2 else ".reshape(-1, 1)"
         raise InputError(

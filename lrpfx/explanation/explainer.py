@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, islice
 from typing import IO, Any, Generic, Literal, Protocol, TypedDict, overload
 
@@ -71,7 +72,7 @@ from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.boxes import as_box
 from lrpfx.request.classes import as_list
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of
-from lrpfx.request.regions import Region, RegionOfInput
+from lrpfx.request.regions import Region, RegionOfInput, with_regions
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
@@ -808,7 +809,7 @@ class Explainer(Generic[Found]):
         given = wanted.of_sample(one.place)
         if is_detector(self.model):
             return tuple(in_input(as_box(target), one.geometry) for target in given)
-        return tuple(_on_input(target, one) if isinstance(target, Region) else target for target in given)
+        return tuple(with_regions(target, partial(_on_input, one=one)) for target in given)
 
     def _batches(self, images: Any, unreadable: list[Unreadable]) -> Iterator[list["_Prepared"]]:
         """Photographs of one input shape, as many as run together."""

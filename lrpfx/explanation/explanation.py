@@ -14,7 +14,7 @@ from PIL import Image
 from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
-from lrpfx.errors import InputError, first_lines, os_errors, printable
+from lrpfx.errors import InputError, InputTypeError, first_lines, os_errors, printable
 from lrpfx.explanation.answers import (
     Answer,
     Array,
@@ -23,6 +23,7 @@ from lrpfx.explanation.answers import (
     Names,
     Scores,
     category_of,
+    category_of_target,
     percent,
     scores_in,
     shares_in_words,
@@ -34,7 +35,7 @@ from lrpfx.pictures.sheets import Legend
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.reports.ledger import Ledger
 from lrpfx.request.classes import as_list, index_of
-from lrpfx.request.targets import Class
+from lrpfx.request.targets import Class, Target, as_target
 from lrpfx.support.files import as_path, written
 from lrpfx.support.html import element, image_html
 from lrpfx.support.identity.plain_data import PlainData
@@ -297,17 +298,19 @@ class Explanation(Explained):
         return canvas.overlay(canvas.map(self.answers[0].summed), styled(style, settings), self.answers[0].region)
 
     def compare(
-        self, classes: Sequence[int | str] | int = 2, style: Style | None = None, **settings: Unpack[StyleSettings]
+        self, classes: Sequence[Any] | int = 2, style: Style | None = None, **settings: Unpack[StyleSettings]
     ) -> Image.Image:
         """Overlays for several classes side by side, with one scale.
 
-        Classes that are not explained yet need the compiled model, each time. `classes`: indices or names, or how many of the
-        top ones. `style`, `settings`: as for `overlay`.
+        Classes that are not explained yet need the compiled model, each time. `classes`: a list of indices, names, contrasts or
+        regions, or how many of the top classes. `style`, `settings`: as for `overlay`.
 
         Examples
         --------
         >>> picture = explanation.compare(["cat", "dog"])
         """
+        if isinstance(classes, (str, Target)) or isinstance(style, (str, int, Target)):
+            raise InputTypeError("compare takes a list of classes or regions: compare([one, other])", topic="explainers")
         style = styled(style, settings)
         if isinstance(classes, (int, np.integer)):
             best = self.top(int(classes) if not isinstance(classes, bool) else classes)
@@ -382,15 +385,22 @@ class Explanation(Explained):
         maps = {"input": self.input_relevance.sum(0), **self._layers(names, ("channels", "height", "width"))}
         return self._strip(self._with_shares(maps), columns, title, caption, styled(style, settings))
 
-    def _answers_for(self, classes: Sequence[int | str]) -> list[Answer]:
-        known = {answer.category.index: answer for answer in self.answers if answer.category.index is not None}
-        wanted = [index_of(one, self.categories, len(self.output)) for one in classes]
-        missing = [index for index in dict.fromkeys(wanted) if index not in known]
+    def _answers_for(self, classes: Sequence[Any]) -> list[Answer]:
+        known: dict[Target, Answer] = {
+            Class(answer.category.index): answer for answer in self.answers if answer.category.index is not None
+        }
+        wanted = [self._asked(one) for one in classes]
+        missing = [one for one in dict.fromkeys(wanted) if one not in known]
         if missing:
-            names = ", ".join(category_of(self.output, index, self.categories, self.scores).name for index in missing)
-            found = self._origin(f"relevance for {names}", "pass targets= when you explain").answers(list(map(Class, missing)))
+            names = ", ".join(category_of_target(one, self.output, self.categories, self.scores).name for one in missing)
+            found = self._origin(f"relevance for {names}", "pass targets= when you explain").answers(missing)
             known |= dict(zip(missing, found, strict=True))
-        return [known[index] for index in wanted]
+        return [known[one] for one in wanted]
+
+    def _asked(self, one: Any) -> Target:
+        if isinstance(one, (Target, Mapping)):
+            return as_target(one).resolved(lambda each: index_of(each, self.categories, len(self.output)))
+        return Class(index_of(one, self.categories, len(self.output)))
 
     # --- saving and showing ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, keep_ori
 from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
 from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
-from lrpfx.request.regions import Region, RegionOfInput
+from lrpfx.request.regions import Region, RegionOfInput, with_regions
 from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.support.optional_packages import progress_bar
@@ -89,14 +89,14 @@ def _targets_of(samples: Samples, place: int, kind: type[OfNumbers], wanted: Tar
     own = shape[1:] if kind is VolumeExplanation else shape[:1] if kind is SeriesExplanation else shape[-1:]
     scan = samples.scans[place] if samples.scans else None
 
-    def of_input(target: Target) -> Target:
-        if not isinstance(target, Region) or not isinstance(target.mask, torch.Tensor):
+    def of_input(target: Region) -> Target:
+        if not isinstance(target.mask, torch.Tensor):
             return target
         if scan is not None and target.mask.shape == scan.values.shape[1:]:
             return RegionOfInput(target.class_, scan.geometry.of_input(target.mask.numpy()), target.positive)
         return RegionOfInput(target.class_, target.mask, target.positive) if target.mask.shape == own else target
 
-    return tuple(map(of_input, wanted.of_sample(place)))
+    return tuple(with_regions(target, of_input) for target in wanted.of_sample(place))
 
 
 def _check_independent(compiled: Compiled, samples: Samples) -> None:

@@ -20,7 +20,6 @@ from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.ir.kinds import Sum
 from lrpfx.ir.node import bottlenecks, node_info
 from lrpfx.request.classes import index_of
-from lrpfx.request.regions import Region
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.support.optional_packages import progress_bar
@@ -292,7 +291,7 @@ class _OfText(Target):
     def _of_classes(self, place: int | None, inner: Target, output: torch.Tensor) -> _Shown:
         """The target for an output with classes of each token, (1, positions, classes)."""
         classes, names = output.shape[2], self.categories
-        if place is None and not isinstance(inner, Region):
+        if place is None and not inner.is_of_positions:
             raise InputError(
                 f"the model returns {classes} numbers for each token, not one for each of the {len(self.tokenizer)} tokens of "
                 "the tokenizer. If they are classes, choose a token and its class, target=(2, 1), or lrpfx.Region(class) for "

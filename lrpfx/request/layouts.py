@@ -1,7 +1,9 @@
 """The dimension of a value that has its channels, as far as the graph shows it."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any
 
 import torch
 from torch import fx
@@ -10,11 +12,15 @@ from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Activation, BatchNorm, Convolution, Embedding, Linear, Recurrent
 from lrpfx.ir.node import Role, node_info, sources_of_dimensions
 from lrpfx.ir.operator import Operator
+from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.mixing import keeps_places
 from lrpfx.request.outputs import OutputSelector, explained_nodes
-from lrpfx.request.targets import Class, Largest, Target
+from lrpfx.request.targets import Class, Contrast, Largest, Target
+from lrpfx.runtime.multipliers import carry_multiplier, carry_relevance
 
 Known = dict[tuple[fx.Node, int], int | None]
+#: In place of a dimension: the value has none of channels any more, since an index, a mean or the like has removed it.
+_REMOVED = -1
 
 
 def channel_dimension(node: fx.Node, rank: int) -> int | None:
@@ -25,7 +31,7 @@ def channel_dimension(node: fx.Node, rank: int) -> int | None:
     comes from, then from those that read it.
     """
     made = _made(node, rank, {})
-    return made if made is not None else _read(node, rank, {})
+    return made if made not in (None, _REMOVED) else _read(node, rank, {})
 
 
 def check_positions(graph: fx.Graph, selector: OutputSelector, output: torch.Tensor, targets: Iterable[Target]) -> None:
@@ -33,11 +39,20 @@ def check_positions(graph: fx.Graph, selector: OutputSelector, output: torch.Ten
 
     `selector`: which of the outputs is explained. `output`: its value.
     """
-    of_region = (Class, Largest) if output.ndim > 3 else ()  # without a mask: the places where the class is the largest
+    of_region = (Class, Contrast, Largest) if output.ndim > 3 else ()  # without a mask, a class means its predicted region
     if output.ndim < 3 or callable(selector) or not any(one.is_of_positions or isinstance(one, of_region) for one in targets):
         return
     leaves, own = explained_nodes(graph, selector), 2 if output.ndim == 3 else 1
-    found = channel_dimension(leaves[0], output.ndim) if len(leaves) == 1 else None
+    found = _made(leaves[0], output.ndim, {}) if len(leaves) == 1 else None
+    if found == _REMOVED and output.ndim == 3:
+        raise InputError(
+            f"the output, of shape {tuple(output.shape)}, has no dimension of channels, as what computes it shows: if it is "
+            "(batch, height, width) with one class at each place, pass output=lambda output: output[:, None], and a region; if "
+            "it is (batch, positions, classes), output=lambda output: output",
+            topic="targets",
+        )
+    if found in (None, _REMOVED) and len(leaves) == 1:
+        found = channel_dimension(leaves[0], output.ndim)
     if found not in (None, own) and (output.ndim > 3 or found == 1):
         wanted = "(batch, positions, classes)" if own == 2 else "(batch, classes, height, width)"
         raise InputError(
@@ -68,31 +83,79 @@ def _found_above(node: fx.Node, rank: int, known: Known) -> int | None:
     if node.target is operator.getitem and parts is not None and parts.returns_several:
         return _made(sources[0], rank, known)
     if row.dimensions.dimension_before is not None:
+        places = sources_of_dimensions(node, rank)
+        if places is None:
+            return _behind_channels(node, sources[0], row, rank, known)
         before = _made(sources[0], rank - row.dimensions.added, known)
-        places = sources_of_dimensions(node, rank) or []
-        return None if before is None or before not in places else places.index(before)
+        return None if before is None else _place_of(before, places)
     if not _keeps(row):
         return _behind_channels(node, sources[0], row, rank, known) if len(sources) == 1 else None
     found = {_made(source, rank, known) for source in sources if _rank_of(source, rank) == rank} - {None}
     return found.pop() if len(found) == 1 else None
 
 
-def _behind_channels(node: fx.Node, source: fx.Node, row: Operator, rank: int, known: Known) -> int | None:
-    """The dimension of the channels of what is read, if the operator changes only dimensions behind it; None if it does not.
+def _place_of(channels: int, places: Sequence[int | None]) -> int | None:
+    """Where the channels are, in dimensions that come from `places`; a new dimension may hold anything."""
+    if channels in places:
+        return places.index(channels)
+    return _REMOVED if None not in places else None
 
-    These are reshapes and indices.
+
+def _behind_channels(node: fx.Node, source: fx.Node, row: Operator, rank: int, known: Known) -> int | None:
+    """The dimension of the channels where an operator changes the number of dimensions, or their sizes.
+
+    These are reshapes, which leave what is before them in its place, indices, and what sums or chooses over dimensions.
     """
+    if node.target in (carry_multiplier, carry_relevance):
+        return _made(source, rank, known)
+    indexed = _places_of_index(node, row, rank)
+    if indexed is not None:
+        places, rank_before = indexed
+        channels = _made(source, rank_before, known)
+        return None if channels is None else _place_of(channels, places)
     before, after = node_info(source).shape, node_info(node).shape
     channels = None if before is None else _made(source, len(before), known)
-    if before is None or after is None or channels is None or channels >= rank:
+    if before is None or after is None or channels is None:
         return None
-    stays = False
-    if row.entries.keeps_order:
-        stays = tuple(before[: channels + 1]) == tuple(after[: channels + 1])
-    elif row.entries.indexes:
-        index = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], tuple) else ()
-        stays = index[: channels + 1] == (slice(None),) * (channels + 1)
-    return channels if stays else None
+    if row.entries.keeps_order and channels != _REMOVED and tuple(before[: channels + 1]) == tuple(after[: channels + 1]):
+        return channels
+    if row.entries.keeps_order and tuple(one for one in before if one != 1) != tuple(after):  # no squeeze()
+        return None
+    if not row.entries.keeps_order and (row.entries.mixes is None or rank >= len(before)):
+        return None
+    found = {
+        _place_of(channels, places)
+        for places in combinations(range(len(before)), rank)
+        if tuple(before[place] for place in places) == tuple(after)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+def _places_of_index(node: fx.Node, row: Operator, rank: int) -> tuple[list[int | None], int] | None:
+    """For each of the `rank` dimensions of what is indexed, the same one of what it is taken from, and how many that has.
+
+    None if the node does not take it by numbers and slices.
+    """
+    if row.name == "select":
+        dim = bound_arguments(node, row).get("dim", node.args[1] if len(node.args) > 1 else None)
+        return ([place for place in range(rank + 1) if place != dim % (rank + 1)], rank + 1) if isinstance(dim, int) else None
+    if not row.entries.indexes or len(node.args) != 2:
+        return None
+    given = node.args[1]
+    index: list[Any] = list(given) if isinstance(given, tuple) else [given]
+    if not all(one is None or one is Ellipsis or isinstance(one, (int, slice)) for one in index):
+        return None
+    rank_before = rank + sum(isinstance(one, int) for one in index) - index.count(None)
+    where = index.index(Ellipsis) if Ellipsis in index else len(index)
+    taken = sum(one is not None and one is not Ellipsis for one in index)
+    index[where : where + 1] = [slice(None)] * (rank_before - taken)
+    found: list[int | None] = []
+    place = 0
+    for one in index:
+        if not isinstance(one, int):
+            found.append(None if one is None else place)
+        place += one is not None
+    return found, rank_before
 
 
 def _read(node: fx.Node, rank: int, known: Known) -> int | None:
@@ -118,7 +181,7 @@ def _found_below(node: fx.Node, user: fx.Node, rank: int, known: Known) -> int |
     if not _keeps(row) or _rank_of(user, rank) != rank:
         return None
     made = _made(user, rank, {})
-    return made if made is not None else _read(user, rank, known)
+    return made if made not in (None, _REMOVED) else _read(user, rank, known)
 
 
 def _of_layer(row: Operator, rank: int) -> int | None:

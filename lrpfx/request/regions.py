@@ -9,7 +9,7 @@ import torch
 
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.request.places import has_places, predicted_region, relevance_of_region
-from lrpfx.request.targets import Class, IndexOf, NameOf, Target
+from lrpfx.request.targets import Class, Contrast, IndexOf, NameOf, Target
 from lrpfx.support.numbers import is_whole
 
 #: The mask that is the places where a class is predicted.
@@ -147,6 +147,17 @@ class Region(Target):
 
     def __str__(self) -> str:
         return self.title(lambda index: f"class {index}")
+
+
+def with_regions(target: Target, change: Callable[[Region], Target]) -> Target:
+    """A target with other regions, alone or in a contrast."""
+    if isinstance(target, Region):
+        return change(target)
+    if not isinstance(target, Contrast):
+        return target
+    return Contrast(
+        {with_regions(one, change) if isinstance(one, Target) else one: weight for one, weight in target.terms.items()}
+    )
 
 
 class RegionOfInput(Region):

@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,10 @@ class _OfClasses(Target):
                 "(position, class), (position, {class: weight, ...}), lrpfx.Region(class) for all positions at which it is the "
                 f"largest, a list with one of these for each sample, {whole}"
             )
-            several = "several targets of each sample are passed as targets="
+            several = (
+                "several targets of each sample are passed as targets=; for one class at places (batch, height, width), pass "
+                "output=lambda output: output[:, None]"
+            )
             message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
             raise InputError(f"the output has shape {tuple(output.shape)}: {message}{_BOXES}", topic="targets")
         if output.ndim < 2:
@@ -280,10 +284,10 @@ class Classes(_OfClasses):
 
 @dataclass(frozen=True)
 class Contrast(_OfClasses):
-    """The sum of several classes, each with a weight, such as the difference of two.
+    """The sum of several classes, or of regions, each with a weight, such as the difference of two.
 
-    `terms`: the weights by index, or by name. Raises `InputError` if there are none, and `InputTypeError` for weights that are
-    no finite numbers.
+    `terms`: the weights by index, by name, or by `lrpfx.Region`. Of an output with places, an index means its predicted region.
+    Raises `InputError` if there are none, and `InputTypeError` for weights that are no finite numbers.
     """
 
     terms: Mapping[Any, float]
@@ -291,51 +295,67 @@ class Contrast(_OfClasses):
     def __post_init__(self) -> None:
         if not self.terms:
             raise InputError("a contrast has at least one class: {class: weight, ...}", topic="targets")
-        for index, weight in self.terms.items():
+        for one, weight in self.terms.items():
             if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-                raise InputTypeError(f"the weight of class {index} is a finite number, not {weight!r}", topic="targets")
+                raise InputTypeError(f"the weight of class {one} is a finite number, not {weight!r}", topic="targets")
+            if isinstance(one, Target) and not one.is_of_classes:
+                raise InputTypeError(f"a contrast weighs classes and regions, not {one}", topic="targets")
+
+    @property
+    def _parts(self) -> list[tuple[Target, float]]:
+        return [(as_target(one), weight) for one, weight in self.terms.items()]
+
+    @property
+    def is_of_positions(self) -> bool:
+        return any(part.is_of_positions for part, _ in self._parts)
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
-        super().check(output, chosen)
-        if has_places(output):
-            raise InputError(
-                f"a contrast needs an output of shape (batch, classes), but it is {tuple(output.shape)}: explain one class, in "
-                "a region by lrpfx.Region, or a function of the output",
-                topic="targets",
-            )
-        for index in self.terms:
-            if index is None:
+        for one, (part, _) in zip(self.terms, self._parts, strict=True):
+            if one is None:
                 raise InputTypeError("a contrast names its classes by index", topic="targets")
-            as_target(index).check(output, chosen)
+            part.check(output, chosen)
 
     def relevance(self, output: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(output)
-        for index, weight in self.terms.items():
-            total = total + weight * as_target(index).relevance(output)
+        for part, weight in self._parts:
+            total = total + weight * part.relevance(output)
         return total
 
     def resolved(self, index_of: IndexOf) -> Target:
-        found: dict[int, float] = {}
+        found: dict[Any, float] = {}
         for one, weight in self.terms.items():
-            index = index_of(one)
-            found[index] = found.get(index, 0.0) + float(weight)
+            key = one.resolved(index_of) if isinstance(one, Target) else index_of(one)
+            found[key] = found.get(key, 0.0) + float(weight)
         return Contrast(found)
 
     def weights(self, output: torch.Tensor) -> dict[int, float] | None:
+        if output.ndim > 1 or any(isinstance(one, Target) for one in self.terms):
+            return None
         return {int(index): float(weight) for index, weight in self.terms.items()}
+
+    def region(self, output: torch.Tensor) -> torch.Tensor | None:
+        found = [one for one in (part.region(output) for part, _ in self._parts) if one is not None]
+        return torch.stack(found).any(0) if found else None
 
     @property
     def plain(self) -> Any:
         return dict(self.terms)
 
     def least_sizes(self) -> tuple[int, ...]:
-        return 1, max(int(index) for index in self.terms) + 1
+        return tuple(map(max, zip_longest(*(part.least_sizes() for part, _ in self._parts), fillvalue=1)))
+
+    def title(self, name_of: NameOf) -> str:
+        named = [(one.title(name_of) if isinstance(one, Target) else name_of(one), each) for one, each in self.terms.items()]
+        factors = ["" if abs(weight) == 1 else f"{abs(weight):g} · " for _, weight in named]
+        signs = ["−" if weight < 0 else "+" for _, weight in named]
+        terms = [f"{sign} {factor}{name}" for sign, factor, (name, _) in zip(signs, factors, named, strict=True)]
+        return " ".join(terms).removeprefix("+ ")
 
     def __hash__(self) -> int:
         return hash(tuple(self.terms.items()))
 
     def __str__(self) -> str:
-        return str(dict(self.terms))
+        return str({str(one) if isinstance(one, Target) else one: weight for one, weight in self.terms.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,6 +116,86 @@ def test_one_class_is_there_where_its_output_is_positive(images):
     assert Region(0).region(output).equal(output[:, 0] > 0)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda maps: maps.squeeze(1),
+        lambda maps: maps[:, 0],
+        lambda maps: maps[:, 0].relu(),
+        lambda maps: maps.mean(1),
+        lambda maps: maps.squeeze(),
+    ],
+)
+def test_one_class_without_a_dimension(end, images):
+    """Rows of pixels are not read as positions, nor columns as classes, and what the error says works."""
+
+    class Mask(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = made(1).layers
+
+        def forward(self, x):
+            return end(self.layers(x))
+
+    model = Mask().eval()
+    explain_model, whole = lrpfx.transform(model, EpsilonPlus(), images), lrpfx.transform(made(1), EpsilonPlus(), images)
+    for ask in (
+        lambda: lrpfx.attribute(explain_model, images, Region(0)),
+        lambda: lrpfx.attribute(explain_model, images, None),
+        lambda: lrpfx.attribute(explain_model, images, (1, 2)),
+        lambda: lrpfx.ledger(explain_model, images, Region(0)),
+        lambda: lrpfx.explain(model, images, Region(0)),
+    ):
+        with pytest.raises(lrpfx.InputError, match=r"output=lambda output: output\[:, None\]"):
+            ask()
+    found = lrpfx.attribute(explain_model, images, Region(0), output=lambda output: output[:, None])
+    if found.output.min() < 0:  # a mean has a stabilizer of its own
+        assert_close(found.relevance, lrpfx.attribute(whole, images, Region(0)).relevance, 1e-5)
+    assert lrpfx.attribute(explain_model, images, (1, 2), output=lambda output: output).relevance.any(), "if they are positions"
+
+
+def test_contrasts_of_regions(explain_model, model, images):
+    """A sum of seeds by hand: of classes in their predicted regions, and of several classes in one mask."""
+    output = explain_model(images)["out"].detach()
+    first, second = (seed_of(output, index, output.argmax(1) == index) for index in (2, 1))
+    in_mask = seed_of(output, 2, MASKS(output), False) - 0.5 * seed_of(output, 0, MASKS(output), False)
+    cases = {
+        ((2, 1.0), (1, -1.0)): first - second,
+        ((Region(2), 1.0), (Region(1), -1.0)): first - second,
+        ((Region(2, MASK, False), 1.0), (Region(0, MASK, False), -0.5)): in_mask,
+    }
+    for terms, seed in cases.items():
+        target = dict(terms)
+        expected = lrpfx.attribute(explain_model, images, seed).relevance
+        assert expected.any()
+        assert_close(lrpfx.attribute(explain_model, images, target).relevance, expected, 1e-6)
+        assert lrpfx.ledger(explain_model, images, target).unexplained < 1e-6
+    explainer = lrpfx.Explainer(model, composite=EpsilonPlus(), categories=NAMES)
+    one = explainer(images, {Region("dog"): 1.0, Region("cat"): -1.0})[0]
+    assert one.target.name == "dog in its region − cat in its region"
+    assert_close(
+        torch.tensor(one.input_relevance), lrpfx.attribute(explain_model, images[:1], first[:1] - second[:1]).relevance[0], 1e-6
+    )
+    assert one.answers[0].region.tolist() == ((output[0].argmax(0) == 2) | (output[0].argmax(0) == 1)).tolist()
+    assert one.sheet() and pickle.loads(pickle.dumps(one)) == one
+    large = np.kron(MASK, np.ones((2, 2), dtype=np.uint8))  # in the size of the photograph
+    with_mask = explainer(images[0], {Region("dog", large): 1.0, Region("cat"): -1.0})
+    assert_close(
+        torch.tensor(with_mask.input_relevance),
+        lrpfx.attribute(explain_model, images[:1], {Region(2, MASK): 1.0, Region(1): -1.0}).relevance[0],
+        1e-6,
+    )
+    assert one.compare(["dog", Region("cat"), {"dog": 1.0, "cat": -1.0}]).width > 100
+    for wrong in (("dog", Region("cat")), ("dog", "cat"), (Region("cat"),)):
+        with pytest.raises(lrpfx.InputTypeError, match=r"compare\(\[one, other\]\)"):
+            one.compare(*wrong)
+    steps = lrpfx.transform(nn.Linear(5, 3).eval(), EpsilonPlus())
+    x = torch.rand(2, 7, 5)
+    parts = [lrpfx.attribute(steps, x, Region(index, None)).relevance for index in (0, 1)]
+    found = lrpfx.attribute(steps, x, {Region(0, None): 1.0, Region(1, None): -2.0})
+    assert_close(found.relevance, parts[0] - 2 * parts[1], 1e-6)
+
+
 def test_volumes_and_sequences_of_labels():
     volumes = nn.Conv3d(1, 3, 1).eval()
     x = torch.rand(2, 1, 4, 5, 6)
@@ -147,7 +227,8 @@ def test_errors_name_what_is_wrong(explain_model, images):
         (Region(4), lrpfx.InputError, "out of range"),
         (Region("cat"), lrpfx.InputTypeError, "categories"),
         (Region(1, torch.ones(5, 5)), lrpfx.InputError, r"\(5, 5\).*\(6, 8\)"),
-        ({0: 1.0, 1: -1.0}, lrpfx.InputError, "lrpfx.Region"),
+        ({0: 1.0, Region(4): -1.0}, lrpfx.InputError, "out of range"),
+        ({0: 1.0, Region(1, torch.ones(5, 5)): -1.0}, lrpfx.InputError, r"\(5, 5\).*\(6, 8\)"),
     ]
     for target, kind, message in cases:
         with pytest.raises(kind, match=message) as caught:
@@ -233,7 +314,7 @@ def test_a_class_that_is_predicted_nowhere_has_no_relevance(model, images):
 @pytest.mark.parametrize("name", ["x.pt2", "x.onnx"])
 def test_programs(explain_model, images, name, tmp_path):
     wanted = {target: lrpfx.attribute(explain_model, images, target).relevance for target in (1, 2, None)}
-    for settings in ({"target": Region(1, MASK)}, {"target": "max"}, {"target": Region(2)}):
+    for settings in ({"target": Region(1, MASK)}, {"target": "max"}, {"target": Region(2)}, {"target": {1: 1.0, 2: -1.0}}):
         program = lrpfx.lower(explain_model, images[:2], **settings)
         runner = lrpfx.load(lrpfx.save(program, tmp_path / name))
         target = None if settings["target"] == "max" else settings["target"]
@@ -257,9 +338,9 @@ class Numbered(torch.utils.data.Dataset):
 
 def test_data_sets_and_collections(explain_model, tmp_path):
     images = torch.stack([Numbered()[number][0] for number in range(5)])
-    targets = [Region(1, MASK), "predicted", "true"]
+    targets = [Region(1, MASK), "predicted", "true", {Region(1): 1.0, 2: -1.0}]
     view = lrpfx.datasets.attribute(explain_model, Numbered(), tmp_path / "store", targets=targets)
-    alone = [Region(1, MASK), None, torch.arange(5) % 4]
+    alone = [Region(1, MASK), None, torch.arange(5) % 4, {1: 1.0, 2: -1.0}]
     for number, target in enumerate(alone):
         expected = lrpfx.attribute(explain_model, images, target)
         assert_close(torch.tensor(view["relevance"][:, number]), expected.relevance, 1e-2)  # float16
@@ -329,6 +410,10 @@ class _OfSignals(nn.Module):
         lambda maps: maps.flatten(2),
         lambda maps: maps.reshape(maps.shape[0], 2, -1),
         lambda maps: maps[:, :, 0],
+        lambda maps: maps[..., 0, :],
+        lambda maps: maps.select(2, 0),
+        lambda maps: maps.mean(-2),
+        lambda maps: maps.amax(2),
         lambda maps: {"logits": maps.squeeze(2)},
     ],
 )
