@@ -36,6 +36,7 @@ from lrpfx.passes.normalize.normalize_operators import NormalizeOperators
 from lrpfx.passes.normalize.remove_dead_code import RemoveDeadCode
 from lrpfx.passes.normalize.remove_dropout import RemoveDropout
 from lrpfx.passes.normalize.remove_inplace import RemoveInplace
+from lrpfx.passes.normalize.settle_sizes import SettleSizes
 from lrpfx.passes.normalize.simplify import Simplify
 from lrpfx.passes.normalize.split_complex_numbers import SplitComplexNumbers
 from lrpfx.passes.normalize.undo_decompositions import UndoDecompositions
@@ -95,6 +96,7 @@ def asked_canonizers(settings: Settings) -> list[GraphPass]:
 STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
     Stage.NORMALIZE: lambda settings: (
         UndoDecompositions(),
+        SettleSizes(),
         NormalizeOperators(settings.constants),
         RemoveInplace(),
         RemoveDropout(),

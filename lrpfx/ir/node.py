@@ -204,6 +204,15 @@ def attribute_of(node: fx.Node, root: nn.Module) -> Any:
     return getattr(root.get_submodule(path), leaf)
 
 
+def is_made_by_trace(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node reads a tensor that a trace has made, as torch.zeros(3): parameters and buffers may change."""
+    if node.op != "get_attr" or not isinstance(attribute_of(node, root), torch.Tensor):
+        return False
+    path, _, name = str(node.target).rpartition(".")
+    owner = root.get_submodule(path)
+    return name not in owner._parameters and name not in owner._buffers
+
+
 def parameter_value(node: fx.Node, root: nn.Module) -> Any:
     """The value of a node that depends only on parameters."""
     values: dict[fx.Node, Any] = {}

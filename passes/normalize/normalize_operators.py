@@ -17,6 +17,7 @@ from lrpfx.ir.node import (
     attribute_of,
     calls,
     function_name,
+    is_made_by_trace,
     is_of_parameters,
     map_arguments,
     node_info,
@@ -150,13 +151,11 @@ class NormalizeOperators(GraphPass):
 
 
 def _note_number(node: fx.Node, root: nn.Module) -> None:
-    """Note what number a constant such as torch.zeros(3) is that a trace has made; parameters and buffers may change."""
-    value = attribute_of(node, root) if node.op == "get_attr" else None
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta or not value.numel():
+    """Note what number a constant that a trace has made is."""
+    value = attribute_of(node, root) if is_made_by_trace(node, root) else None
+    if value is None or value.layout is not torch.strided or value.is_meta or not value.numel():
         return
-    path, _, name = str(node.target).rpartition(".")
-    owner = root.get_submodule(path)
-    if name in owner._parameters or name in owner._buffers or value.dtype == torch.bool or value.is_complex():
+    if value.dtype == torch.bool or value.is_complex():
         return
     first = value.flatten()[0]
     if bool((value == first).all()):

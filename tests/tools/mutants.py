@@ -81,7 +81,7 @@ _NAMES = {
     "passes/lower": "derive_weights forward_forms",
     "passes/normalize": (
         "call_builder decompose find_activations find_attention find_gates find_linear find_recurrent find_softmax "
-        "fold_masks normalize_operators patches remove_inplace simplify split_complex_numbers undo_decompositions"
+        "fold_masks normalize_operators patches remove_inplace settle_sizes simplify split_complex_numbers undo_decompositions"
     ),
     "passes/rewrite": "carry_multipliers cut_constants fold fuse_attention rewrite",
 }

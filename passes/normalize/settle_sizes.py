@@ -1,0 +1,217 @@
+"""Write sizes that layers of the model fix as numbers, such as those of channels: a symbolic trace does not know them."""
+
+import functools
+import itertools
+from collections import ChainMap
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lrpfx.ir.node import (
+    NodeInfo,
+    Role,
+    ancestors_of,
+    attribute_of,
+    calls,
+    function_name,
+    is_made_by_trace,
+    map_arguments,
+    node_info,
+    set_info,
+)
+from lrpfx.ir.operator import WeightLayout
+from lrpfx.operators.mixing import keeps_places
+from lrpfx.operators.table import FACTORIES, FACTORY_NAMES, spelling_of, writes_in_place
+from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers
+from lrpfx.passes.properties import NAMED
+
+#: Calls that make a tensor of a given size, by name.
+_MAKERS = FACTORY_NAMES | {"new_ones", "new_zeros", "new_full", "new_empty", "one_hot"}
+
+Sizes = dict[fx.Node, dict[int, int]]  # of values: those known, by dimension, counted from the last
+
+
+class SettleSizes(GraphPass):
+    """Before `nn.Linear(4, 3)`, `torch.eye(x.shape[-1])` is `torch.eye(4)`, a constant, as it is where torch.export traces.
+
+    Sizes change where a tensor is made of one. A layer refuses inputs of other sizes. Dimensions that are counted from the
+    first are known if the number of dimensions is.
+    """
+
+    name = "settle_sizes"
+    stage = "normalize"
+    requires = (NAMED,)
+
+    def applies(self, program: Program) -> bool:
+        return any(map(_makes_tensor, calls(program.graph))) and any(map(_read, calls(program.graph)))
+
+    def run(self, program: Program) -> PassResult:
+        result = PassResult()
+        known, settled = _sizes(program), {}
+        for node in calls(program.graph):
+            value, dim = _read(node) or (node, 0)
+            rank = len(node_info(value).shape or ())
+            size = known.get(value, {}).get(dim if dim < 0 else dim - rank) if value is not node else None
+            if size is not None and not any(map(writes_in_place, value.users)):
+                settled[node] = size
+        if any(_makes_tensor(node) for node in _computed_from(program.graph, settled)):
+            for node, size in settled.items():
+                program.fixed_dimensions |= _read(node)[1] >= 0  # type: ignore[index]
+                result.match(node_info(node).name, f"{size}, as the layers of the model have it")
+            _Evaluation(program, settled)
+        return result
+
+
+def _makes_tensor(node: fx.Node) -> bool:
+    return node.target in FACTORIES or function_name(node) in _MAKERS
+
+
+def _read(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """The tensor and the dimension of a size: x.shape[1], x.size(1) or x.size()[1]."""
+    sizes: Any = node.args[0] if function_name(node) == "getitem" else None
+    is_shape = isinstance(sizes, fx.Node) and (
+        (sizes.target is getattr and sizes.args[1] == "shape") or (_is_size(sizes) and len(sizes.args) == 1)
+    )
+    value: Any = sizes.args[0] if is_shape else (node.args[0] if _is_size(node) and len(node.args) == 2 else None)
+    dim = node.args[1] if value is not None else None
+    return (value, dim) if isinstance(value, fx.Node) and isinstance(dim, int) and not node.kwargs else None
+
+
+def _is_size(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "size"
+
+
+def _computed_from(graph: fx.Graph, settled: Collection[fx.Node]) -> set[fx.Node]:
+    """Calls that are given a settled size, or a number that is computed from one and other numbers."""
+    found: set[fx.Node] = set()
+    for node in calls(graph):
+        if any(one in settled or (one in found and not _makes_tensor(one)) for one in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+class _Evaluation:
+    """Computes what follows from settled sizes and the trace's own constants alone, as the trace does for numbers."""
+
+    def __init__(self, program: Program, settled: Mapping[fx.Node, int]) -> None:
+        self.program, self.values = program, dict[fx.Node, Any](settled)
+        self.constants: dict[fx.Node, torch.Tensor] = {}
+        self.held: dict[tuple[int, int], fx.Node] = {}  # by tensor and its version, since a call may write into it
+        for node in list(program.graph.nodes):
+            if node.op == "get_attr" and is_made_by_trace(node, program.root):
+                self.constants[node] = attribute_of(node, program.root)
+                continue
+            reads = node not in settled and any(one in self.values for one in node.all_input_nodes)
+            if reads and not self._evaluate(node):
+                given = (node.args, dict(node.kwargs))
+                node.args, node.kwargs = map_arguments(given, functools.partial(self._given, node))
+        for node in reversed(self.values):
+            program.graph.erase_node(node)
+
+    def _evaluate(self, node: fx.Node) -> bool:
+        known = ChainMap[fx.Node, Any](self.values, self.constants)
+        is_call = node.op in ("call_function", "call_method") and not draws_random_numbers(node)
+        overwrites = writes_in_place(node) and node.args[0] in self.constants
+        if not is_call or overwrites or any(one not in known for one in node.all_input_nodes):
+            return False
+        given = (node.args, dict(node.kwargs))
+        args, kwargs = map_arguments(given, lambda leaf: known[leaf] if isinstance(leaf, fx.Node) else leaf)
+        try:
+            if node.op == "call_method":
+                self.values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # the run raises it
+            return False
+        return True
+
+    def _given(self, reader: fx.Node, leaf: Any) -> Any:
+        """What a reader is given for a value: a number, or a node for a tensor."""
+        value = self.values.get(leaf, leaf) if isinstance(leaf, fx.Node) else leaf
+        if leaf is value:
+            return leaf
+        return map_arguments(value, lambda one: self._hold(reader, one) if isinstance(one, torch.Tensor) else one)
+
+    def _hold(self, reader: fx.Node, tensor: torch.Tensor) -> fx.Node:
+        key = id(tensor), tensor._version
+        if key not in self.held:
+            root = self.program.root
+            name = next(name for number in itertools.count() if not hasattr(root, name := f"_settled_constant{number}"))
+            setattr(root, name, tensor.clone())
+            with self.program.graph.inserting_before(reader):
+                self.held[key] = self.program.graph.get_attr(name)
+            info = NodeInfo(
+                name, source=node_info(reader).source, role=Role.PARAMETER, shape=tuple(tensor.shape), dtype=tensor.dtype
+            )
+            set_info(self.held[key], info)
+        return self.held[key]
+
+
+# --- what layers fix --------------------------------------------------------------------------------------------------------
+
+
+def _sizes(program: Program) -> Sizes:
+    """The sizes of values that weights fix, and those of values that have the same entries' places."""
+    known: Sizes = {}
+    for node in calls(program.graph):
+        for value, dim, size in _fixed_by_weight(node, program.root):
+            known.setdefault(value, {})[dim] = size
+    pairs = [(node, source) for node in calls(program.graph) for source in _same_places(node)]
+    for first, second in (*((source, node) for node, source in pairs), *reversed(pairs)):
+        known.setdefault(second, {}).update(known.get(first, {}))
+    return known
+
+
+def _fixed_by_weight(node: fx.Node, root: nn.Module) -> Iterator[tuple[fx.Node, int, int]]:
+    """Value, dimension and size, for the input and the result of a layer."""
+    spelling = spelling_of(node)
+    if spelling is None:
+        return
+    row = spelling.operator
+    bound: dict[str, Any] = dict(zip(spelling.arguments, node.args, strict=False)) | node.kwargs
+    value, weight = bound.get("input"), _shape(bound.get("weight"), root)
+    if not isinstance(value, fx.Node):
+        return
+    if row.linear is not None and row.linear.weight_layout is not None and weight:
+        dim = -1 - row.dimensions.spatial
+        groups = bound.get("groups", 1)
+        ends = [weight[0], weight[1] * groups] if len(weight) > 1 else []
+        if row.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
+            ends = [ends[1], ends[0]]
+        if isinstance(groups, int) and len(weight) > 1 + row.dimensions.spatial:
+            yield node, dim, ends[0]
+            yield value, dim, ends[1]
+    elif row.name == "matmul" and (second := _shape(bound.get("other"), root)) and len(second) > 1:
+        yield node, -1, second[-1]
+        yield value, -1, second[-2]
+    elif row.name == "embedding" and weight:
+        yield node, -1, weight[-1]
+    elif row.name == "batch_norm" and (mean := _shape(bound.get("running_mean"), root)) and node_info(value).shape:
+        for one in (node, value):
+            yield one, 1 - len(node_info(value).shape or ()), mean[0]
+    elif row.name in ("layer_norm", "rms_norm") and isinstance(normalized := bound.get("normalized_shape"), (tuple, list)):
+        for place, size in enumerate(reversed(normalized)):
+            if isinstance(size, int):
+                yield node, -1 - place, size
+                yield value, -1 - place, size
+
+
+def _shape(value: Any, root: nn.Module) -> tuple[int, ...]:
+    """The shape of a tensor that depends on parameters and buffers alone; () if it is not known."""
+    if not isinstance(value, fx.Node):
+        return ()
+    if value.op == "get_attr":
+        tensor = attribute_of(value, root)
+        return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+    of_parameters = all(one.op != "placeholder" for one in ancestors_of(value))
+    return (node_info(value).shape or ()) if of_parameters else ()
+
+
+def _same_places(node: fx.Node) -> list[fx.Node]:
+    """The one signal that a call changes entry by entry."""
+    spelling = spelling_of(node)
+    values = node.all_input_nodes
+    is_alone = spelling is not None and keeps_places(spelling.operator) and len(values) == 1
+    return values if is_alone and values[0].op != "get_attr" else []
