@@ -36,8 +36,8 @@ Sizes = dict[fx.Node, dict[int, int]]  # of values: those known, by dimension, c
 class SettleSizes(GraphPass):
     """Before `nn.Linear(4, 3)`, `torch.eye(x.shape[-1])` is `torch.eye(4)`, a constant, as it is where torch.export traces.
 
-    Sizes change where a tensor is made of one. A layer refuses inputs of other sizes. Dimensions that are counted from the
-    first are known if the number of dimensions is.
+    Sizes change where a tensor is made of one, or scaled by one. A layer refuses inputs of other sizes. Dimensions that are
+    counted from the first are known if the number of dimensions is.
     """
 
     name = "settle_sizes"
@@ -45,7 +45,7 @@ class SettleSizes(GraphPass):
     requires = (NAMED,)
 
     def applies(self, program: Program) -> bool:
-        return any(map(_makes_tensor, calls(program.graph))) and any(map(_read, calls(program.graph)))
+        return any(map(_read, calls(program.graph)))
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
@@ -56,7 +56,7 @@ class SettleSizes(GraphPass):
             size = known.get(value, {}).get(dim if dim < 0 else dim - rank) if value is not node else None
             if size is not None and not any(map(writes_in_place, value.users)):
                 settled[node] = size
-        if any(_makes_tensor(node) for node in _computed_from(program.graph, settled)):
+        if settled and _is_in_values(program.graph, settled):
             for node, size in settled.items():
                 program.fixed_dimensions |= _read(node)[1] >= 0  # type: ignore[index]
                 result.match(node_info(node).name, f"{size}, as the layers of the model have it")
@@ -83,13 +83,19 @@ def _is_size(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target == "size"
 
 
-def _computed_from(graph: fx.Graph, settled: Collection[fx.Node]) -> set[fx.Node]:
-    """Calls that are given a settled size, or a number that is computed from one and other numbers."""
-    found: set[fx.Node] = set()
+def _is_in_values(graph: fx.Graph, settled: Collection[fx.Node]) -> bool:
+    """Whether a settled size, or a number computed from it, is in what a tensor holds, and not in its shape alone."""
+    numbers = set(settled)
     for node in calls(graph):
-        if any(one in settled or (one in found and not _makes_tensor(one)) for one in node.all_input_nodes):
-            found.add(node)
-    return found
+        if _read(node) is not None:
+            numbers.add(node)
+        elif numbers.isdisjoint(node.all_input_nodes):
+            continue
+        elif numbers.issuperset(node.all_input_nodes) and not _makes_tensor(node):
+            numbers.add(node)
+        elif _makes_tensor(node) or ((spelling := spelling_of(node)) is not None and spelling.operator.merging.affine_in):
+            return True
+    return False
 
 
 class _Evaluation:

@@ -79,6 +79,11 @@ def choices(x, size):
     return x @ F.one_hot(torch.arange(size).flip(0), size).to(torch.float64)
 
 
+@of_dimension(-1)
+def root_of_size(x, size):
+    return x / -(size**0.5) + 1
+
+
 @of_dimension(1)
 def channels(x, size):
     return x * torch.linspace(-1, 1, size).view(1, size, 1)
@@ -111,7 +116,7 @@ def convolutions():
     return nn.Conv1d(3, SIZE, 2), nn.ConvTranspose1d(SIZE, 2, 2)
 
 
-MATRICES = (identity, triangle, triangle_in_place, transform, like_features, halves, choices)
+MATRICES = (identity, triangle, triangle_in_place, transform, like_features, halves, choices, root_of_size)
 CASES = {
     **{function.__name__: (dense, function, (4, 3)) for function in MATRICES},
     "normalized": (normalized, identity, (4, SIZE)),
