@@ -449,11 +449,12 @@ class _OfProbabilities(FormOfOneInput):
         dtype = torch.float32 if output.dtype in (torch.float16, torch.bfloat16) else output.dtype
         dim = self.dimension(operation, values)
         means = self.means((values[0].to(dtype), reference.to(dtype)), (output.to(dtype), others[0].to(dtype)), dim)
-        total = means.sum(dim, True)
-        if not reads_values(total) or not all_finite(total):  # all entries of a softmax are masked
-            means = only_finite(means)
-            total = means.sum(dim, True)
-        return output, means, _reciprocal(total)
+        if reads_values(means):
+            scale = means.sum(dim, True).reciprocal_()
+            if all_finite(scale):  # no softmax whose entries are all masked
+                return output, means, scale
+        means = only_finite(means)
+        return output, means, _reciprocal(means.sum(dim, True))
 
     def dimension(self, operation: Operation, values: Sequence[Any]) -> Any:
         """The dimensions over which p adds up to 1."""

@@ -51,9 +51,10 @@ def release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+_IS_NEWEST = release() >= NEWEST_KNOWN  # asked in each call of a layer
 #: The devices with autocast, which torch.compile cannot ask for before 2.13; None where it can.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", torch._C._get_privateuse1_backend_name())
-_WITH_AUTOCAST = None if release() >= NEWEST_KNOWN else frozenset(filter(torch.amp.is_autocast_available, _DEVICES))
+_WITH_AUTOCAST = None if _IS_NEWEST else frozenset(filter(torch.amp.is_autocast_available, _DEVICES))
 
 
 def require(part: str, oldest: tuple[int, int], error: type[LrpfxError]) -> None:
@@ -101,7 +102,7 @@ def has_hooks_for_all_modules() -> bool:
 def is_exporting() -> bool:
     """Whether torch.export runs, perhaps in another thread. Before torch 2.13, not where it compiles to do so."""
     known = getattr(torch.compiler, "is_exporting", lambda: True)
-    if release() >= NEWEST_KNOWN:
+    if _IS_NEWEST:
         return bool(known())
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling() and bool(known())
 
