@@ -34,6 +34,8 @@ _SMALL = {torch.float64: 1e-9, torch.float32: 3e-4}
 _SMALL_IN_HALF_PRECISION = 3e-2
 #: The largest share of entries whose derivatives are computed apart from the others.
 MOST_APART = 0.2
+#: From how many channels on pooling is faster with channels in the last dimension.
+_MANY_CHANNELS = 8
 #: Entries that are looked through together.
 _ROW = 128
 
@@ -814,6 +816,19 @@ class OfLargest(DifferenceForm):
         return _through_largest(function, values[: operation.inputs], references, multiplier, smallest)
 
 
+def max_pool2d_with_places(input: torch.Tensor, *args: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Maxima of windows, and their places.
+
+    torch's kernel for channels in the last dimension finds the same, several times faster for all but a few channels, also
+    where it has to move them there.
+    """
+    function: Any = torch.nn.functional.max_pool2d
+    moves = reads_values(input) and input.ndim == 4 and input.shape[1] >= _MANY_CHANNELS and input.is_contiguous()
+    pooled = input.contiguous(memory_format=torch.channels_last) if moves else input
+    found: tuple[torch.Tensor, ...] = function(pooled, *args, **{**options, "return_indices": True})
+    return tuple(one.contiguous() for one in found) if moves else found
+
+
 @dataclass(frozen=True)
 class OfPooled(FormOfOneInput):
     """Maxima of windows as `OfLargest`, by the places of the maxima, which pooling finds, too.
@@ -827,6 +842,8 @@ class OfPooled(FormOfOneInput):
     reference_results = 2
 
     def for_reference(self, function: Callable[..., Any], options: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        if self.spatial == 2:
+            return max_pool2d_with_places, options
         return function, {**options, "return_indices": True}
 
     def result(

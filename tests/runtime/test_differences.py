@@ -249,6 +249,24 @@ def test_pooling_by_places_has_the_multipliers_of_any_maximum(dimensions, option
     torch.testing.assert_close(form.multiplier(prepared, multiplier, value.shape), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", WINDOWS, ids=["apart", "with padding", "that overlap"])
+@pytest.mark.parametrize("channels", [1, differences._MANY_CHANNELS - 1, differences._MANY_CHANNELS, 40])
+def test_pooling_with_channels_in_the_last_dimension_finds_the_same(channels, options, dtype):
+    """Also where entries of a window are equal, infinite or not numbers, and in the layout that pooling gives."""
+    torch.manual_seed(0)
+    value = torch.randn(2, channels, 9, 7).mul(2).round().clamp(min=0).to(dtype)
+    value[0, 0, 2:5], value[1, -1, 3] = -torch.inf, torch.nan
+    before = value.clone()
+    for given in (value, value.mT, value.contiguous(memory_format=torch.channels_last)):
+        found = differences.max_pool2d_with_places(given, **options)
+        expected = F.max_pool2d(given, **options, return_indices=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+            assert one.stride() == other.stride()
+    torch.testing.assert_close(value, before, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("form", [differences.OfLargest(), differences.OfLargest(smallest=True)], ids=["largest", "smallest"])
 def test_an_entry_that_is_as_large_for_the_reference_has_the_limit_of_its_neighbours(form):
     """It is the largest for x, but another one is for r, which loses."""
