@@ -93,7 +93,7 @@ class _Values(fx.Interpreter):
 def _lines(index: torch.Tensor) -> list[torch.Tensor]:
     """An index along each dimension, if those along all others are the same."""
     rows = (index.movedim(dimension, 0).flatten(1) for dimension in range(index.ndim))
-    return [one[:, 0] for one in rows if bool((one == one[:, :1]).all())] if index.ndim > 1 else [index]
+    return [one[:, 0] for one in rows if one.shape[1] and bool((one == one[:, :1]).all())] if index.ndim > 1 else [index]
 
 
 def message_layers(module: ExplainModule, inputs: Mapping[str, Any]) -> list[MessageLayer]:

@@ -111,6 +111,13 @@ def what_it_is(given: Any) -> str:
         return "for tokens, pass tokenizer=; for pixels preprocess=; integers in a table are form='table'"
     if hasattr(given, "convert") and hasattr(given, "size"):
         return _OF_PHOTOGRAPHS
+    if hasattr(given, "x_dict") and hasattr(given, "edge_index_dict"):
+        return (
+            "graphs with nodes of several types are explained by lrpfx.attribute, with "
+            '{"x_dict": data.x_dict, "edge_index_dict": data.edge_index_dict} as the inputs and as example_inputs='
+        )
+    if hasattr(given, "nodes") and hasattr(given, "edges"):
+        return "a graph is an object or a dict with x and edge_index, as torch_geometric.utils.from_networkx makes it"
     return OTHERS
 
 

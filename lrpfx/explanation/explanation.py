@@ -303,7 +303,8 @@ class Explanation(Explained):
         """Overlays for several classes side by side, with one scale.
 
         Classes that are not explained yet need the compiled model, each time. `classes`: a list of indices, names, contrasts or
-        regions, or how many of the top classes. `style`, `settings`: as for `overlay`.
+        regions, or how many of the top classes. `style`, `settings`: as for `overlay`. Raises `InputTypeError` for classes that
+        are no list.
 
         Examples
         --------

@@ -308,6 +308,12 @@ def taking_tensors(model: nn.Module) -> nn.Module:
     if isinstance(model, ExplainModule) or {"x", "edge_index"} <= set(parameters):
         return model
     needed = [name for name, one in parameters.items() if one.default is one.empty]
+    if len(needed) != 1 and {"x", "adj"} <= set(parameters):
+        raise InputError(
+            f"the forward of {type(model).__name__} takes a matrix of edges, not edge_index: explain it as a model of several "
+            'inputs, {"x": (batch, nodes, features), "adj": (batch, nodes, nodes)}',
+            topic="graph-networks",
+        )
     if len(needed) != 1:
         raise InputError(
             f"the forward of {type(model).__name__} takes {', '.join(parameters)}, neither x and edge_index nor one "
@@ -353,24 +359,24 @@ def _explained(
     given: Sequence[Target],
 ) -> GraphExplanation:
     inputs = {name: on_device_of(model, value, True) for name, value in _inputs(model, values).items()}
-    compiled = compiled_for(inputs)
+    compiled = compiled_for(_with_edges(inputs))
     module, count = compiled.explain_model, len(inputs["x"])
     with torch.no_grad():
         rows = select_output(compiled.module(**inputs), compiled.output)
     targets, node = _targets(given, rows, count, compiled.categories)
     output = compiled.output if node is None else OfNodes(compiled.output)
     layers = message_layers(module, inputs)
-    if not layers:
+    if not layers and bool((inputs["edge_index"][0] != inputs["edge_index"][1]).any()):
         raise InputError(
             "no messages flow along the edges of the data: the model adds up nothing by the targets in edge_index "
-            "(scatter_add, index_add and their like), or each edge is from a node to itself; lrpfx.attribute gives the "
-            "relevance of its inputs",
+            "(scatter_add, index_add and their like); lrpfx.attribute gives the relevance of its inputs",
             topic="graph-networks",
         )
     record = (*compiled.record, *(layer.messages for layer in layers))
     found = attribute(compiled.module, inputs, targets=targets, record=record, output=output)
     outputs = as_array(rows.reshape(len(rows), -1)[0 if node is None else node])
     names, of_edges = names_by_rows(inputs)
+    none = np.zeros(inputs["edge_index"].shape[1], outputs.dtype)  # of no layer, if all edges are from nodes to themselves
     answers = []
     for number, one in enumerate(targets):
         relevance = {name: _of_target(value, number) for name, value in found.relevance.items()}
@@ -381,12 +387,29 @@ def _explained(
         of_nodes = torch.cat([by_rows(relevance[name]) for name in names if relevance[name] is not None], 1)
         further = {name: as_array(by_rows(relevance[name])) for name in of_edges if relevance[name] is not None}
         kept = {name: arrays[name] for name in compiled.record}
-        answers.append(AnswerOfGraph(category, as_array(of_nodes), kept, of_edges=further, messages=np.stack(messages)))
+        of_layers = np.stack([none, *messages])[1:]
+        answers.append(AnswerOfGraph(category, as_array(of_nodes), kept, of_edges=further, messages=of_layers))
     facts = (outputs, compiled.categories, tuple(answers), module.composite, compiled.scores)
     edge_index = as_array(inputs["edge_index"])
     explanation = GraphExplanation(name, *facts, edge_index, _positions(values, edge_index, count), node)
     keep_origin(explanation, Origin(compiled.with_output(output), inputs, tuple(targets), outputs))
     return explanation
+
+
+def _with_edges(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Inputs like these, of a graph that has edges: what is captured with none has none in later calls, either."""
+    nodes, edges = len(inputs["x"]), inputs["edge_index"]
+    if edges.shape[1]:
+        return inputs
+
+    def with_rows(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor) or not one.ndim:
+            return one
+        if not len(one):
+            return one.new_ones(2, *one.shape[1:])
+        return torch.cat([one, one]) if len(one) == nodes else one
+
+    return {**{name: with_rows(one) for name, one in inputs.items()}, "edge_index": edges.new_tensor([[0, 1], [1, 0]])}
 
 
 def _of_target(relevance: Any, number: int) -> Any:
@@ -407,17 +430,21 @@ def _values_of(graph: Any) -> dict[str, Any]:
     for name in ("x", "edge_index"):
         if not isinstance(values.get(name), torch.Tensor):
             kind = type(values.get(name)).__name__
-            raise InputTypeError(f"{name} of the graph is a tensor or an array of numbers, not {kind}", topic="graph-networks")
+            sparse = name == "edge_index" and values.get("adj_t") is not None
+            remedy = "; the edges are in adj_t: leave out the transform that moves them there" if sparse else ""
+            raise InputTypeError(
+                f"{name} of the graph is a tensor or an array of numbers, not {kind}{remedy}", topic="graph-networks"
+            )
     x, edges = values["x"], values["edge_index"]
     if edges.ndim != 2 or len(edges) != 2 or edges.dtype not in (torch.int64, torch.int32):
         raise InputError(
             f"edge_index has the sources and targets of the edges as integers, shape (2, edges), not {edges.dtype} and "
-            f"{tuple(edges.shape)}",
+            f"{tuple(edges.shape)}; torch.stack(adj.nonzero(as_tuple=True)) is that of a matrix",
             topic="graph-networks",
         )
-    if not x.ndim or not edges.numel():
-        raise InputError("the graph has no nodes or no edges", topic="graph-networks")
-    if int(edges.min()) < 0 or int(edges.max()) >= len(x):
+    if not x.ndim or not len(x):
+        raise InputError(f"the graph has no nodes: x has the shape {tuple(x.shape)}", topic="graph-networks")
+    if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= len(x)):
         raise InputError(
             f"edge_index names nodes {int(edges.min())} to {int(edges.max())}, but x has {len(x)} rows", topic="graph-networks"
         )

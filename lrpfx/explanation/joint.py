@@ -47,7 +47,7 @@ from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.files import as_path
 from lrpfx.support.html import element, image_html
 from lrpfx.support.optional_packages import progress_bar
-from lrpfx.support.tensors import is_floating, on_device_of
+from lrpfx.support.tensors import is_floating, not_dense, on_device_of
 from lrpfx.text.scores import chosen_embeddings
 
 _TOPIC = "several-inputs"
@@ -323,8 +323,18 @@ class SampleReader:
             return {name: [GivenInput(tensor[None], photograph, geometry)]}
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
+        if isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values()):
+            raise InputTypeError(
+                f"the input {name!r} holds several tensors, as those of graphs with nodes of several types: lrpfx.attribute "
+                "takes such inputs, and lrpfx.transform as example_inputs=",
+                topic=_TOPIC,
+            )
         if not isinstance(value, torch.Tensor):
             return {name: [GivenInput(value)]}
+        if not_dense(value) is not None:
+            raise InputTypeError(
+                f"the input {name!r} is {not_dense(value)}: give it as a dense tensor, such as {name}.to_dense()", topic=_TOPIC
+            )
         if value.ndim < 2 and is_floating(value):
             raise InputError(
                 f"the input {name!r} has shape {tuple(value.shape)}: tensors are as the model takes them, with a first "
@@ -365,9 +375,28 @@ def explain_joint(
     found = []
     for place, sample in enumerate(progress_bar(samples, progress, "explaining", "sample", len(samples))):
         inputs = placed_on(reader.model, {name: one.value for name, one in sample.items()})
-        joint = CompiledJoint(compiled_for(inputs), sample, reader.tokenizer, names, join)
+        try:
+            compiled = compiled_for(inputs)
+        except InputError as error:
+            if not place and any(map(_may_be_graph, parts)):
+                raise InputError(
+                    f"{str(error).rstrip('.')}. A matrix of as many rows and columns as another input has rows may be that of "
+                    "the edges of a graph, whose rows are no samples: a model of (batch, nodes, features) takes both with a "
+                    "batch in front, x[None] and adj[None], and lrpfx.attribute takes what any other one does",
+                    topic=error.topic,
+                ) from error
+            raise
+        joint = CompiledJoint(compiled, sample, reader.tokenizer, names, join)
         found.append(joint.explanation(f"sample {place + 1}", wanted.of_sample(place)))
     return found[0] if not isinstance(given, list) and len(found) == 1 else JointExplanations(found)
+
+
+def _may_be_graph(given: Any) -> bool:
+    """Whether one of the inputs is a square matrix, and another one has as many rows."""
+    values = given.values() if isinstance(given, Mapping) else given if isinstance(given, tuple) else ()
+    shapes = [tuple(np.shape(one)) for one in values if isinstance(one, (torch.Tensor, np.ndarray))]
+    squares = [one for one in shapes if len(one) == 2 and one[0] == one[1]]
+    return any(other[:1] == one[:1] for one in squares for other in shapes if other is not one)
 
 
 def placed_on(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import pickle
 from types import SimpleNamespace
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -416,5 +417,76 @@ def test_arrays_and_precision_of_the_data():
     data = {"x": np.array([[0], [1], [2], [3], [0]]), "edge_index": EDGES.numpy(), "edge_attr": np.random.rand(7, 2)}
     found = lrpfx.explain(network, data, 1, composite="AttnLRP")
     assert found.edge_features["edge_attr"].shape == (7,)
-    with pytest.raises(InputError, match="from a node to itself"):
-        lrpfx.explain(Network().eval(), {"x": torch.randn(1, 3), "edge_index": torch.zeros(2, 2).long()}, 1)
+
+
+class OfMatrix(nn.Module):
+    """Takes the edges as a matrix."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.sent, self.head, self.dim = nn.Linear(3, 4), nn.Linear(4, 2), dim
+
+    def forward(self, x, adj):
+        return self.head((adj @ self.sent(x).relu()).mean(self.dim, keepdim=not self.dim))
+
+
+def test_graphs_without_edges():
+    """Nodes are explained by themselves, one node and edges to itself alike, and graphs with edges come before and after."""
+    network = Network().double().eval()
+    x, none = torch.randn(4, 3, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.long)
+    dense = nn.Sequential(network.first.own, nn.ReLU(), network.second.own, nn.ReLU(), network.head)
+    explain_dense = lrpfx.transform(dense, AttnLRP())
+    of_each = lrpfx.attribute(explain_dense, x, lambda output: (output * (torch.arange(4) == 2)) / 4).relevance
+    explainer = lrpfx.Explainer(network, composite=AttnLRP())
+    for _ in range(2):
+        found = explainer({"x": x, "edge_index": none}, 2)
+        np.testing.assert_allclose(found.answers[0].input_relevance, of_each, atol=1e-9)
+        assert found.edges.shape == (0,) and found.sheet() and found.layers() and not abs(found.ledger.unexplained) > 1e-9
+        one = explainer({"x": x[:1], "edge_index": none}, 2)
+        assert one.nodes.sum() == pytest.approx(float(dense(x[:1])[0, 2]), abs=1e-5)
+        assert one.sheet() and len(one.to_networkx()) == 1
+        explainer(graph(), 2)
+    loop = explainer({"x": x[:1], "edge_index": torch.zeros(2, 1, dtype=torch.long)}, 2)
+    assert loop.edges.tolist() == [0.0] and loop.nodes[0] == pytest.approx(loop.target.score, abs=1e-4)
+    both = explainer([{"x": x, "edge_index": none}, graph()], 2)
+    np.testing.assert_allclose(both[1].edges, explainer(graph(), 2).edges)
+    with pytest.raises(InputError, match="no nodes"):
+        explainer({"x": x[:0], "edge_index": none}, 2)
+
+
+@pytest.mark.parametrize("name", ["GCN", pytest.param("GAT", marks=pytest.mark.thorough), "GIN", "SAGE"])
+def test_layers_of_torch_geometric_without_edges(name):
+    model = OfTorchGeometric(layers_of_torch_geometric()[name]).double().eval()
+    explainer, none = lrpfx.Explainer(model), torch.zeros(2, 0, dtype=torch.long)
+    x = torch.randn(3, 6, dtype=torch.float64)
+    first, after = explainer({"x": x, "edge_index": none}, 1), explainer(ring_of(5), 1)
+    np.testing.assert_allclose(first.output, model(x, none)[0].detach(), atol=1e-9)
+    assert first.edges.shape == (0,) and abs(first.ledger.unexplained) < 1e-9 and after.edges.any()
+    alone = lrpfx.Explainer(model)
+    data = ring_of(5)
+    np.testing.assert_allclose(alone(data, 1).edges, explainer(data, 1).edges, atol=1e-9)
+    np.testing.assert_allclose(alone({"x": x, "edge_index": none}, 1).nodes, first.nodes, atol=1e-9)
+
+
+def test_other_forms_of_graphs_are_named():
+    network, x = Network().eval(), torch.randn(4, 3)
+    matrix = torch.eye(4) + torch.eye(4).roll(1, 0)
+    several = SimpleNamespace(x_dict={"a": x}, edge_index_dict={("a", "to", "a"): EDGES})
+    for model, given, message in [
+        (network, {"x": x, "edge_index": matrix}, r"adj\.nonzero"),
+        (network, {"x": x, "edge_index": None, "adj_t": matrix}, "adj_t"),
+        (network, several, r"x_dict.*lrpfx\.attribute|lrpfx\.attribute.*x_dict"),
+        (network, vars(several), "not 'x_dict'|holds several tensors"),
+        (network, nx.path_graph(4), "from_networkx"),
+        (OfMatrix(1), {"x": x, "edge_index": None, "adj": matrix}, "several inputs"),
+        (OfMatrix(0), {"x": x, "adj": matrix}, r"x\[None\] and adj\[None\].*lrpfx\.attribute"),
+        (OfMatrix(1), {"x": x[None], "adj": matrix[None].to_sparse()}, r"to_dense\(\)"),
+    ]:
+        with pytest.raises((InputError, InputTypeError), match=message):
+            lrpfx.explain(model.eval(), given, 1)
+    composite = AttnLRP()
+    both = lrpfx.explain(OfMatrix(1).eval(), {"x": x[None], "adj": matrix[None]}, 1, composite=composite)
+    assert set(both.shares) == {"x", "adj"}
+    model = OfMatrix(0).eval()
+    module = lrpfx.transform(model, composite, example_inputs={"x": x, "adj": matrix})
+    assert lrpfx.attribute(module, {"x": x, "adj": matrix}, 1).relevance["x"].shape == x.shape
