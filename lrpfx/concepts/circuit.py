@@ -251,6 +251,7 @@ class Run:
         self.explained = explained_output(result, output)
         self.values = dict(zip(names, layers, strict=True))
         self.multipliers: dict[str, torch.Tensor] = {}
+        self.scales: dict[tuple[fx.Node, fx.Node], HeldScale | None] = {}
 
     def propagate(self, target: TargetLike) -> None:
         """Find the multipliers of all values. `InputError` where the composite divides."""
@@ -276,16 +277,67 @@ class Run:
         same = value.data_ptr() == origin.data_ptr() and value.numel() == origin.numel() and value.dtype == origin.dtype
         return same and value.is_contiguous() and origin.is_contiguous()
 
-    def pull(self, node: fx.Node, source: fx.Node, multipliers: torch.Tensor) -> torch.Tensor:
-        """What several multipliers of a node, (several, ...), are at the value that it is computed from."""
+    def pull(self, node: fx.Node, source: fx.Node, multipliers: torch.Tensor, in_place: bool = False) -> torch.Tensor:
+        """What several multipliers of a node, (several, ...), are at the value that it is computed from.
+
+        `in_place`: whether the result may take the memory of the multipliers.
+        """
         value, origin = self.values[node_info(node).name], self.values[node_info(source).name]
         if self.is_view(node, source):
             return multipliers.reshape(len(multipliers), *origin.shape)
         if not value.requires_grad:  # nothing flows back there
             return multipliers.new_zeros(len(multipliers), *origin.shape)
         given = multipliers.reshape(len(multipliers), *value.shape).to(value)
-        (found,) = torch.autograd.grad(value, origin, given, is_grads_batched=True, retain_graph=True)
-        return found.detach()
+        if len(given) < 4:
+            return _pulled(value, origin, given)
+        if (node, source) not in self.scales:
+            self.scales[node, source] = HeldScale.found(value, origin)
+        scale = self.scales[node, source]
+        if scale is None:
+            return _pulled(value, origin, given)
+        given = given.reshape(len(given), *origin.shape)
+        return scale.pull(given, given if in_place else torch.empty_like(given))
+
+
+def _pulled(value: torch.Tensor, origin: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
+    (found,) = torch.autograd.grad(value, origin, multipliers, is_grads_batched=True, retain_graph=True)
+    return found.detach()
+
+
+@dataclass(frozen=True)
+class HeldScale:
+    """A norm with its scale held, between two values with as many entries: the same product for many multipliers at once.
+
+    `scale`: of each entry. `centered`: whether the norm subtracts the mean over the last dimension.
+    """
+
+    scale: torch.Tensor
+    centered: bool
+
+    @classmethod
+    def found(cls, value: torch.Tensor, origin: torch.Tensor) -> "HeldScale | None":
+        """What is between two values, measured with two multipliers; None if it is neither a product nor a norm."""
+        if value.numel() != origin.numel() or value.shape[-1] != origin.shape[-1]:
+            return None
+        probe = torch.arange(value.shape[-1], device=value.device).to(value).cos().expand(value.shape)
+        of_ones, of_probe = _pulled(value, origin, torch.stack([torch.ones_like(probe), probe])).unbind()
+        probe = probe.reshape(origin.shape)
+        direction = centered(probe)
+        mean = ((of_probe - centered(of_ones * probe)) * direction).sum(-1, keepdim=True) / direction.square().sum(-1, keepdim=True)
+        bound = 1e3 * torch.finfo(value.dtype).eps * of_probe.abs().amax(-1, keepdim=True)
+        for one in (cls(of_ones, False), cls(of_ones + mean, True)):
+            if ((one.pull(probe, torch.empty_like(of_probe)) - of_probe).abs() <= bound).all():
+                return one
+        return None
+
+    def pull(self, multipliers: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """What multipliers of the norm are at its input, entered into `result`."""
+        torch.mul(multipliers, self.scale, out=result)
+        return result.sub_(result.mean(-1, keepdim=True)) if self.centered else result
+
+
+def centered(value: torch.Tensor) -> torch.Tensor:
+    return value - value.mean(-1, keepdim=True)
 
 
 class Scores:
@@ -294,7 +346,7 @@ class Scores:
     def __init__(self, run: Run, others: Inputs | None, output: OutputSelector, positions: bool) -> None:
         self.run, self.wiring, self.positions = run, run.wiring, positions
         shaped = run.values[node_info(self.wiring.stream.shaped).name]
-        self.shape, self.dtype = shaped.shape[:2], shaped.dtype  # batch, positions
+        self.shape, self.features, self.dtype = shaped.shape[:2], shaped.shape[2], shaped.dtype  # batch, positions
         self.changes = {name: tensor.detach() for name, tensor in run.values.items()}
         explained = run.explained.value.detach()
         if others is not None:
@@ -316,8 +368,10 @@ class Scores:
 
     def circuit(self) -> Circuit:
         wiring = self.wiring
-        self.contributions = torch.cat([self._contributions(one) for one in wiring.branches], 1)
+        self.contributions = self.edges.new_empty(len(wiring.writers), *self.shape, self.features)
+        self.sent = self.edges.new_empty(max(len(one.readers) for one in wiring.branches), *self.shape, self.features)
         for one in wiring.branches:
+            self._contribute(one, self.contributions[wiring.rows(one).start : wiring.rows(one).stop])
             self._score_nodes(one)
         for role, point in wiring.stream.roles.items():
             self.nodes[role] = self._sum(self._change(point) * self._multiplier(point))
@@ -326,7 +380,7 @@ class Scores:
             if one.branch.point is not None:
                 self._score_edges(one.branch.point, self._sent(one, one.branch.point), first)
                 first += len(one.readers)
-        self._score_edges(wiring.stream.last, self._multiplier(wiring.stream.last)[None], first)
+        self._score_edges(wiring.stream.last, self._multiplier(wiring.stream.last)[None].clone(), first)
         self._verify()
         names = {role: node_info(node).name for role, node in wiring.nodes.items()}
         return Circuit(wiring.writers, wiring.readers, self.edges, self.exists, self.exists, self.nodes, names, wiring.users)
@@ -342,44 +396,55 @@ class Scores:
         return value.reshape(*self.shape, value.shape[-1]).to(self.dtype)
 
     def _sum(self, value: torch.Tensor) -> torch.Tensor:
-        """(batch, positions, features) -> (batch,), or (batch, positions)."""
+        """(batch, ..., positions, features) -> (batch, ...), or (batch, ..., positions)."""
         return value.sum(-1) if self.positions else value.sum((-2, -1))
 
-    def _contributions(self, one: WiredBranch) -> torch.Tensor:
-        """What the writers of a branch add to the stream, (batch, writers, positions, features)."""
+    def _contribute(self, one: WiredBranch, entries: torch.Tensor) -> None:
+        """Enter what the writers of a branch add to the stream, (writers, batch, positions, features)."""
         if one.features is None:
-            return self._change(one.branch.addend)[:, None]
-        heads = _split(self._change(one.heads), one.features, -1)  # (batch, positions, heads, features)
-        weight = _split(
-            weight_of(one.branch.written, self.run.module).to(self.dtype).T, one.features, 0
-        )  # (heads, features, out)
-        return torch.einsum("bthd,hdo->bhto", heads, weight)
+            entries[0] = self._change(one.branch.addend)
+        else:
+            weight = weight_of(one.branch.written, self.run.module).to(self.dtype)
+            heads = _split(self._change(one.heads), one.features, -1)
+            torch.bmm(heads.flatten(0, 1).transpose(0, 1), _split(weight.T, one.features, 0), out=entries.flatten(1, 2))
 
     def _score_nodes(self, one: WiredBranch) -> None:
-        multiplier = self._multiplier(one.branch.written)
-        for name, row in zip(one.writers, self.wiring.rows(one), strict=True):
-            self.nodes[name] = self._sum(self.contributions[:, row] * multiplier)
+        if one.features is None:
+            self.nodes[one.writers[0]] = self._sum(self._change(one.branch.addend) * self._multiplier(one.branch.written))
+        else:
+            self._score_parts(one.writers, one.heads, one.features)
         for part in one.attention:
-            product = _split(self._change(part.node) * self._multiplier(part.node), part.features, -1)
-            for name, of_reader in zip(part.names, product.unbind(-2), strict=True):
-                self.nodes[name] = self._sum(of_reader)
+            self._score_parts(part.names, part.node, part.features)
+
+    def _score_parts(self, names: Sequence[str], node: fx.Node, features: torch.Tensor) -> None:
+        """Scores of several nodes, each of which has some of the features of a node of the graph, (nodes, features)."""
+        product = _split(self._change(node) * self._multiplier(node), features, -1)
+        self.nodes.update(zip(names, self._sum(product.transpose(1, 2)).unbind(1), strict=True))
 
     def _sent(self, one: WiredBranch, point: fx.Node) -> torch.Tensor:
         """What the readers of a branch send back to its point, (readers, ...)."""
         if one.branch.entry is not None:
-            return self.run.pull(one.branch.entry, point, self.run.multipliers[node_info(one.branch.entry).name][None])
-        found: dict[fx.Node, list[torch.Tensor]] = {}
-        for part in one.attention:
-            multipliers = _split(self._multiplier(part.node), part.features, -1)  # (batch, positions, readers, features)
-            weight = _split(weight_of(part.node, self.run.module).to(self.dtype), part.features, 0)  # (readers, features, in)
-            found.setdefault(part.source, []).append(torch.einsum("btrd,rdo->rbto", multipliers, weight))
-        return torch.cat([self.run.pull(source, point, torch.cat(parts)) for source, parts in found.items()])
+            return self.run.pull(one.branch.entry, point, self.run.multipliers[node_info(one.branch.entry).name][None].clone())
+        found = []
+        first = 0
+        for source in dict.fromkeys(part.source for part in one.attention):
+            start = first
+            for part in one.attention:
+                if part.source is not source:
+                    continue
+                entries = self.sent[first : first + len(part.features)]
+                multipliers = _split(self._multiplier(part.node), part.features, -1)  # (batch, positions, readers, features)
+                weight = _split(weight_of(part.node, self.run.module).to(self.dtype), part.features, 0)
+                torch.bmm(multipliers.flatten(0, 1).transpose(0, 1), weight, out=entries.flatten(1, 2))
+                first += len(part.features)
+            found.append(self.run.pull(source, point, self.sent[start:first], in_place=True))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _score_edges(self, point: fx.Node, sent: torch.Tensor, first: int) -> None:
-        """Enter the edges to the readers of one point. `first`: where these readers stand among all."""
+        """Enter the edges to the readers of one point. `first`: where these readers stand among all. `sent` is overwritten."""
         base = None
         for place, content in self.wiring.stream.before(point):
-            sent = sent if base is None else self.run.pull(base, place, sent)
+            sent = sent if base is None else self.run.pull(base, place, sent, in_place=True)
             branches = [self.wiring.branch_of[addend] for addend in content.addends]
             added = [one for one in branches if self.run.is_view(one.branch.addend, one.branch.written)]
             self._multiply([row for one in added for row in self.wiring.rows(one)], sent, first)
@@ -394,14 +459,14 @@ class Scores:
         if not rows:
             return
         is_range = rows[-1] - rows[0] + 1 == len(rows)
-        written = self.contributions[:, rows[0] : rows[-1] + 1] if is_range else self.contributions[:, rows]
-        read = sent.reshape(len(sent), *self.shape, -1).to(self.dtype).transpose(0, 1)  # (batch, readers, positions, features)
-        if self.positions:
-            found = torch.einsum("bwtd,brtd->bwrt", written, read)
-        else:
-            found = written.flatten(2) @ read.flatten(2).transpose(1, 2)
-        columns = slice(first, first + len(sent))
         places: Any = slice(rows[0], rows[-1] + 1) if is_range else rows
+        written, read = self.contributions[places], sent.reshape(len(sent), *self.shape, -1).to(self.dtype)
+        if self.positions:
+            of_positions = written.flatten(1, 2).transpose(0, 1) @ read.flatten(1, 2).permute(1, 2, 0)
+            found = of_positions.unflatten(0, self.shape).permute(0, 2, 3, 1)
+        else:
+            found = written.flatten(2).transpose(0, 1) @ read.flatten(2).permute(1, 2, 0)
+        columns = slice(first, first + len(sent))
         self.edges[:, places, columns] = found
         self.exists[places, columns] = True
 
