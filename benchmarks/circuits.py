@@ -1,11 +1,13 @@
 """Scores of `lrpfx.circuits` against patching itself, by kind of node and for edges: the table in docs/language_models.md.
 
 `python benchmarks/circuits.py induction` trains a model with two layers to repeat sequences; `minilm` takes pairs of sentences
-that differ in one word.
+that differ in one word; `cost` measures the time of all scores of a GPT-2 with 12 layers in plain gradients.
 """
 
 import random
+import statistics
 import sys
+import time
 from dataclasses import replace
 
 import torch
@@ -138,9 +140,40 @@ def correlations(model, pairs, **settings):
         print(f"| {kind} | {len(rows)} | {' | '.join('–' if one.isnan() else f'{float(one):.2f}' for one in found)} |")
 
 
+def cost(words=20_000, length=64, repetitions=11):
+    """Print the time of RelP and of all scores, as medians of ratios to the gradient, run in turns on one thread."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = GPT2Config(vocab_size=words, n_positions=length, use_cache=False, bos_token_id=None, eos_token_id=None)
+    model = GPT2LMHeadModel(sizes).eval().requires_grad_(False)
+    inputs, target = {"input_ids": torch.randint(words, (1, length))}, (-1, 7)
+    module = lrpfx.transform(model, RelP(), example_inputs=inputs)
+
+    def gradient():
+        embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
+        torch.autograd.grad(model(inputs_embeds=embeddings).logits[0, -1, target[1]], embeddings)
+
+    runs = {
+        "gradient": gradient,
+        "RelP": lambda: lrpfx.attribute(module, inputs, target),
+        "circuits": lambda: lrpfx.circuits(module, inputs, target),
+    }
+    times = {name: [] for name in runs}
+    for _ in range(repetitions + 1):
+        for name, run in runs.items():
+            start = time.process_time()
+            run()
+            times[name].append(time.process_time() - start)
+    for name, taken in times.items():
+        ratios = [one / other for one, other in zip(taken[1:], times["gradient"][1:], strict=True)]
+        print(f"| {name} | {1000 * statistics.median(taken[1:]):.0f} ms | {statistics.median(ratios):.2f} |")
+
+
 def main():
     random.seed(0)
-    if sys.argv[1:] == ["induction"]:
+    if sys.argv[1:2] == ["cost"]:
+        cost(*map(int, sys.argv[2:]))
+    elif sys.argv[1:] == ["induction"]:
         correlations(induction_model(), list(induction_pairs(12)))
     else:
         from lrpfx.demo.sentence_similarity import load

@@ -17,6 +17,7 @@ from torch import fx, nn
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
 from lrpfx.concepts.circuit_wiring import OUTPUT, WiredBranch, Wiring, weight_of, wiring_of
+from lrpfx.concepts.residual_stream import data_input
 from lrpfx.errors import InputError, VerificationError, nearest
 from lrpfx.ir.node import node_info
 from lrpfx.pictures.colors import DEFAULT
@@ -31,6 +32,10 @@ from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
     import networkx as nx
+
+
+#: How many multipliers take a backward pass each, which is faster than one for several at once.
+FEW = 3
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -259,8 +264,8 @@ class Run:
         seed = chosen.seed(value, self.explained.chosen)
         self.weights = chosen.multiplier(value, seed)  # of the entries of the output
         live = [tensor for tensor in self.values.values() if tensor.requires_grad]
-        start = self.explained.start(seed, chosen)
-        gradients = iter(torch.autograd.grad(value, live, start, retain_graph=True, allow_unused=True))
+        started = self._before_unembedding() or (value, self.explained.start(seed, chosen))
+        gradients = iter(torch.autograd.grad(started[0], live, started[1], retain_graph=True, allow_unused=True))
         for (name, tensor), factor in zip(self.values.items(), self.factors, strict=True):
             found = next(gradients) if tensor.requires_grad else None
             if found is not None and factor is None and found.any():
@@ -270,6 +275,23 @@ class Run:
                     topic="circuits",
                 )
             self.multipliers[name] = torch.zeros_like(tensor) if found is None else found.detach()
+
+    def _before_unembedding(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What the dense layer that makes the explained output reads, and its multiplier, from the explained rows alone."""
+        layer = self.wiring.unembedding
+        if layer is None:
+            return None
+        made, read = (node_info(node).name for node in (layer, data_input(layer)))
+        value, state = self.values[made], self.values[read]
+        factors = dict(zip(self.values, self.factors, strict=True))
+        is_made = value.data_ptr() == self.explained.value.data_ptr() and value.shape == self.explained.value.shape
+        if not is_made or factors[made] is None or factors[read] is None or not state.requires_grad:
+            return None
+        weights = self.weights.flatten(0, -2)
+        rows = weights.any(1).nonzero().flatten()
+        found = torch.zeros_like(state, requires_grad=False)
+        found.view(-1, state.shape[-1])[rows] = weights[rows] @ weight_of(layer, self.module).to(weights)
+        return state, found
 
     def is_view(self, node: fx.Node, source: fx.Node) -> bool:
         """Whether a node has the values of another one in the same order."""
@@ -288,7 +310,7 @@ class Run:
         if not value.requires_grad:  # nothing flows back there
             return multipliers.new_zeros(len(multipliers), *origin.shape)
         given = multipliers.reshape(len(multipliers), *value.shape).to(value)
-        if len(given) < 4:
+        if len(given) <= FEW:
             return _pulled(value, origin, given)
         if (node, source) not in self.scales:
             self.scales[node, source] = HeldScale.found(value, origin)
@@ -300,6 +322,9 @@ class Run:
 
 
 def _pulled(value: torch.Tensor, origin: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
+    if len(multipliers) <= FEW:
+        each = (torch.autograd.grad(value, origin, one, retain_graph=True)[0] for one in multipliers)
+        return torch.stack(list(each)).detach()
     (found,) = torch.autograd.grad(value, origin, multipliers, is_grads_batched=True, retain_graph=True)
     return found.detach()
 
@@ -319,11 +344,12 @@ class HeldScale:
         """What is between two values, measured with two multipliers; None if it is neither a product nor a norm."""
         if value.numel() != origin.numel() or value.shape[-1] != origin.shape[-1]:
             return None
-        probe = torch.arange(value.shape[-1], device=value.device).to(value).cos().expand(value.shape)
+        probe = torch.arange(value.numel(), device=value.device).float().cos().to(value.dtype).view(value.shape)
         of_ones, of_probe = _pulled(value, origin, torch.stack([torch.ones_like(probe), probe])).unbind()
         probe = probe.reshape(origin.shape)
         direction = centered(probe)
-        mean = ((of_probe - centered(of_ones * probe)) * direction).sum(-1, keepdim=True) / direction.square().sum(-1, keepdim=True)
+        missing = of_probe - centered(of_ones * probe)
+        mean = (missing * direction).sum(-1, keepdim=True) / direction.square().sum(-1, keepdim=True)
         bound = 1e3 * torch.finfo(value.dtype).eps * of_probe.abs().amax(-1, keepdim=True)
         for one in (cls(of_ones, False), cls(of_ones + mean, True)):
             if ((one.pull(probe, torch.empty_like(of_probe)) - of_probe).abs() <= bound).all():

@@ -11,9 +11,10 @@ from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.cache import cache_of
 from lrpfx.concepts.residual_stream import Branch, Projection, Stream, data_input, find_stream, is_of_kind
 from lrpfx.errors import UnsupportedOperationError
-from lrpfx.ir.kinds import Neutral
+from lrpfx.ir.kinds import Linear, Neutral
 from lrpfx.ir.node import ancestors_of, is_data, node_info, parameter_value
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.runtime.multipliers import carry_multiplier
 
 #: The reader behind the stream: the explained output.
 OUTPUT = "output"
@@ -83,6 +84,9 @@ class Wiring:
             for part in one.attention:
                 self.nodes |= dict.fromkeys(part.names, part.node)
         self.nodes |= stream.roles
+        made = [node for node in stream.last.graph.nodes if is_of_kind(node, Linear)]
+        #: The dense layer whose result is an output of the model, if the last one is such a layer.
+        self.unembedding = made[-1] if made and all(one.target is carry_multiplier for one in made[-1].users) else None
 
     def rows(self, one: WiredBranch) -> range:
         """Where the writers of a branch stand among all."""
@@ -102,6 +106,8 @@ class Wiring:
             found += [branch.addend, branch.written, *([] if one.features is None else [one.heads])]
             found += [node for node in (branch.point, branch.entry) if node is not None]
             found += [node for part in one.attention for node in (part.node, part.source)]
+        if self.unembedding is not None:
+            found += [self.unembedding, data_input(self.unembedding)]
         return tuple(dict.fromkeys(node_info(node).name for node in found))
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision
@@ -12,6 +13,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import CPLRP, AttnLRP, EpsilonPlus, RelP
 from lrpfx.concepts import faithfulness, patching_effects
+from lrpfx.concepts.circuit import HeldScale, Run
 from lrpfx.errors import InputError, UnsupportedOperationError
 
 LAYERS, HEADS, WIDTH, TOKENS = 2, 2, 8, 5
@@ -249,6 +251,68 @@ def test_all_edges_and_none(name):
     assert float(ablated.complete) == pytest.approx(clean, rel=1e-9) and float(ablated.without) != pytest.approx(
         other, rel=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("GPT2LMHeadModel", torch.float64),
+        ("BertForMaskedLM", torch.float64),
+        ("OPTForCausalLM", torch.float64),
+        ("LlamaForCausalLM", torch.float32),  # its norms are in float32
+        ("Gemma2ForCausalLM", torch.float32),
+    ],
+)
+def test_norms_as_products_and_rows_of_the_output_are_what_a_backward_pass_gives(name, dtype, monkeypatch):
+    ids = {"input_ids": torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])}
+    module = lrpfx.transform(of_family(name).to(dtype), RelP(), example_inputs=ids)
+    used = {"norm": 0, "rows": 0}
+
+    def counted(what, function):
+        def call(*args):
+            found = function(*args)
+            used[what] += found is not None
+            return found
+
+        return call
+
+    with monkeypatch.context() as counting:
+        counting.setattr(HeldScale, "found", counted("norm", HeldScale.found))
+        counting.setattr(Run, "_before_unembedding", counted("rows", Run._before_unembedding))
+        fast = lrpfx.circuits(module, ids, (-1, 7))
+    assert used["norm"] >= 2 - (name == "BertForMaskedLM") and used["rows"] == (name != "Gemma2ForCausalLM"), "a tanh follows"
+    monkeypatch.setattr(HeldScale, "found", lambda *values: None)
+    monkeypatch.setattr(Run, "_before_unembedding", lambda run: None)
+    direct = lrpfx.circuits(module, ids, (-1, 7))
+    bound = (1e-10 if dtype == torch.float64 else 1e-4) * float(direct.edges.abs().amax())
+    assert float((fast.edges - direct.edges).abs().amax()) <= bound
+    for node, scores in direct.nodes.items():
+        assert torch.allclose(fast.node(node), scores, rtol=0, atol=bound)
+
+
+def test_a_product_or_a_norm_is_told_from_what_is_neither():
+    torch.manual_seed(0)
+    x, given = torch.randn(2, 5, 8, requires_grad=True), torch.randn(7, 2, 5, 8)
+    factor, matrix = torch.randn(2, 5, 8), torch.randn(8, 8)
+    for value, is_centered in ((x * factor, False), ((x - x.mean(-1, keepdim=True)) * factor, True)):
+        scale = HeldScale.found(value, x)
+        assert scale.centered == is_centered
+        (direct,) = torch.autograd.grad(value, x, given, is_grads_batched=True)
+        assert torch.allclose(scale.pull(given, torch.empty_like(given)), direct, rtol=0, atol=1e-12)
+    for value in (x @ matrix, x * factor + 1e-3 * x.roll(1, 1), nn.functional.layer_norm(x, (8,)), (x * factor)[..., :4]):
+        assert HeldScale.found(value, x) is None
+
+
+def test_a_picture_has_an_edge_for_each_that_is_kept():
+    circuit = lrpfx.circuits(explained(RelP()), IDS, TARGET, others=OTHERS)
+    pictures = [circuit.pruned(edges=edges).picture(width=400, height=300) for edges in (8, 16, 100)]
+    assert all(one.size == (400, 300) for one in pictures)
+    drawn = [float((np.asarray(one.convert("L")) < 250).sum()) for one in pictures]
+    assert drawn == sorted(drawn) and drawn[0] < 0.7 * drawn[-1], "more edges take more ink"
+    for size in ({"width": 400}, {"cmap": "viridis"}):
+        assert circuit.pruned(edges=8).picture(**size) != pictures[0]
+    with pytest.raises(InputError, match="no edge"):
+        circuit.pruned(1e9).picture()
 
 
 def test_pruning_and_graphs():
