@@ -13,7 +13,7 @@ from torch import fx, nn
 
 from lrpfx.attribution.arguments import embeddings_at, embeddings_behind
 from lrpfx.attribution.infinite_masks import bound_inputs, input_node
-from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines
 from lrpfx.explanation.doors import suffix_of, what_it_is
 from lrpfx.images import nifti
 from lrpfx.images.scans import Geometries, Scan, VolumeGeometry, measured_scan
@@ -410,7 +410,7 @@ def _scan(
 
 def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
     """The model's input (channels, depth, height, width) of one volume, and its affine, if that is known."""
-    made = given if preprocess is None else preprocess(given)
+    made = _preprocessed(given, preprocess)
     affine = getattr(made, "affine", None)  # as MONAI's tensors have it
     if nifti.is_image(made) or nifti.is_file_name(made):
         made, affine = nifti.opened(made)
@@ -484,8 +484,7 @@ def _is_channels_first(shape: Sequence[int], names: Sequence[str] | None, channe
 
 def _prepared(given: Any, preprocess: Callable[..., Any] | None, count: int) -> Any:
     """The model's inputs, of floating point or integers, finite, with a first dimension of `count`."""
-    made = given if preprocess is None else preprocess(given)
-    inputs = each_tensor(made, _as_tensor)
+    inputs = each_tensor(_preprocessed(given, preprocess), _as_tensor)
     for leaf in leaves_of(inputs):
         if not leaf.ndim or len(leaf) != count:
             raise InputError(
@@ -499,6 +498,23 @@ def _prepared(given: Any, preprocess: Callable[..., Any] | None, count: int) -> 
     if preprocess is None and not inputs.is_floating_point():
         inputs = inputs.float()
     return inputs
+
+
+def _preprocessed(given: Any, preprocess: Callable[..., Any] | None) -> Any:
+    """What `preprocess` makes of an input. Raises `InputError` for an exception of it."""
+    if preprocess is None:
+        return given
+    try:
+        return preprocess(given)
+    except LrpfxError:
+        raise
+    except Exception as error:
+        shape = getattr(given, "shape", None)
+        of_shape = "" if shape is None else f" of shape {tuple(shape)}"
+        raise InputError(
+            f"preprocess= failed ({first_lines(error)}); it gets all of what is explained, a {type(given).__name__}{of_shape}",
+            topic="tables-series-and-waves",
+        ) from error
 
 
 def _as_tensor(value: Any) -> torch.Tensor:

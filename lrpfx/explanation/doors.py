@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lrpfx.errors import InputError
+from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.opening import image_suffixes
 
 
@@ -121,14 +121,25 @@ def what_it_is(given: Any) -> str:
     return OTHERS
 
 
+def check_no_list(given: Any) -> None:
+    """Raise `InputTypeError` for a list of numbers, which may stand for anything."""
+    first = given
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(given, (list, tuple)) and isinstance(first, (int, float, np.number)):
+        raise InputTypeError(f"a list of numbers was given: {what_it_is(first)}", topic="explainers")
+
+
 def misread(error: InputError, inputs: Any, form: str | None) -> InputError:
     """The error of a model that fails on an input, with what it was read as. `inputs`: as the model was given them."""
+    said = str(error).replace("itself fails on the example inputs", "itself fails on the input").rstrip(".")
+    said = said.replace("example_inputs do not fit", "the input does not fit")  # which are no argument here
     if isinstance(inputs, Mapping):
         tensors = {name: one for name, one in inputs.items() if isinstance(one, torch.Tensor)}
         read = ", ".join(
             f"{name} {tuple(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for name, one in tensors.items()
         )
-        return type(error)(f"{str(error).rstrip('.')}. The model's inputs were {read}", topic=error.topic)
+        return type(error)(f"{said}. The model's inputs were {read}", topic=error.topic)
     shape = f" of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
     reading = _READINGS[form]
     if form == "series" and isinstance(inputs, torch.Tensor) and inputs.ndim == 2:
@@ -140,4 +151,4 @@ def misread(error: InputError, inputs: Any, form: str | None) -> InputError:
         reading += (
             "; a model of (batch, features, steps), as convolutions are, takes array.swapaxes(1, 2) with channels='first'"
         )
-    return type(error)(f"{str(error).rstrip('.')}. The model's input{shape} was read as {reading}; {OTHERS}", topic=error.topic)
+    return type(error)(f"{said}. The model's input{shape} was read as {reading}; {OTHERS}", topic=error.topic)

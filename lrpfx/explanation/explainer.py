@@ -35,7 +35,7 @@ from lrpfx.explanation.compiled import (
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
-from lrpfx.explanation.doors import misread, what_it_is
+from lrpfx.explanation.doors import check_no_list, misread, what_it_is
 from lrpfx.explanation.explanation import Explained, Explanation, Explanations, Several
 from lrpfx.explanation.generation import GenerationExplanation, explain_generated
 from lrpfx.explanation.graphs import (
@@ -590,7 +590,9 @@ class Explainer(Generic[Found]):
             return self._of_graphs(images, target, targets)
         self._form = self.reading.form_of(images, self.model, self.preprocess is not None)
         self.reading.check(self._form)
-        if self._form is not None:
+        if self._form is None:
+            check_no_list(images)
+        else:
             return self._of_numbers(images, self._form, target, targets)
         several = is_several(images)
         is_list = isinstance(images, (list, tuple)) and not any(isinstance(one, Iterator) for one in images)

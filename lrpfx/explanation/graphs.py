@@ -396,7 +396,7 @@ def _explained(
     return explanation
 
 
-def _with_edges(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_edges(inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs like these, of a graph that has edges: what is captured with none has none in later calls, either."""
     nodes, edges = len(inputs["x"]), inputs["edge_index"]
     if edges.shape[1]:

@@ -25,7 +25,8 @@ def as_target_of_samples(value: TargetLike, categories: Sequence[str] | None) ->
     if isinstance(value, (torch.Tensor, np.ndarray, list)):
         raise InputTypeError(
             f'the target of samples is "{PREDICTED}", "{TRUE}", a class, a contrast or a function from the output to its '
-            f"relevance, not {type(value).__name__}",
+            f"relevance, not {type(value).__name__}: the class of each sample comes with the data set, for "
+            f'target="{TRUE}", and several targets of each are targets=',
             topic="targets",
         )
     if isinstance(value, str) and categories is None and not is_index(value):

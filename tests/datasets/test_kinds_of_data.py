@@ -154,6 +154,11 @@ def test_preprocessing_of_waves_is_that_of_the_data_set(tmp_path):
         lrpfx.datasets.attribute(explainer, torch.rand(3, 50), tmp_path / "store")
 
 
+def test_a_list_as_the_target_of_samples(tmp_path):
+    with pytest.raises(InputTypeError, match=r'target="true".*targets='):
+        lrpfx.datasets.attribute(lrpfx.Explainer(dense(3)), torch.rand(3, 3), tmp_path / "store", target=[0, 1, 0])
+
+
 def test_a_first_sample_that_is_not_finite(tmp_path):
     """It is stored with its reason, and the model is compiled for the next."""
     rows = torch.randn(4, 3)

@@ -106,7 +106,8 @@ PIXELS = torch.rand(1, 3, 8, 8)
         (of_series, "bird.wav", {"rate": 8000}, "samples as an array"),
         (dense, "houses.csv", {}, "pandas.read_csv"),
         (dense, "houses.csv", {"form": "table"}, "pandas.read_csv"),
-        (dense, [0.1, 0.2, 0.3], {}, "np.array"),
+        (dense, [0.1, 0.2, 0.3], {}, "a list of numbers was given.*np.array"),
+        (of_images, [[1, 2], [3, 4]], {"preprocess": np.asarray}, "a list of numbers was given.*np.array"),
         (dense, [[0.1, 0.2, 0.3]], {}, "np.array"),
         (dense, 3, {}, "np.array"),
         (dense, torch.tensor([[1, 2, 3]]), {}, "form='table'"),
@@ -137,7 +138,7 @@ PIXELS = torch.rand(1, 3, 8, 8)
         (dense, GRAPH, {"form": "table"}, "a graph was given"),
         (dense, GRAPH, {}, "Sequential was given the graph as one object.*takes x and edge_index"),
         (of_volumes, "houses.csv", {}, "pandas.read_csv"),
-        (OfTwo, PAIR, {"rate": 90}, "rate= say what one input is.*leave them out"),
+        (OfTwo, PAIR, {"rate": 90}, "rate= and channels= say what one input is.*leave them out"),
         (OfTwo, [PAIR], {"form": "series"}, "leave them out"),
         (OfTwo, tuple(PAIR.values()), {"form": "table"}, "leave them out"),
         (OfTwo, (GRAPH["x"], torch.zeros(3, 1)), {}, "x and edge_index, which the forward of the model names so"),
@@ -160,6 +161,34 @@ PIXELS = torch.rand(1, 3, 8, 8)
 def test_the_error_names_the_door(make, given, settings, message):
     with pytest.raises(InputError, match=message):
         lrpfx.explain(make().eval(), given, **settings)
+
+
+def _broken(given):
+    raise ZeroDivisionError("of the user")
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "settings"),
+    [
+        (dense, pd.DataFrame(np.ones((2, 3))), {}),
+        (of_series, torch.rand(5, 10, 2), {"form": "series"}),
+        (of_series, torch.rand(2, 9), {"rate": 8}),
+        (of_volumes, torch.rand(1, 4, 5, 6), {}),
+        (of_images, Image.new("RGB", (8, 8)), {}),
+        (OfTwo, {"first": Image.new("RGB", (8, 8)), "second": torch.rand(1, 3)}, {}),
+    ],
+)
+def test_exceptions_of_preprocessing_keep_their_cause(make, given, settings):
+    with pytest.raises(InputError, match=r"preprocess=? failed.*ZeroDivisionError: of the user") as caught:
+        lrpfx.explain(make().eval(), given, preprocess=_broken, **settings)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("make", "given"), [(dense, torch.rand(1, 5)), (OfTwo, torch.rand(2, 3)), (of_images, PIXELS[:, :1])])
+def test_errors_speak_of_the_input_that_was_given(make, given):
+    with pytest.raises(InputError, match=r"the input|fails on the input") as caught:
+        lrpfx.explain(make().eval(), given)
+    assert "example" not in str(caught.value)
 
 
 def test_what_is_no_target_of_a_module_names_regions():
