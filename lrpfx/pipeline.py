@@ -35,7 +35,7 @@ from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizer
 from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.runtime.module_tree import alias_tensors, tree_with_same_tensors
-from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.interrupts import undisturbed, young_collections
 from lrpfx.support.tensors import mark_of
 
 NO_SETTINGS = Settings()
@@ -77,6 +77,7 @@ class Captured:
 
 
 @undisturbed()
+@young_collections()
 @torch.inference_mode(False)
 def capture(
     model: Model,
@@ -137,6 +138,7 @@ def capture(
 
 
 @undisturbed()
+@young_collections()
 @torch.inference_mode(False)  # tensors made in inference mode cannot take part in a gradient
 def transform(
     model: Model | Captured,

@@ -78,8 +78,9 @@ class MergeScales(GraphPass):
     requires = (CANONICAL, OUT_OF_PLACE)
 
     def applies(self, program: Program) -> bool:
+        found: dict[fx.Node, Alone | None] = {}
         return any(
-            _expanded_constant(program, node) is not None
+            _expanded_constant(program, node, found) is not None
             or _scales_channels(program, node)
             or (is_layer_of_parameters(node) and any(map(_may_merge, _through_views(node))))
             for node in calls(program.graph)
@@ -87,8 +88,9 @@ class MergeScales(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
+        alone_of_constants: dict[fx.Node, Alone | None] = {}
         for node in list(calls(program.graph)):
-            expanded = _expanded_constant(program, node)
+            expanded = _expanded_constant(program, node, alone_of_constants)
             if expanded is not None:
                 constant, alone = expanded
                 node.replace_input_with(constant, alone.make())
@@ -159,15 +161,22 @@ class Alone:
     is_number: bool = False
 
 
-def _expanded_constant(program: Program, node: fx.Node) -> tuple[fx.Node, Alone] | None:
-    """A constant in the shape of the value that it scales or shifts, and the same in the shape of its parameters."""
+def _expanded_constant(program: Program, node: fx.Node, found: dict[fx.Node, Alone | None]) -> tuple[fx.Node, Alone] | None:
+    """A constant in the shape of the value that it scales or shifts, and the same in the shape of its parameters.
+
+    `found`: what there is of constants, since the layers of a network share them, such as angles of positions.
+    """
     operator, shape = node_info(node).operator, node_info(node).shape
     if operator is None or not operator.merging.affine_in or len(node.args) != 2 or shape is None:
         return None
     for value, constant in (node.args, node.args[::-1]):
         if not (isinstance(value, fx.Node) and is_data(value) and isinstance(constant, fx.Node)) or is_data(constant):
             continue
-        alone = None if constant.op == "get_attr" or node_info(value).shape != shape else alone_of(program, constant)
+        if constant.op == "get_attr" or node_info(value).shape != shape:
+            continue
+        if constant not in found:
+            found[constant] = alone_of(program, constant)
+        alone = found[constant]
         if alone is not None and (keeps(value, constant, node) if alone.is_number else _fits(alone.shape, shape)):
             return constant, alone
     return None

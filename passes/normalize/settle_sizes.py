@@ -181,14 +181,13 @@ def _fixed_by_weight(node: fx.Node, root: nn.Module) -> Iterator[tuple[fx.Node, 
     if not isinstance(value, fx.Node):
         return
     if row.linear is not None and row.linear.weight_layout is not None and weight:
-        dim = -1 - row.dimensions.spatial
         groups = bound.get("groups", 1)
-        ends = [weight[0], weight[1] * groups] if len(weight) > 1 else []
-        if row.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
-            ends = [ends[1], ends[0]]
         if isinstance(groups, int) and len(weight) > 1 + row.dimensions.spatial:
-            yield node, dim, ends[0]
-            yield value, dim, ends[1]
+            ends = (weight[0], weight[1] * groups)
+            if row.linear.weight_layout is WeightLayout.TRANSPOSED_CONVOLUTION:
+                ends = (weight[1] * groups, weight[0])
+            for one, size in zip((node, value), ends, strict=True):
+                yield one, -1 - row.dimensions.spatial, size
     elif row.name == "matmul" and (second := _shape(bound.get("other"), root)) and len(second) > 1:
         yield node, -1, second[-1]
         yield value, -1, second[-2]

@@ -218,14 +218,19 @@ def constants_take_nothing(case: Case) -> None:
     held = case.network.with_held_constants(case.examples)
     of_case, of_twin = case.explain_model, case.transformed(held)
     found, in_twin = ({one.name: one.matches for one in lrpfx.history(model)} for model in (of_case, of_twin))
-    if any(in_twin.get(name, 0) < found.get(name, 0) for name in _READING_CONSTANTS):
-        with _without(_READING_CONSTANTS):
+    reading = [name for name in _READING_CONSTANTS if in_twin.get(name, 0) < found.get(name, 0)]
+    weighing = [name for name in _READING_WEIGHTS if in_twin.get(name, 0) > found.get(name, 0)]
+    if reading or weighing:
+        with _without((*_READING_CONSTANTS, *weighing)):
             of_case, of_twin = case.transformed(), case.transformed(held)
     case.must_agree(case.relevance(of_case), case.relevance(of_twin), "relevance beside constants")
 
 
 #: Passes that read constants: x.masked_fill(sign(x) <= 0, 0) is a ReLU, and linear(zeros) a bias, but not if they are held.
 _READING_CONSTANTS = ("find_activations", "find_gated_products", "merge_scales")
+
+#: Passes to which a held constant is a weight: (x * c).sum(-1) is a linear layer then, but not if c is ceil(x).
+_READING_WEIGHTS = ("find_linear",)
 
 
 @contextmanager
