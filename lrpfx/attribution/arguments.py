@@ -218,7 +218,7 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
     if not isinstance(value, torch.Tensor):
         return reference
     if reference is value:  # none is given
-        return value.detach()
+        return value.clone() if value.is_inference() else value.detach()
     if isinstance(reference, (int, float)) and not isinstance(reference, bool):
         if isinstance(reference, float) and not value.is_floating_point():
             raise InputError(f"the reference of {name}, which has dtype {value.dtype}, is no {reference}", topic="references")
@@ -243,7 +243,7 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
             topic="references",
         ) from error
     _check_infinite(expanded, value, name)
-    if expanded.stride() == value.stride():
+    if expanded.stride() == value.stride() and not expanded.is_inference():
         return expanded
     return torch.empty_like(value, requires_grad=False).copy_(expanded)  # in its memory format, which views depend on
 

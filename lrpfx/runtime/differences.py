@@ -603,11 +603,13 @@ class OfNormalization(FormOfOneInput):
         arguments, name = operation.arguments(values), operation.listed.name
         value, weight = values[0], arguments["weight"]
         if name in ("layer_norm", "rms_norm"):
-            shape: tuple[int, ...] = (*value.shape[: value.ndim - len(arguments["normalized_shape"])], -1)
+            leading: tuple[int, ...] = value.shape[: value.ndim - len(arguments["normalized_shape"])]
+            size = math.prod(value.shape[len(leading) :])
         else:
             weight = per_channel(weight, value)
-            shape = (value.shape[0], arguments["num_groups"] if name == "group_norm" else value.shape[1], -1)
-        rows, other_rows = value.reshape(shape), reference.reshape(shape)
+            leading = value.shape[0], arguments["num_groups"] if name == "group_norm" else value.shape[1]
+            size = math.prod(value.shape[1:]) // leading[1]
+        rows, other_rows = value.reshape(*leading, size), reference.reshape(*leading, size)
         eps = arguments["eps"]
         eps = torch.finfo(value.dtype).eps if eps is None else eps
         sums = rows + other_rows
@@ -663,9 +665,9 @@ class OfLayerNorm(FormOfOneInput):
         output, mean, scale = layer_norm_with_statistics(**arguments)
         total, weight = scale + other_scale, arguments["weight"]
         factor = 2 * scale * other_scale / total.square()
-        rows = (*mean.shape[: mean.ndim - len(arguments["normalized_shape"])], -1)
         found = (values[0] + reference).mul_(factor), (mean + other_mean) * factor, total / 2
-        return (output, *(one.reshape(rows) for one in found), *([] if weight is None else [weight.reshape(-1).clone()]))
+        first = mean.ndim - len(arguments["normalized_shape"])
+        return (output, *(one.flatten(first) for one in found), *([] if weight is None else [weight.flatten().clone()]))
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         input, mean, scale, *weights = prepared

@@ -863,3 +863,36 @@ def test_choices_by_comparisons_in_programs():
     program = lrpfx.lower(explain_model, {"x": x, "x_reference": reference})
     found = program.module()(x, reference, torch.ones(4, dtype=torch.long))["relevance"]
     torch.testing.assert_close(found, relevance)
+
+
+LAYERS = [nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.GELU(), nn.Softmax(-1)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda one: type(one).__name__)
+def test_a_batch_may_be_empty(layer):
+    model = nn.Sequential(nn.Linear(5, 8), layer, nn.Linear(8, 3)).double().eval()
+    explain_model = lrpfx.transform(model, DeepLIFT(), torch.randn(2, 5, dtype=torch.float64))
+    empty = torch.empty(0, 5, dtype=torch.float64)
+    for reference in (0, empty):
+        assert lrpfx.attribute(explain_model, empty, 1, reference=reference).relevance.shape == (0, 5)
+
+
+class OfTwo(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x, other):
+        return self.last(x * other.tanh())
+
+
+def test_inputs_and_references_may_come_from_inference_mode():
+    torch.manual_seed(0)
+    model = OfTwo().double().eval()
+    x, other, reference = torch.randn(3, 2, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(model, DeepLIFT(), (x, other))
+    expected = lrpfx.attribute(explain_model, (x, other), 1, reference=(reference, None)).relevance
+    with torch.inference_mode():
+        x, other, reference = (one.clone() for one in (x, other, reference))
+    found = lrpfx.attribute(explain_model, (x, other), 1, reference=(reference, None)).relevance
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
