@@ -1,5 +1,6 @@
 """Ctrl-C at any moment leaves the process as it was."""
 
+import gc
 import random
 import signal
 import threading
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lrpfx
 from lrpfx.composites import EpsilonPlusFlat
-from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.interrupts import undisturbed, young_collections
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("heard_interrupts")]
 
@@ -25,6 +26,7 @@ def state_of_the_process():
     return (
         {name: getattr(nn.Module, name) for name in METHODS},
         torch.is_grad_enabled(),
+        gc.get_threshold(),
         torch.fx._symbolic_trace.is_fx_tracing(),
         torch.compiler.is_exporting(),
         len(_get_current_function_mode_stack()) + len(_get_current_dispatch_mode_stack()),
@@ -171,3 +173,36 @@ def test_other_threads_need_no_signals():
     thread.start()
     thread.join()
     assert len(results) == 1
+
+
+def test_full_collections_wait_for_the_end_of_a_compilation():
+    class Watching(nn.Module):
+        def forward(self, x):
+            seen.append(gc.get_threshold())
+            raise ValueError("the forward fails")
+
+    seen, before = [], gc.get_threshold()
+    for compiling in (lambda model: lrpfx.transform(model, EpsilonPlusFlat(), torch.randn(2, 3)), lrpfx.capture):
+        seen.clear()
+        with pytest.raises(lrpfx.errors.LrpfxError, match="the forward fails"):
+            compiling(Watching().eval())
+        assert gc.get_threshold() == before
+        assert all(one[:2] == before[:2] and one[2] > 1e9 for one in seen) and seen
+
+
+def test_threads_that_compile_at_once_leave_the_collector_as_it_was():
+    before = gc.get_threshold()
+    entered, left = threading.Event(), threading.Event()
+
+    def compile_in_between():
+        with young_collections():
+            entered.set()
+            left.wait(10)
+
+    with young_collections():
+        other = threading.Thread(target=compile_in_between)
+        other.start()
+        assert entered.wait(10)
+    left.set()
+    other.join(10)
+    assert gc.get_threshold() == before
