@@ -36,6 +36,11 @@ def is_detector(model: Any) -> bool:
     return isinstance(model, DetectorHeads) or _family(model) is not None
 
 
+def detector_within(model: nn.Module) -> str | None:
+    """The name of the first module in a model that is a detector; None if there is none."""
+    return next((name for name, one in model.named_modules() if name and is_detector(one)), None)
+
+
 def heads(model: nn.Module, threshold: float | None = None) -> DetectorHeads:
     """A detector up to its raw heads, as a module for `lrpfx.transform`, whose targets are `lrpfx.Box`.
 

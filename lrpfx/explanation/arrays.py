@@ -73,7 +73,7 @@ class Reading:
                 what = "texts or photographs" if form is None else _PLURALS[form]
                 remedy = "; names of classes are categories=" if name == "names=" else ""
                 raise InputError(
-                    f"{name} is for {' and '.join(_PLURALS[one] for one in forms)}, and the input is read as {what}: leave it "
+                    f"{name} is for {' or '.join(_PLURALS[one] for one in forms)}, and the input is read as {what}: leave it "
                     f"out, or say by form= what the input is{remedy}",
                     topic="tables-series-and-waves",
                 )

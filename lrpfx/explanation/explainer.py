@@ -19,10 +19,10 @@ from lrpfx.attribution.messages import CONSTANTS
 from lrpfx.composites import AttnLRP, Composite, as_composite, composite_class
 from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
-from lrpfx.detection.choice import heads, is_detector
+from lrpfx.detection.choice import detector_within, heads, is_detector
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.detection.of_masks import is_of_masks, semantic_map
-from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
+from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
 from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, read
 from lrpfx.explanation.compiled import (
@@ -894,8 +894,16 @@ class Explainer(Generic[Found]):
         constants = tuple(name for name in CONSTANTS if own and name in inputs)
         try:
             made = transform(source, composite, example_inputs=examples, constants=constants)
-        except InputError as error:
-            if error.topic != "example-inputs" or not isinstance(inputs, (torch.Tensor, Mapping)) or not self._is_own:
+        except LrpfxError as error:
+            inner = None if isinstance(self.model, DetectorHeads) else detector_within(self.model)
+            if inner is not None:
+                raise InputError(
+                    f"{type(self.model).__name__} has a detector within, {inner}: explain that one, lrpfx.Explainer(model."
+                    f"{inner}), whose boxes are matched outside of what is compiled. {error}",
+                    topic="detectors",
+                ) from error
+            is_of_tensors = isinstance(inputs, (torch.Tensor, Mapping)) and self._is_own
+            if not isinstance(error, InputError) or error.topic != "example-inputs" or not is_of_tensors:
                 raise
             if isinstance(self.model, OfData):
                 raise self.model.misfit(error) from error

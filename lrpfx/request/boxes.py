@@ -208,7 +208,8 @@ class Box(Target):
                 left = one.without_doubles(left, left.argmax(1))
                 count += 1
             if not count:
-                return "it finds none" if self.class_ is None else "it finds none of this class"
+                found = "it finds none" if self.class_ is None else "it finds none of this class"
+                return f"{found}; lrpfx.detection.heads(detector, threshold=) with a lower threshold finds more"
             return f"it finds {count}{'' if self.class_ is None else ' of this class'}, and the first is number 0"
         overlaps = overlap_of(one.corners, torch.tensor(self.corners).to(one.output)) * (left > 0)
         best = int(overlaps.argmax())

@@ -316,7 +316,7 @@ def test_errors_name_the_door(folder):
     refused("--raw", explained, "number_models:series", "week.npy", "--raw")
     write_sound("bird.wav", np.zeros((400, 1), int))
     refused("--form series is for .csv and .npy", explained, "number_models:sound", "bird.wav", "--form", "series")
-    refused("names= is for tables and series", explained, "number_models:sound", "bird.wav", "--names", "a,b")
+    refused("names= is for tables or series", explained, "number_models:sound", "bird.wav", "--names", "a,b")
     refused("--form", explained, "number_models:series", "photo.png", "--form", "series", "--raw")
     refused("--raw", run, "report", "number_models:series", "week.npy", "--raw")
     (folder / "data").mkdir()

@@ -40,6 +40,22 @@ def explanation(explainer, photograph):
     return explainer(photograph)
 
 
+class Scores(torch.nn.Module):
+    """A module of a user's own around a detector."""
+
+    def __init__(self, detector):
+        super().__init__()
+        self.net = detector
+
+    def forward(self, images):
+        return self.net(list(images))[0]["scores"][None]
+
+
+def test_a_detector_within_a_module_is_named(detector):
+    with pytest.raises(lrpfx.InputError, match=r"Scores has a detector within, net:.*lrpfx\.Explainer\(model\.net\)"):
+        lrpfx.explain(Scores(detector).eval(), torch.rand(1, 3, 50, 75), 0)
+
+
 def test_boxes_are_those_that_the_detector_returns(detector, photograph, explanation, monkeypatch):
     replace_kernels(monkeypatch)
     values = torch.from_numpy(np.array(photograph)).permute(2, 0, 1).float() / 255

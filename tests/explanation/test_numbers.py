@@ -373,7 +373,7 @@ def test_bars_add_up():
         (torch.randn(2, 3), {"form": "wave"}, InputError, "rate="),
         (torch.randn(2, 3), {"rate": -1}, InputError, "rate="),
         (torch.randn(2, 3), {"rate": 5, "form": "series"}, InputError, "rate= is for waves, and the input is read as series"),
-        (torch.randn(2, 3), {"rate": 5, "names": [*"abc"]}, InputError, "names= is for tables and series.*read as waves"),
+        (torch.randn(2, 3), {"rate": 5, "names": [*"abc"]}, InputError, "names= is for tables or series.*read as waves"),
         (torch.randn(2, 3), {"rate": 5, "channels": "last"}, InputError, "channels= is for series.*read as waves"),
         (torch.randn(2, 3), {"channels": "last"}, InputError, "channels= is for series.*read as tables"),
         (torch.rand(1, 3, 8, 8), {"channels": "last"}, InputError, "channels= is for series.*read as texts or photographs"),
