@@ -254,6 +254,12 @@ class _Collector:
             raise InputTypeError(
                 "collect loads its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
             )
+        if hasattr(self.dataset, "columns") and hasattr(self.dataset, "to_numpy"):
+            raise InputTypeError(
+                "collect takes samples as the module does, not a DataFrame: give it its rows, such as "
+                "torch.tensor(frame.to_numpy())",
+                topic="collections",
+            )
         if isinstance(self.dataset, (str, Mapping)) or not (is_indexed(self.dataset) or isinstance(self.dataset, Iterable)):
             raise InputTypeError(
                 f"a dataset is a sequence or an iterable of samples, not {type(self.dataset).__name__}", topic="collections"

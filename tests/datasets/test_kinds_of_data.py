@@ -10,6 +10,7 @@ from torch import nn
 
 import lrpfx
 import lrpfx.datasets
+from lrpfx.concepts import collect
 from lrpfx.errors import InputError, InputTypeError
 
 
@@ -152,6 +153,13 @@ def test_preprocessing_of_waves_is_that_of_the_data_set(tmp_path):
     explainer = lrpfx.Explainer(dense(50), rate=100, preprocess=lambda wave: wave / 2)
     with pytest.raises(InputTypeError, match="preprocess="):
         lrpfx.datasets.attribute(explainer, torch.rand(3, 50), tmp_path / "store")
+
+
+def test_a_data_frame_is_not_collected(tmp_path):
+    """Nor read as a sequence, whose samples would be columns."""
+    module = lrpfx.transform(dense(2), lrpfx.composites.EpsilonPlus())
+    with pytest.raises(InputTypeError, match=r"torch\.tensor\(frame\.to_numpy\(\)\)"):
+        collect(module, pd.DataFrame({"a": [1.0], "b": [2.0]}), ["0"], target=1)
 
 
 def test_a_list_as_the_target_of_samples(tmp_path):
