@@ -172,7 +172,16 @@ class FasterRCNNHeads(TorchvisionHeads):
         padded = self.padded(image)
         maps = self.maps(padded)
         sizes = _ImageList(padded, [tuple(image.shape[2:])])
-        (proposals,), _ = self.detector.rpn(sizes, maps)
+        try:
+            (proposals,), _ = self.detector.rpn(sizes, maps)
+        except (RuntimeError, NotImplementedError) as error:
+            if "C++ ops" not in str(error) and "torchvision::" not in str(error):
+                raise
+            raise InputError(
+                f"{type(self.detector).__name__} proposes regions by compiled operators of torchvision, which do not load "
+                f"beside torch {torch.__version__}: install the build of torchvision that belongs to this torch",
+                topic="detectors",
+            ) from error
         if not len(proposals):
             proposals = proposals.new_zeros(1, 4)  # a region without an area is no box
         raw = self._of_proposals(maps, image, proposals[None])

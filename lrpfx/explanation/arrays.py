@@ -182,7 +182,7 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
         shown = np.asarray(given.to_numpy(), dtype=object)
         frame = given
         if preprocess is None:
-            given = _numbers_of_frame(given)
+            given = numbers_of_frame(given)
     else:
         columns = None
         given = _array_of(given)
@@ -249,7 +249,7 @@ def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None)
     names, steps = reading.names, None
     if is_frame(given):
         names, steps = names or tuple(map(str, given.columns)), tuple(getattr(given, "index", range(len(given))))
-        given = _numbers_of_frame(given)
+        given = numbers_of_frame(given)
     elif _is_pandas_series(given):
         names = names or (str(given.name),) if given.name is not None else names
         steps, given = tuple(given.index), given.to_numpy()
@@ -521,7 +521,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     try:
-        array = np.asarray(_numbers_of_frame(value) if is_frame(value) else value)
+        array = np.asarray(numbers_of_frame(value) if is_frame(value) else value)
         return torch.from_numpy(_native(array))
     except TypeError:
         raise InputTypeError(
@@ -569,12 +569,15 @@ def _features_of(inputs: Any) -> int:
     return sum(1 if leaf.ndim == 1 else leaf.shape[1] for leaf in leaves_of(inputs))
 
 
-def _numbers_of_frame(frame: Any) -> np.ndarray[Any, Any]:
+def numbers_of_frame(frame: Any) -> np.ndarray[Any, Any]:
+    """The numbers in a DataFrame, (rows, columns), in float64. Raises `InputError`, `InputTypeError`."""
     names = list(map(str, frame.columns))
     if len(set(names)) < len(names) or not names:
         twice = next((name for name in names if names.count(name) > 1), None)
         what = "no columns" if twice is None else f"two columns named {twice!r}"
         raise InputError(f"the DataFrame has {what}", topic="tables-series-and-waves")
+    if not len(frame):
+        raise InputError("the table has no rows", topic="tables-series-and-waves")
     columns = [(str(name), np.asarray(frame[name])) for name in frame.columns]
     wrong = [name for name, column in columns if column.dtype.kind not in "fiub"]
     if wrong:

@@ -53,7 +53,9 @@ from lrpfx.explanation.joint import (
     JointExplanation,
     JointExplanations,
     SampleReader,
+    are_of_images,
     are_of_several_inputs,
+    are_of_texts,
     explain_joint,
     further_arguments,
     names_of_arguments,
@@ -579,6 +581,12 @@ class Explainer(Generic[Found]):
             An argument has an invalid value; one of the wrong type is an `InputTypeError`.
         """
         self._form = None
+        if is_detector(self.model) and isinstance(images, Mapping):
+            raise InputTypeError(
+                f"a detector is explained for photographs: give these with preprocess=, such as the image processor, or the "
+                f"tensor of images alone, in place of a mapping with {', '.join(map(str, images)) or 'nothing'}",
+                topic="detectors",
+            )
         images = with_names(images, self.argument_names)
         check_no_rate(images, self.argument_names)
         if self._is_joint(images):
@@ -934,6 +942,9 @@ class Explainer(Generic[Found]):
             return as_composite(self.composite, "an explainer", **bounds)
         if is_graph(inputs):
             return AttnLRP(gamma=GAMMA_OF_GRAPHS)
+        if isinstance(inputs, Mapping):
+            has_texts, has_images = are_of_texts(inputs) or self.tokenizer is not None, are_of_images(inputs)
+            return ByContent(photographs=has_images and not has_texts, signed=not has_images and not has_texts)
         if self._form_of(inputs) not in (None, "volume"):
             return ByContent(photographs=False, signed=True)
         if self.tokenizer is not None:

@@ -17,6 +17,7 @@ from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
+from lrpfx.explanation.arrays import is_frame, numbers_of_frame
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -198,12 +199,16 @@ _HEIGHT, _GAP = 260, 12
 
 @dataclass(frozen=True)
 class GivenInput:
-    """One argument of one sample: its value, a tensor with a batch of one or another constant, and what it is a form of."""
+    """One argument of one sample: its value, a tensor with a batch of one or another constant, and what it is a form of.
+
+    `names`: of the features of a row of a table, if they are known.
+    """
 
     value: Any
     photograph: Photograph | None = None
     geometry: Geometry | None = None
     text: ReadText | None = None
+    names: tuple[str, ...] | None = None
 
 
 Sample = Mapping[str, GivenInput]
@@ -238,6 +243,16 @@ def _is_no_text(value: Any) -> bool:
 def _is_photograph(value: Any) -> bool:
     is_bytes = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3)
     return isinstance(value, (Image.Image, os.PathLike)) or hasattr(value, "read") or is_bytes
+
+
+def are_of_images(inputs: Mapping[str, Any]) -> bool:
+    """Whether images, volumes or videos are among the inputs of a model: numbers with four axes or more."""
+    return any(isinstance(one, torch.Tensor) and is_floating(one) and one.ndim >= 4 for one in inputs.values())
+
+
+def are_of_texts(inputs: Mapping[str, Any]) -> bool:
+    """Whether tokens are among the inputs of a model, by their name."""
+    return OF_TEXT[0] in inputs
 
 
 def names_of_arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
@@ -293,8 +308,9 @@ class SampleReader:
         if not sizes or len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no tensors"
             raise InputError(
-                f"the inputs of a sample belong together, but they have batches of other sizes: {found}. The data of a graph "
-                "are x and edge_index, which the forward of the model names so",
+                f"the inputs of a sample belong together, but they have batches of other sizes: {found}. Tensors have a first "
+                "dimension for samples, x[None] for one. The data of a graph are x and edge_index, which the forward of the "
+                "model names so",
                 topic=_TOPIC,
             )
         (count,) = set(sizes.values())
@@ -321,6 +337,16 @@ class SampleReader:
             if geometry is None:  # pictures show what the model saw
                 photograph = as_seen(photograph, tensor)
             return {name: [GivenInput(tensor[None], photograph, geometry)]}
+        if is_frame(value):
+            names, numbers = tuple(map(str, value.columns)), torch.from_numpy(numbers_of_frame(value))
+            return {name: [GivenInput(row, names=names) for row in numbers.split(1)]}
+        is_list = isinstance(value, (list, tuple)) and bool(value)
+        if is_list and (isinstance(value[0], str) or _is_photograph(value[0])):
+            raise InputTypeError(
+                f"the input {name!r} is a {type(value).__name__} of {type(value[0]).__name__}: several samples are a list "
+                "with a dict for each",
+                topic=_TOPIC,
+            )
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         if isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values()):
@@ -529,7 +555,7 @@ class CompiledJoint(Compiled):
             drawn = pictures_of_text.heatmap(scores, given.text.encoding, self.tokenizer, targets=titles, join=self.join)
             return TextExplanation(given.text.title(self.tokenizer), *facts, as_array(value[0]), drawn)
         if value.ndim == 2 and is_floating(value):
-            return TableExplanation(name, *facts, self._features(value.shape[1]), as_array(value[0]))
+            return TableExplanation(name, *facts, given.names or self._features(value.shape[1]), as_array(value[0]))
         if value.ndim == 3 and is_floating(value):
             (node,) = (one for one in self.explain_model.unfused_graph.find_nodes(op="placeholder") if str(one.target) == name)
             series = as_array(value[0])

@@ -68,6 +68,12 @@ def texts_in(given: Any) -> tuple[list[Any], bool]:
         raise InputTypeError(
             "a DataFrame is not a text: pass the column that holds the texts, such as frame['text']", topic="sentences"
         )
+    if _is_pair(given):
+        raise InputError(
+            "a tuple of two texts may be a pair that the model reads together, or two texts: pass the pair as tokenizer(first, "
+            'second, return_tensors="pt"), and two texts as a list',
+            topic="sentences",
+        )
     if isinstance(given, Mapping):
         found, several = _texts_of_mapping(given)
     elif isinstance(given, str) or _is_chat(given) or _is_row_of_ids(given) or is_native_encoding(given):
@@ -106,6 +112,11 @@ def read(tokenizer: Any, text: Any) -> ReadText:
     if is_native_encoding(text):
         text = Encoding({"input_ids": _row(text.ids), "attention_mask": _row(text.attention_mask)}, list(text.word_ids))
     elif not isinstance(text, Encoding):
+        if _is_pair(text):
+            raise InputTypeError(
+                'a pair of texts is given as the tokenizer returns it: tokenizer(first, second, return_tensors="pt")',
+                topic="sentences",
+            )
         if not (_is_row_of_ids(text) or isinstance(text, (torch.Tensor, np.ndarray))):
             raise InputTypeError(
                 f"a text is a string, a list of token ids, what the tokenizer returns, or a list of messages, each with a role "
@@ -124,6 +135,10 @@ def _completed(tokenizer: Any, encoding: Encoding) -> Encoding:
     defaults = {"attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     missing = {name: value for name, value in defaults.items() if name in names and name not in encoding}
     return Encoding({**encoding, **missing}, encoding.words)
+
+
+def _is_pair(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and all(isinstance(one, str) for one in given)
 
 
 def _is_chat(given: Any) -> bool:

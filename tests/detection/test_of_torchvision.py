@@ -251,3 +251,22 @@ def test_a_whole_detector_is_refused_with_the_way_to_go(detector, image):
     with pytest.raises(lrpfx.CaptureError, match="takes lrpfx") as caught:
         lrpfx.transform(detector, EpsilonPlus(), [image])
     assert caught.value.topic == "detectors"
+
+
+def test_without_the_operators_of_torchvision(image, monkeypatch):
+    """Their absence, as beside a torch of another build, is an error that says what to install."""
+    replace_kernels(monkeypatch)
+    detector = made("MaskRCNN")
+
+    def missing(*arguments):
+        raise RuntimeError("Couldn't load custom C++ ops.")
+
+    monkeypatch.setattr(detector.rpn, "filter_proposals", missing)
+    with pytest.raises(lrpfx.InputError, match="compiled operators of torchvision") as caught:
+        lrpfx.Explainer(detector, preprocess=lambda one: image)(Image.new("RGB", (70, 50)))
+    assert caught.value.topic == "detectors"
+
+
+def test_a_mapping_is_no_photograph(image):
+    with pytest.raises(lrpfx.InputTypeError, match="preprocess=, such as the image processor"):
+        lrpfx.Explainer(made("RetinaNet"))({"pixel_values": image[None]})

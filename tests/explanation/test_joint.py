@@ -228,3 +228,65 @@ def test_series_and_rows_among_the_inputs(channels_first, monkeypatch):
     found["facts"].waterfall()
     assert dict(steps)["other inputs"] == pytest.approx(found.shares["series"])
     assert sum(amount for _, amount in steps) == pytest.approx(found.balance.output)
+
+
+def test_a_table_beside_an_image():
+    """A DataFrame is rows of numbers, and its columns name their bars."""
+    pandas = pytest.importorskip("pandas")
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.filters, self.dense = nn.Conv2d(3, 2, 3), nn.Linear(3, 2)
+
+        def forward(self, image, facts):
+            return self.filters(image).relu().mean((2, 3)) + self.dense(facts)
+
+    model, images = Both().eval(), torch.rand(2, 3, 8, 8)
+    frame = pandas.DataFrame(np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32), columns=["age", "size", "mass"])
+    found = lrpfx.explain(model, {"image": images, "facts": frame}, 1, composite=EpsilonPlus())
+    same = lrpfx.explain(model, {"image": images, "facts": torch.from_numpy(frame.to_numpy())}, 1, composite=EpsilonPlus())
+    for one, other in zip(found, same, strict=True):
+        assert one.shares == other.shares and one["facts"].features == ("age", "size", "mass")
+
+
+def test_the_rules_are_those_of_the_inputs():
+    """Convolutions over series beside rows have the rules of signals; beside an image, those of photographs."""
+
+    class OfSeries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen, self.dense = nn.Conv1d(2, 4, 3), nn.Conv2d(3, 4, 3), nn.Linear(3, 4)
+
+        def forward(self, series, facts, image=None):
+            states = self.layer(series).relu().mean(2) + self.dense(facts)
+            return states if image is None else states + self.seen(image).relu().mean((2, 3))
+
+    inputs = {"series": torch.randn(1, 2, 9), "facts": torch.randn(1, 3)}
+    model = OfSeries().eval()
+    rules = lrpfx.composites.EpsilonPlus(layer_map=[(lrpfx.types.Convolution, lrpfx.rules.Gamma(0.25))])
+    found = lrpfx.explain(model, inputs, 1)
+    expected = lrpfx.attribute(lrpfx.transform(model, rules, inputs), inputs, 1).relevance["series"][0]
+    assert "Gamma 0.25" in found.rules
+    assert_close(torch.from_numpy(found.maps["series"]), expected, 1e-6)
+    assert lrpfx.explain(model, {**inputs, "image": torch.rand(1, 3, 8, 8)}, 1).rules.startswith("GammaByDepth")
+
+
+def test_tokens_have_the_rules_of_texts_without_a_tokenizer():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.layer = nn.Embedding(8, 4), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+        def forward(self, input_ids, facts):
+            return self.layer(self.words(input_ids)).mean(1) + facts
+
+    inputs = {"input_ids": torch.tensor([[1, 2, 3]]), "facts": torch.randn(1, 4)}
+    assert lrpfx.explain(Attention().eval(), inputs, 1).rules == "AttnLRP()"
+
+
+@pytest.mark.parametrize("words", [["the film"], ("the film", "good")])
+def test_a_list_is_no_input(questions, words):
+    given = {"image": torch.rand(1, 3, 8, 8), "input_ids": words, "facts": torch.ones(1, 2)}
+    with pytest.raises(lrpfx.InputTypeError, match="a list with a dict for each"):
+        lrpfx.explain(questions, given, tokenizer=Tokenizer())

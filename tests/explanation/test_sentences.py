@@ -140,6 +140,15 @@ def test_wrong_texts():
         lrpfx.explain(nn.Identity(), "the film", tokenizer=lambda text, return_tensors: [1])
 
 
+def test_a_tuple_of_two_texts_is_no_pair():
+    """Neither reading is silently taken: a pair is what the tokenizer returns, two texts are a list."""
+    model = classifier()
+    for given in (("the film", "good"), [("the film", "good")] * 2):
+        with pytest.raises(InputError, match=r"tokenizer\(first, second"):
+            lrpfx.explain(model, given, tokenizer=Tokenizer())
+    assert len(lrpfx.explain(model, ["the film", "good"], tokenizer=Tokenizer())) == 2
+
+
 def test_classes_of_each_token():
     """A model that classifies each token has a class at a token as its target, or a class where it is predicted."""
     from transformers import BertConfig, BertForTokenClassification
