@@ -32,6 +32,8 @@ Pair = tuple[torch.Tensor, torch.Tensor]  # a value, and that for the reference
 #: Differences smaller than this share of the value have rounding errors: the derivative takes the place of the slope.
 _SMALL = {torch.float64: 1e-9, torch.float32: 3e-4}
 _SMALL_IN_HALF_PRECISION = 3e-2
+#: By how many units of rounding the results of a function may be off.
+_UNITS_OF_ROUNDING = 4
 #: The largest share of entries whose derivatives are computed apart from the others.
 MOST_APART = 0.2
 #: From how many channels on pooling is faster with channels in the last dimension.
@@ -258,7 +260,8 @@ class BySlope(FormOfOneInput):
         alone = not any(isinstance(value, torch.Tensor) for value in values[1:])
         function, pair = _first_result(operation, values), (output, others[0])
         derivative = _derivative_of(operation, values)
-        return output, slope(function, values[0], reference, pair, alone, _clips(operation), derivative)
+        is_precise = operation.operator is not None and operation.operator.values.ratio is not None
+        return output, slope(function, values[0], reference, pair, alone, _clips(operation), derivative, is_precise)
 
     def multiplier(self, prepared: Tensors, multiplier: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         return multiplier * prepared[0]
@@ -371,34 +374,46 @@ def slope(
     of_entries: bool = False,
     clips: bool = False,
     derivative: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    is_precise: bool = False,
 ) -> torch.Tensor:
     """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x.
 
+    So it is where Δy is within the rounding of y: near 0, a sigmoid is 0.5, which differences of x may be far below. There,
+    the derivative has to explain Δy up to rounding, since a function may return to the same value.
+
     `results`: those for value and reference, if they are known. `of_entries`: whether the function takes single entries, too.
     `clips`: whether each result is the input or a bound, so that differences of results are exact. `derivative`: a formula.
+    `is_precise`: whether f(x) / x is finite, so that Δy is within rounding only where Δx is, or where the slope vanishes.
     """
     output, other = results or (function(value), function(reference))
+
+    def slopes(value: torch.Tensor, reference: torch.Tensor, output: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        difference, change, middle = value - reference, output - other, (value + reference) / 2
+        derivatives = only_finite(derivative_of(function, middle) if derivative is None else derivative(middle))
+        small = _is_small(difference / (difference if clips else reference))
+        if not clips and not is_precise:
+            bound = _UNITS_OF_ROUNDING * torch.finfo(change.dtype).eps
+            explains = (derivatives * difference - change).abs() <= bound * other.abs()
+            small = small.logical_or(_is_small(change / other).logical_and(explains))
+        return _quotient(change, difference, small, derivatives)
+
     difference = value - reference
-    whole = difference if clips else reference  # differences of what clips are small where they are 0, and have no share
-
-    def at_midpoint(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        middle = (value + reference) / 2
-        return only_finite(derivative_of(function, middle) if derivative is None else derivative(middle))
-
     if reads_values(value) and not difference.requires_grad:
         found = (output - other).div_(difference)
         if clips and all_finite(found):  # no difference is 0, which a comparison of each entry would take longer to say
             return found
-        places = _places_of_small(difference.div_(whole))
+        # differences of what clips are small where they are 0, and have no share
+        share = difference.div_(difference if clips else reference).abs_()
+        if not clips and not is_precise:
+            share = torch.minimum(share, (output - other).div_(other).abs_())
+        places = _places_of_small(share)
         if not len(places):
             return found
         if of_entries and len(places) < MOST_APART * value.numel():  # a few derivatives cost less than all of them
             found = found.contiguous()
-            found.view(-1)[places] = at_midpoint(value.reshape(-1)[places], reference.reshape(-1)[places])
+            found.view(-1)[places] = slopes(*(one.reshape(-1)[places] for one in (value, reference, output, other)))
             return found
-        difference = value - reference
-        whole = difference if clips else reference
-    return _quotient(output - other, difference, _is_small(difference / whole), at_midpoint(value, reference))
+    return slopes(value, reference, output, other)
 
 
 def quotient(change: torch.Tensor, value: torch.Tensor, reference: torch.Tensor, derivative: torch.Tensor) -> torch.Tensor:
@@ -413,8 +428,8 @@ def _is_small(share: torch.Tensor) -> torch.Tensor:
 
 
 def _places_of_small(share: torch.Tensor) -> torch.Tensor:
-    """Where `_is_small` holds, among all entries. Comparing is slow: only entries of rows with a small one are compared."""
-    rows = share.abs_().reshape(-1, math.gcd(share.numel(), _ROW))
+    """Where `_is_small` holds of sizes of shares. Comparing is slow: only entries of rows with a small one are compared."""
+    rows = share.reshape(-1, math.gcd(share.numel(), _ROW))
     near = _is_small(rows.amin(1)).nonzero()[:, 0]
     within = _is_small(rows[near]).nonzero()
     return near[within[:, 0]] * rows.shape[1] + within[:, 1]

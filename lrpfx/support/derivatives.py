@@ -42,7 +42,7 @@ def derivative_of(function: Callable[[torch.Tensor], torch.Tensor], value: torch
         output = function(given)
         if not output.requires_grad:
             return torch.zeros_like(value)
-        (found,) = torch.autograd.grad(output, given, torch.ones_like(output))
+        (found,) = torch.autograd.grad(output, given, torch.ones_like(output), materialize_grads=True)
     return found
 
 

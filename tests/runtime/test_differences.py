@@ -60,6 +60,45 @@ def test_slopes_where_both_values_are_masked_are_derivatives(of_entries):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-12)
 
 
+NOT_ZERO_AT_ZERO = {"sigmoid": 0.25, "exp": 1.0, "softplus": 0.5, "logsigmoid": 0.5, "cos": 0.0}
+
+
+@pytest.mark.parametrize("of_entries", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NOT_ZERO_AT_ZERO)
+def test_differences_far_below_a_result_do_not_leave_its_rounding(name, dtype, of_entries):
+    """A sigmoid is 0.5 near 0: it may have one value for two inputs, or two that are further apart than its inputs."""
+    row, eps = operator_named(name), torch.finfo(dtype).eps
+    value = torch.linspace(-1, 1, 400, dtype=torch.float64).to(dtype)
+    value[::40] = torch.tensor([-1.0, -0.7, -0.3, -0.1, -1e-3, 1e-3, 0.1, 0.3, 0.7, 1.0], dtype=dtype) * eps
+    for reference in (torch.zeros_like(value), value * -3):
+        found = differences.slope(row.function, value, reference, of_entries=of_entries)[::40]
+        expected = torch.full_like(found, NOT_ZERO_AT_ZERO[name])
+        torch.testing.assert_close(found, expected, rtol=4 * eps, atol=4 * eps)
+
+
+def test_terms_that_cancel_get_no_multiplier_of_rounding():
+    gate = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Sigmoid()).double().eval()
+    gate[0].weight.data = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    x = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.3]], dtype=torch.float64)
+    found = lrpfx.attribute(lrpfx.transform(gate, DeepLIFT(), x), x, 0, reference=0).relevance
+    torch.testing.assert_close(found, torch.tensor([[0.075, -0.075]], dtype=torch.float64).expand(2, 2))
+
+
+def test_an_input_that_a_function_ignores_has_no_slope():
+    """Others that it depends on have a gradient; the ignored one is the same for the reference."""
+    value, other = torch.ones(3).double(), torch.ones(3).double().requires_grad_()
+    with torch.no_grad():
+        assert not differences.slope(lambda one: 2 * other, value, value.clone()).any()
+
+
+def test_a_function_that_returns_to_a_value_has_no_slope():
+    """Its derivative between both does not explain that."""
+    value, reference = torch.tensor([0.0, 2.0]).double(), torch.tensor([2 * torch.pi, -2.0]).double()
+    assert differences.slope(torch.sin, value, reference)[0].abs() < 1e-15
+    assert differences.slope(torch.cosh, value, reference)[1] == 0
+
+
 @pytest.mark.parametrize("some_equal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", CLIPPING)
