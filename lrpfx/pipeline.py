@@ -287,7 +287,7 @@ def _marks_of(root: nn.Module, sums: dict[Any, int] | None = None) -> dict[str, 
 
 def _warn(program: Program) -> None:
     for note in program.notes:
-        warnings.warn(note, stacklevel=5)
+        warnings.warn(note, stacklevel=6)
 
 
 def _normalize(settings: Settings) -> Normalize:
