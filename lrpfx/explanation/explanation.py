@@ -310,7 +310,7 @@ class Explanation(Explained):
         --------
         >>> picture = explanation.compare(["cat", "dog"])
         """
-        if isinstance(classes, (str, Target)) or isinstance(style, (str, int, Target)):
+        if isinstance(classes, Target) or isinstance(style, (str, int, Target)):
             raise InputTypeError("compare takes a list of classes or regions: compare([one, other])", topic="explainers")
         style = styled(style, settings)
         if isinstance(classes, (int, np.integer)):

@@ -162,7 +162,7 @@ def _second_output_written(m, x):
     [
         (Dense, lambda m, x: torch.where(m.mask[:3] > 0, x @ m.weight.T, 2.0), "symbolic", "not one value for each channel"),
         (Dense, lambda m, x: (x @ m.weight.T).masked_fill(~m.channels, -torch.inf), "symbolic", "not finite"),
-        (Dense, lambda m, x: x @ m.weight.T / x.shape[-1] ** 0.5 + m.bias, "symbolic", "sizes that only a run knows"),
+        (Dense, lambda m, x: x @ m.weight.T / x.shape[0] ** 0.5 + m.bias, "symbolic", "sizes that only a run knows"),
         (Dense, _second_output_written, "export", "a constant into a part of matmul.linear, which is no part of the layer"),
         (
             Images,
