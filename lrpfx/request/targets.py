@@ -139,12 +139,10 @@ class _OfClasses(Target):
                 "(position, class), (position, {class: weight, ...}), lrpfx.Region(class) for all positions at which it is the "
                 f"largest, a list with one of these for each sample, {whole}"
             )
-            several = (
-                "several targets of each sample are passed as targets=; for one class at places (batch, height, width), pass "
-                "output=lambda output: output[:, None]"
-            )
-            message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}"
-            raise InputError(f"the output has shape {tuple(output.shape)}: {message}{_BOXES}", topic="targets")
+            several = "several targets of each sample are passed as targets="
+            message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}{_BOXES}"
+            one_class = f"for one class at places (batch, height, width), pass output=lambda output: {chosen}[:, None]"
+            raise InputError(f"the output has shape {tuple(output.shape)}: {message}; {one_class}", topic="targets")
         if output.ndim < 2:
             remedy = (
                 f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: {whole}"
