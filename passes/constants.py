@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, calls, function_name, is_call_of, is_data, node_info, update_info
+from lrpfx.ir.node import Role, calls, function_name, is_call_of, is_data, node_info, result_of, update_info
 from lrpfx.ir.operator import Fill
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.operators.table import spelling_of
@@ -132,9 +132,7 @@ def evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
         if info.shape is None:
             raise TypeError
         return torch.empty(info.shape, device="meta")
-    assert callable(node.target)
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: evaluated(one, known))
-    return node.target(*args, **kwargs)
+    return result_of(node, lambda one: evaluated(one, known))
 
 
 def one_among_constants(value: Any) -> tuple[fx.Node, list[Any], list[Any], int] | None:

@@ -41,7 +41,7 @@ from lrpfx.samples.selection import SampleSelection, numbers_of
 from lrpfx.support.files import checked_path
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.numbers import whole_number
-from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.optional_packages import is_frame, progress_bar
 from lrpfx.support.runs import check_same_run, sole_writer
 from lrpfx.support.tensors import on_device_of
 
@@ -254,7 +254,7 @@ class _Collector:
             raise InputTypeError(
                 "collect loads its own batches: pass loader.dataset, batch_size= and workers=", topic="collections"
             )
-        if hasattr(self.dataset, "columns") and hasattr(self.dataset, "to_numpy"):
+        if is_frame(self.dataset):
             raise InputTypeError(
                 "collect takes samples as the module does, not a DataFrame: give it its rows, such as "
                 "torch.tensor(frame.to_numpy())",

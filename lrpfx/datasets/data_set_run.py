@@ -34,7 +34,7 @@ from lrpfx.datasets.store import (
 from lrpfx.datasets.view import Attributions
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
-from lrpfx.explanation.arrays import is_frame, items_of_rows
+from lrpfx.explanation.arrays import items_of_rows
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.images.preprocessing import Preprocessing
@@ -53,7 +53,7 @@ from lrpfx.samples.preparation import Preparation, Sample, batched
 from lrpfx.samples.sources import changed, source_of
 from lrpfx.support.identity.descriptions import described
 from lrpfx.support.numbers import whole_number
-from lrpfx.support.optional_packages import progress_counter
+from lrpfx.support.optional_packages import is_frame, progress_counter
 from lrpfx.support.runs import check_same_run
 from lrpfx.support.torch_internals import pytree
 

@@ -174,7 +174,7 @@ class FasterRCNNHeads(TorchvisionHeads):
         sizes = _ImageList(padded, [tuple(image.shape[2:])])
         try:
             (proposals,), _ = self.detector.rpn(sizes, maps)
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             if "C++ ops" not in str(error) and "torchvision::" not in str(error):
                 raise
             raise InputError(

@@ -21,6 +21,7 @@ from lrpfx.ir.node import floating_tensors, node_info
 from lrpfx.request.classes import as_list
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import positive_number
+from lrpfx.support.optional_packages import is_frame
 from lrpfx.support.tensors import not_dense, on_device_of
 
 #: What numbers stand for: the rows of a table, values at steps in time, a sound or another signal of many samples, or a
@@ -635,10 +636,6 @@ def _is_half(value: Any) -> bool:
 
 def _is_floating(value: Any) -> bool:
     return value.is_floating_point() if isinstance(value, torch.Tensor) else value.dtype.kind == "f"
-
-
-def is_frame(value: Any) -> bool:
-    return hasattr(value, "columns") and hasattr(value, "to_numpy")
 
 
 def _is_pandas_series(value: Any) -> bool:

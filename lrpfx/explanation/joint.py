@@ -17,7 +17,7 @@ from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
-from lrpfx.explanation.arrays import is_frame, numbers_of_frame
+from lrpfx.explanation.arrays import numbers_of_frame
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -47,7 +47,7 @@ from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.files import as_path
 from lrpfx.support.html import element, image_html
-from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.optional_packages import is_frame, progress_bar
 from lrpfx.support.tensors import is_floating, not_dense, on_device_of
 from lrpfx.text.scores import chosen_embeddings
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
-from lrpfx.explanation.arrays import is_frame
+from lrpfx.support.optional_packages import is_frame
 from lrpfx.text.tokens import is_native_encoding
 
 #: Inputs of models of text. What else an encoding or a row of a data set holds is not for the model, such as labels.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.ir.node import ancestors_of, attribute_of, function_name
+from lrpfx.ir.node import ancestors_of, attribute_of, function_name, result_of
 from lrpfx.operators.table import lookup_method, spelling_of, writes_in_place
 from lrpfx.support.tensors import is_floating
 from lrpfx.support.torch_internals import FakeTensorMode
@@ -48,13 +48,9 @@ class _Evaluation:
         if any(value is _UNKNOWN for value in arguments):
             self.spoiled |= _writes(node) and self.values.get(node.all_input_nodes[0]) is not _UNKNOWN
             return _UNKNOWN
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         try:
             with self.mode, torch.no_grad():
-                if node.op == "call_method":
-                    return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-                assert callable(node.target)
-                return node.target(*args, **kwargs)
+                return result_of(node, self.values.__getitem__)
         except Exception:  # not computable without the input, not an error of the model
             return _UNKNOWN
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from lrpfx.errors import PassError
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Operator, Sign
-from lrpfx.support.tensors import is_floating
+from lrpfx.support.tensors import is_discrete, is_floating
 
 _KEY = "lrpfx"
 
@@ -227,24 +227,25 @@ def parameter_value(node: fx.Node, root: nn.Module) -> Any:
             continue
         pending.pop()
         if current not in values:
-            args, kwargs = fx.node.map_arg((current.args, current.kwargs), values.__getitem__)
             with torch.no_grad():
-                assert callable(current.target)
-                values[current] = current.target(*args, **kwargs)
+                values[current] = result_of(current, values.__getitem__)
     return values[node]
+
+
+def result_of(call: fx.Node, value_of: Callable[[fx.Node], Any]) -> Any:
+    """What a call of a function or a method returns, if `value_of` says what it reads."""
+    args, kwargs = fx.node.map_arg((call.args, call.kwargs), value_of)
+    if call.op == "call_method":
+        return getattr(args[0], str(call.target))(*args[1:], **kwargs)
+    assert callable(call.target)
+    return call.target(*args, **kwargs)
 
 
 def is_learned(node: fx.Node, root: nn.Module) -> bool:
     """Whether a value depends on a parameter of the model: not on its dtype, a choice, or buffers and other constants alone."""
-    ancestors = ancestors_of(node, lambda one: not _is_choice(one))
+    ancestors = ancestors_of(node, lambda one: not is_discrete(node_info(one).dtype))  # which learns nothing
     read = {node, *(one for reader in ancestors if reader.target is not getattr for one in reader.all_input_nodes)}
     return any(one.op == "get_attr" and isinstance(attribute_of(one, root), nn.Parameter) for one in read)
-
-
-def _is_choice(node: fx.Node) -> bool:
-    """Whether a value consists of integers or truth values, which no parameter is learned through."""
-    dtype = node_info(node).dtype
-    return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
 
 
 def leaves_of(value: Any) -> list[Any]:

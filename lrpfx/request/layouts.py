@@ -52,7 +52,7 @@ def check_positions(graph: fx.Graph, selector: OutputSelector, output: torch.Ten
             topic="targets",
         )
     if found in (None, _REMOVED) and len(leaves) == 1:
-        found = channel_dimension(leaves[0], output.ndim)
+        found = _read(leaves[0], output.ndim, {})
     if found not in (None, own) and (output.ndim > 3 or found == 1):
         wanted = "(batch, positions, classes)" if own == 2 else "(batch, classes, height, width)"
         raise InputError(

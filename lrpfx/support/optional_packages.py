@@ -63,3 +63,8 @@ def data_frame(rows: Sequence[Mapping[str, Any]], dtypes: Mapping[str, str]) -> 
     columns = {name: pandas.Series([row[name] for row in rows], dtype=dtype) for name, dtype in dtypes.items()}
     frame: DataFrame = pandas.DataFrame(columns)
     return frame
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a DataFrame, of pandas or of another package."""
+    return hasattr(value, "columns") and hasattr(value, "to_numpy")

@@ -126,6 +126,11 @@ def on_device_of(module: nn.Module, inputs: Any, is_cast: bool = False) -> Any:
     return pytree.tree_map(placed, inputs)
 
 
+def is_discrete(dtype: Any) -> bool:
+    """Whether it is a dtype of integers or truth values."""
+    return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
+
+
 def is_floating(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a floating-point tensor, which can have a gradient and relevance."""
     return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, attribute_of, calls, map_arguments, node_info, nodes_in
+from lrpfx.ir.node import Role, attribute_of, calls, map_arguments, node_info, nodes_in, result_of
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
@@ -173,9 +173,8 @@ def _value(program: Program, mask: fx.Node, nodes: list[fx.Node], sizes: dict[An
                     raise _UnknownMaskError(f"it depends on {node.args[1]}")
                 values[node] = info.dtype
             elif node.op == "call_function" and callable(node.target):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 try:
-                    values[node] = node.target(*args, **kwargs)
+                    values[node] = result_of(node, values.__getitem__)
                 except Exception as error:
                     raise _FailedError(f"{node_info(node).name} fails for other sizes: {error}") from error
             else:

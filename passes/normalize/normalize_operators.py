@@ -43,6 +43,7 @@ from lrpfx.operators.table import (
 )
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers, insert_call, refuse_random, replace_call
 from lrpfx.passes.properties import CANONICAL, NAMED
+from lrpfx.support.tensors import is_discrete
 from lrpfx.support.torch_internals import OpOverload
 
 #: Methods that make tensors of numbers -> functions.
@@ -106,7 +107,7 @@ class NormalizeOperators(GraphPass):
         for node in graph.find_nodes(op="placeholder"):
             if str(node.target) in self.constants:
                 update_info(node, role=Role.CONSTANT)
-            elif _is_discrete(node_info(node).dtype):
+            elif is_discrete(node_info(node).dtype):
                 update_info(node, role=Role.DISCRETE)
 
     def _normalize(self, node: fx.Node, program: Program) -> bool:
@@ -197,7 +198,7 @@ def _role(node: fx.Node) -> Role:
     spelling = spelling_of(node)
     if role is Role.DISCRETE and spelling is not None and issubclass(spelling.operator.kind, Embedding):
         return Role.DATA  # relevance is reported at the output of an embedding
-    if role is Role.DATA and (_is_discrete(node_info(node).dtype) or _makes_discrete(node, spelling)):
+    if role is Role.DATA and (is_discrete(node_info(node).dtype) or _makes_discrete(node, spelling)):
         return Role.CONSTANT  # step functions of the data; embeddings of them are constant, too
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int):
         several = spelling_of(node.args[0])
@@ -217,10 +218,6 @@ def _is_constant(node: fx.Node) -> bool:
     )
 
 
-def _is_discrete(dtype: Any) -> bool:
-    return isinstance(dtype, torch.dtype) and not (dtype.is_floating_point or dtype.is_complex)
-
-
 def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     """Whether a call is known to return integers, booleans or piecewise constant values."""
     if spelling is None:
@@ -229,7 +226,7 @@ def _makes_discrete(node: fx.Node, spelling: Spelling | None) -> bool:
     if row.values.discrete:
         return True
     arguments = [*node.args, *node.kwargs.values()]
-    if any(_is_discrete(argument) or _names_discrete_type(argument) for argument in arguments):
+    if any(is_discrete(argument) or _names_discrete_type(argument) for argument in arguments):
         return True
     if row.outputs.picks:
         return is_discrete_result(*node.args[:2])
@@ -268,7 +265,7 @@ def _with_constants_of_signals(node: fx.Node, row: Operator, bound: Bound, root:
         return bound
     floating = {tensor.dtype for tensor in root.parameters() if tensor.is_floating_point()}
     dtype = node_info(node).dtype or (floating.pop() if len(floating) == 1 else None)
-    if dtype is None or _is_discrete(dtype):
+    if dtype is None or is_discrete(dtype):
         return bound
     like = _parameter_of({dtype}, root)
     converted = {}
@@ -290,7 +287,7 @@ def _is_discrete_constant(value: fx.Node, root: nn.Module, masks: bool) -> bool:
     if not is_of_parameters(value) or value.op == "placeholder":
         return False
     tensor = parameter_value(value, root)
-    return isinstance(tensor, torch.Tensor) and _is_discrete(tensor.dtype) and (masks or tensor.dtype != torch.bool)
+    return isinstance(tensor, torch.Tensor) and is_discrete(tensor.dtype) and (masks or tensor.dtype != torch.bool)
 
 
 def _take_type_from_parameter(node: fx.Node, root: nn.Module) -> None:

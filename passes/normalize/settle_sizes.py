@@ -7,21 +7,21 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from lrpfx.ir.node import (
     NodeInfo,
     Role,
-    ancestors_of,
     attribute_of,
     calls,
     function_name,
     is_made_by_trace,
     map_arguments,
     node_info,
+    result_of,
     set_info,
 )
-from lrpfx.ir.operator import WeightLayout
+from lrpfx.ir.operator import Operator, WeightLayout
 from lrpfx.operators.mixing import keeps_places
 from lrpfx.operators.table import FACTORIES, FACTORY_NAMES, spelling_of, writes_in_place
 from lrpfx.passes.program import GraphPass, PassResult, Program, draws_random_numbers
@@ -49,16 +49,21 @@ class SettleSizes(GraphPass):
 
     def run(self, program: Program) -> PassResult:
         result = PassResult()
-        known, settled = _sizes(program), {}
+        known, settled = _sizes(program), dict[fx.Node, int]()
+        counts_from_first = False
         for node in calls(program.graph):
-            value, dim = _read(node) or (node, 0)
+            read = _read(node)
+            if read is None:
+                continue
+            value, dim = read
             rank = len(node_info(value).shape or ())
-            size = known.get(value, {}).get(dim if dim < 0 else dim - rank) if value is not node else None
+            size = known.get(value, {}).get(dim if dim < 0 else dim - rank)
             if size is not None and not any(map(writes_in_place, value.users)):
                 settled[node] = size
+                counts_from_first |= dim >= 0
         if settled and _is_in_values(program.graph, settled):
+            program.fixed_dimensions |= counts_from_first
             for node, size in settled.items():
-                program.fixed_dimensions |= _read(node)[1] >= 0  # type: ignore[index]
                 result.match(node_info(node).name, f"{size}, as the layers of the model have it")
             _Evaluation(program, settled)
         return result
@@ -104,6 +109,7 @@ class _Evaluation:
     def __init__(self, program: Program, settled: Mapping[fx.Node, int]) -> None:
         self.program, self.values = program, dict[fx.Node, Any](settled)
         self.constants: dict[fx.Node, torch.Tensor] = {}
+        self.known = ChainMap[fx.Node, Any](self.values, self.constants)
         self.held: dict[tuple[int, int], fx.Node] = {}  # by tensor and its version, since a call may write into it
         for node in list(program.graph.nodes):
             if node.op == "get_attr" and is_made_by_trace(node, program.root):
@@ -117,18 +123,12 @@ class _Evaluation:
             program.graph.erase_node(node)
 
     def _evaluate(self, node: fx.Node) -> bool:
-        known = ChainMap[fx.Node, Any](self.values, self.constants)
         is_call = node.op in ("call_function", "call_method") and not draws_random_numbers(node)
         overwrites = writes_in_place(node) and node.args[0] in self.constants
-        if not is_call or overwrites or any(one not in known for one in node.all_input_nodes):
+        if not is_call or overwrites or any(one not in self.known for one in node.all_input_nodes):
             return False
-        given = (node.args, dict(node.kwargs))
-        args, kwargs = map_arguments(given, lambda leaf: known[leaf] if isinstance(leaf, fx.Node) else leaf)
         try:
-            if node.op == "call_method":
-                self.values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            else:
-                self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            self.values[node] = result_of(node, self.known.__getitem__)
         except Exception:  # the run raises it
             return False
         return True
@@ -161,8 +161,9 @@ class _Evaluation:
 def _sizes(program: Program) -> Sizes:
     """The sizes of values that weights fix, and those of values that have the same entries' places."""
     known: Sizes = {}
+    shapes = _shapes_of_parameters(program)
     for node in calls(program.graph):
-        for value, dim, size in _fixed_by_weight(node, program.root):
+        for value, dim, size in _fixed_by_weight(node, shapes):
             known.setdefault(value, {})[dim] = size
     pairs = [(node, source) for node in calls(program.graph) for source in _same_places(node)]
     for first, second in (*((source, node) for node, source in pairs), *reversed(pairs)):
@@ -170,17 +171,30 @@ def _sizes(program: Program) -> Sizes:
     return known
 
 
-def _fixed_by_weight(node: fx.Node, root: nn.Module) -> Iterator[tuple[fx.Node, int, int]]:
+def _shapes_of_parameters(program: Program) -> dict[Any, tuple[int, ...]]:
+    """The shapes, as far as they are known, of values that depend on no input; () if they are not."""
+    found: dict[Any, tuple[int, ...]] = {}
+    for node in program.graph.nodes:
+        if node.op == "get_attr":
+            tensor = attribute_of(node, program.root)
+            found[node] = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+        elif node.op not in ("placeholder", "output") and all(one in found for one in node.all_input_nodes):
+            found[node] = node_info(node).shape or ()
+    return found
+
+
+def _fixed_by_weight(node: fx.Node, shapes: Mapping[Any, tuple[int, ...]]) -> Iterator[tuple[fx.Node, int, int]]:
     """Value, dimension and size, for the input and the result of a layer."""
     spelling = spelling_of(node)
     if spelling is None:
         return
     row = spelling.operator
     bound: dict[str, Any] = dict(zip(spelling.arguments, node.args, strict=False)) | node.kwargs
-    value, weight = bound.get("input"), _shape(bound.get("weight"), root)
+    value = bound.get("input")
     if not isinstance(value, fx.Node):
         return
-    if row.linear is not None and row.linear.weight_layout is not None and weight:
+    weight, second, mean = (_shape(bound.get(name), shapes) for name in ("weight", "other", "running_mean"))
+    if row.linear.weight_layout is not None and weight:
         groups = bound.get("groups", 1)
         if isinstance(groups, int) and len(weight) > 1 + row.dimensions.spatial:
             ends = (weight[0], weight[1] * groups)
@@ -188,30 +202,28 @@ def _fixed_by_weight(node: fx.Node, root: nn.Module) -> Iterator[tuple[fx.Node, 
                 ends = (weight[1] * groups, weight[0])
             for one, size in zip((node, value), ends, strict=True):
                 yield one, -1 - row.dimensions.spatial, size
-    elif row.name == "matmul" and (second := _shape(bound.get("other"), root)) and len(second) > 1:
+    elif row.name == "matmul" and len(second) > 1:
         yield node, -1, second[-1]
         yield value, -1, second[-2]
     elif row.name == "embedding" and weight:
         yield node, -1, weight[-1]
-    elif row.name == "batch_norm" and (mean := _shape(bound.get("running_mean"), root)) and node_info(value).shape:
-        for one in (node, value):
-            yield one, 1 - len(node_info(value).shape or ()), mean[0]
-    elif row.name in ("layer_norm", "rms_norm") and isinstance(normalized := bound.get("normalized_shape"), (tuple, list)):
-        for place, size in enumerate(reversed(normalized)):
-            if isinstance(size, int):
-                yield node, -1 - place, size
-                yield value, -1 - place, size
+    else:
+        sizes = _normalized(row, bound, mean, len(node_info(value).shape or ()))
+        yield from ((one, dim, size) for one in (node, value) for dim, size in sizes.items())
 
 
-def _shape(value: Any, root: nn.Module) -> tuple[int, ...]:
-    """The shape of a tensor that depends on parameters and buffers alone; () if it is not known."""
-    if not isinstance(value, fx.Node):
-        return ()
-    if value.op == "get_attr":
-        tensor = attribute_of(value, root)
-        return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
-    of_parameters = all(one.op != "placeholder" for one in ancestors_of(value))
-    return (node_info(value).shape or ()) if of_parameters else ()
+def _normalized(row: Operator, bound: Mapping[str, Any], mean: tuple[int, ...], rank: int) -> dict[int, int]:
+    """The sizes that a norm keeps, by dimension."""
+    if row.name == "batch_norm" and mean and rank:
+        return {1 - rank: mean[0]}
+    shape = bound.get("normalized_shape") if row.name in ("layer_norm", "rms_norm") else None
+    if not isinstance(shape, (tuple, list)):
+        return {}
+    return {-1 - place: size for place, size in enumerate(reversed(shape)) if isinstance(size, int)}
+
+
+def _shape(value: Any, shapes: Mapping[Any, tuple[int, ...]]) -> tuple[int, ...]:
+    return shapes.get(value, ()) if isinstance(value, fx.Node) else ()
 
 
 def _same_places(node: fx.Node) -> list[fx.Node]:
