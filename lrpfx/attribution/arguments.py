@@ -166,7 +166,8 @@ def references_of(module: ExplainModule, arguments: Arguments, reference: Any) -
         return {}
     if not names_of_references:
         raise InputError(
-            f"{module.composite} takes no reference; lrpfx.composites.DeepLIFT() explains differences from one",
+            f"{module.composite} has no rule in {module.title} that takes a reference: lrpfx.composites.DeepLIFT() explains "
+            "differences from one, by the rules of layers",
             topic="references",
         )
     names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]

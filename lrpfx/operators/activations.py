@@ -113,6 +113,10 @@ def _derivative_of_sigmoid(input: torch.Tensor, bound: Bound) -> torch.Tensor:
     return torch.sigmoid(input) * torch.sigmoid(-input)
 
 
+def _derivative_of_hardsigmoid(input: torch.Tensor, bound: Bound) -> torch.Tensor:
+    return (input.abs() < 3).to(input.dtype) / 6
+
+
 def _backward(name: str) -> Derivative:
     """The derivative by a kernel of torch that takes the gradient of the result, and the input."""
     kernel = getattr(torch.ops.aten, name)
@@ -215,7 +219,8 @@ ROWS: tuple[Operator, ...] = (
         probability=Probability.OF_ONE_LOGIT,
         derivative=_derivative_of_sigmoid,
     ),
-    _activation("hardsigmoid", sign=signs.never_negative, scales=2),
+    # torch's own derivative has a sixth in single precision
+    _activation("hardsigmoid", sign=signs.never_negative, scales=2, derivative=_derivative_of_hardsigmoid),
     _activation(
         "silu", sign=signs.of_input, ratio=lambda input, bound: torch.sigmoid(input), derivative=_backward("silu_backward")
     ),

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -304,10 +305,19 @@ def index_filled(input: torch.Tensor, value: Any, dim: int, index: torch.Tensor)
     return torch.index_fill(input, dim, index, value)
 
 
+_NEVER_CHOSEN = {"amax": -math.inf, "amin": math.inf}
+
+
 def _reduction(function: Function, name: str, what: str) -> Function:
+    placed: Any = torch.scatter if function is torch.scatter_reduce else torch.index_fill
+
     def reduced(
         input: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor, reduce: str, include_self: bool = True
     ) -> torch.Tensor:
+        if not include_self and reduce in _NEVER_CHOSEN:
+            # torch shares its derivative with entries of `input` that are as large as the result, though they are left out
+            replaced = placed(torch.zeros_like(input), dim, index, 1)
+            input, include_self = input.masked_fill(replaced != 0, _NEVER_CHOSEN[reduce]), True
         result: torch.Tensor = function(input, dim, index, source, reduce, include_self=include_self)
         return result
 

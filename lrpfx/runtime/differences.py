@@ -19,6 +19,7 @@ from lrpfx.ir.node import floating_tensors
 from lrpfx.operators.attention import softmax_dimension
 from lrpfx.operators.layer import Operation
 from lrpfx.operators.normalization import per_channel
+from lrpfx.operators.scans import delayed, recurrence_backwards
 from lrpfx.runtime.final_relevance import final
 from lrpfx.runtime.layer_call import LayerCall
 from lrpfx.runtime.multipliers import Absorbed, MultiplierForm, multiplier_from
@@ -378,8 +379,9 @@ def slope(
 ) -> torch.Tensor:
     """Δy/Δx of an element-wise function, and its derivative at the midpoint where Δx is within the rounding of x.
 
-    So it is where Δy is within the rounding of y: near 0, a sigmoid is 0.5, which differences of x may be far below. There,
-    the derivative has to explain Δy up to rounding, since a function may return to the same value.
+    So it is where Δy is within the rounding of y: near 0, a sigmoid is 0.5, which differences of x may be far below. The
+    derivative has to explain Δy up to rounding, since a function may jump, bend or be steep between both, or return to the same
+    value.
 
     `results`: those for value and reference, if they are known. `of_entries`: whether the function takes single entries, too.
     `clips`: whether each result is the input or a bound, so that differences of results are exact. `derivative`: a formula.
@@ -391,10 +393,13 @@ def slope(
         difference, change, middle = value - reference, output - other, (value + reference) / 2
         derivatives = only_finite(derivative_of(function, middle) if derivative is None else derivative(middle))
         small = _is_small(difference / (difference if clips else reference))
-        if not clips and not is_precise:
-            bound = _UNITS_OF_ROUNDING * torch.finfo(change.dtype).eps
-            explains = (derivatives * difference - change).abs() <= bound * other.abs()
-            small = small.logical_or(_is_small(change / other).logical_and(explains))
+        if not clips:
+            bound, missed = _UNITS_OF_ROUNDING * torch.finfo(change.dtype).eps, (derivatives * difference - change).abs()
+            # results of x times what is at most 1 are as precise as x; the difference of two masks is no number
+            jumps = missed.gt(bound * torch.maximum(other.abs(), reference.abs())).logical_and_(difference != 0)
+            small = small.logical_and_(jumps.logical_not_())
+            if not is_precise:
+                small = small.logical_or(_is_small(change / other).logical_and(missed <= bound * other.abs()))
         return _quotient(change, difference, small, derivatives)
 
     difference = value - reference
@@ -546,20 +551,29 @@ class OfLogSum(_OfProbabilities):
 
 @dataclass(frozen=True)
 class OfRunningLogSum(DifferenceForm):
-    """The logarithm of the sum of exponentials of all entries so far, with one shift for value and reference."""
+    """The logarithms L of the sums of exponentials of all entries z so far, as slopes of logarithms and of exponentials.
+
+    An entry gets e^(b - a) of the multiplier of each later L, with the logarithms a and b of both logarithmic means. Since a
+    grows from step to step, and is no less than b, no factor of the recurrence is larger than 1.
+    """
 
     def multipliers(
         self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
     ) -> Tensors:
         args, options = operation.filled(values)
         dim = options["dim"] if "dim" in options else args[1]
-        value, reference = values[0].double(), references[0].double()
-        shift = torch.maximum(value.amax(dim, True), reference.amax(dim, True))
-        shift = torch.where(shift.isfinite(), shift, torch.zeros_like(shift))
-        sums, other_sums = ((one - shift).exp().cumsum(dim) for one in (value, reference))
-        of_sums = multiplier * slope(torch.log, sums, other_sums)
-        found = of_sums.flip(dim).cumsum(dim).flip(dim) * slope_of_exponential(value, reference, shift)
+        pair = values[0].double(), references[0].double()
+        of_entries = _logarithm_of_mean(*pair)
+        of_sums = _logarithm_of_mean(*(one.logcumsumexp(dim) for one in pair))
+        factors = only_finite(delayed(of_sums, 1, dim) - of_sums).exp()
+        found = recurrence_backwards(multiplier.double(), factors, dim) * (of_entries - of_sums).nan_to_num(-math.inf).exp()
         return [found.to(values[0].dtype)]
+
+
+def _logarithm_of_mean(value: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The logarithm of (e^z - e^z⁰) / (z - z⁰)."""
+    distance = (value - reference).abs()
+    return torch.maximum(value, reference) + torch.expm1(-distance).div(-distance).nan_to_num(1.0).log()
 
 
 @dataclass(frozen=True)
@@ -899,7 +913,9 @@ def _through_largest(
 
     change = output - other_output
     changes, derivatives = shared(of_gains * change, of_losses * change), shared(of_gains, of_losses)
-    return [quotient(*one) for one in zip(changes, values, references, derivatives, strict=True)]
+    differences = [value - reference for value, reference in zip(values, references, strict=True)]
+    unchanged = [one.abs().gt(0).logical_not_() for one in differences]  # a maximum changes by no more than its entry does
+    return [_quotient(*one) for one in zip(changes, differences, unchanged, derivatives, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -601,7 +601,7 @@ def test_references_that_do_not_fit(reference, message):
 def test_other_composites_take_no_reference():
     x = torch.randn(4, 5, dtype=torch.float64)
     explain_model = lrpfx.transform(network(), lrpfx.composites.EpsilonPlus(), x)
-    with pytest.raises(lrpfx.InputError, match="takes no reference") as error:
+    with pytest.raises(lrpfx.InputError, match=r"has no rule in .* that takes a reference") as error:
         lrpfx.attribute(explain_model, x, 1, reference=x)
     assert error.value.topic == "references"
 
@@ -896,3 +896,42 @@ def test_inputs_and_references_may_come_from_inference_mode():
         x, other, reference = (one.clone() for one in (x, other, reference))
     found = lrpfx.attribute(explain_model, (x, other), 1, reference=(reference, None)).relevance
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+@pytest.mark.parametrize("by", ["scatter_reduce", "index_reduce"])
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_choices_by_index_leave_out_entries_that_are_as_large(by, reduce):
+    """Zeros that are not among the entries have no share of a result that is 0."""
+    index = torch.arange(12) % 3
+
+    class Choice(nn.Module):
+        def forward(self, x):
+            start = x.new_zeros(len(x), 3)
+            places = index.expand(len(x), -1) if by == "scatter_reduce" else index
+            return getattr(start, by)(1, places, x, reduce, include_self=False)
+
+    torch.manual_seed(0)
+    x = torch.randn(20, 12, dtype=torch.float64).sub(1 if reduce == "amax" else -1)
+    found = lrpfx.attribute(lrpfx.transform(Choice().eval(), DeepLIFT(), x), x, 0, reference=0)
+    torch.testing.assert_close(found.relevance.sum(1), Choice()(x)[:, 0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_running_sums_of_exponentials_of_any_size(size):
+    class Running(nn.Module):
+        def forward(self, x):
+            return x.logcumsumexp(1)
+
+    torch.manual_seed(0)
+    x, reference = (torch.randn(2, 9, dtype=torch.float64) * size for _ in range(2))
+    explain_model = lrpfx.transform(Running().eval(), DeepLIFT(), x)
+    weights = torch.randn(2, 9, dtype=torch.float64)
+    found = lrpfx.attribute(explain_model, x, lambda output: weights * output, reference=reference).relevance
+    expected = (weights * (Running()(x) - Running()(reference))).sum()
+    torch.testing.assert_close(found.sum(), expected, rtol=1e-9, atol=0)
+    if size == 1.0:
+        (entries, sums), (other_entries, other_sums) = ((one.exp(), one.exp().cumsum(1)) for one in (x, reference))
+        of_sums = weights * (sums / other_sums).log() / (sums - other_sums)
+        expected = of_sums.flip(1).cumsum(1).flip(1) * (entries - other_entries)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
