@@ -16,12 +16,14 @@ from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_typ
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import DeepLIFT
 from lrpfx.errors import LrpfxWarning, first_lines
+from lrpfx.explanation.compiled import as_array
+from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.tensors import on_device_of
 
 __all__ = ["DeepExplainer"]
 
-Inputs = Any  # a tensor, an array or a data frame, or a list of these for several inputs
+Inputs = Any  # a tensor, an array or a data frame, or a list or tuple of these for several inputs
 RANKS = ("max", "min", "max_abs")
 
 
@@ -36,12 +38,14 @@ class DeepExplainer:
         Samples of the reference, with the samples in dimension 0: a tensor, an array or a data frame; a list of these for a
         model with several inputs. The values are the mean over them.
     feature_names, output_names
-        Names for the plots; the columns of a data frame have names of their own.
+        Names for the plots, one for each column of samples of shape (samples, features), and one for each output. The columns
+        of a data frame have names of their own.
 
     Raises
     ------
     InputError
-        The background does not fit the model. The errors of `lrpfx.transform` are raised when samples are explained.
+        The background does not fit the model, or there are not as many names as outputs. The errors of `lrpfx.transform` are
+        raised when samples are explained.
     InputTypeError
         The model is a tuple of a model and a layer, as `shap` takes it.
 
@@ -73,7 +77,8 @@ class DeepExplainer:
         self._background = self._tensors(background)
         if not self._background or not len(self._background[0]):
             raise invalid("the background has no samples")
-        self.expected_value = self._outputs(self._background).mean(0).cpu().numpy()
+        self.expected_value = as_array(self._outputs(self._background).mean(0))
+        _check_names("output_names", output_names, len(self.expected_value), "outputs")
 
     def shap_values(
         self,
@@ -92,21 +97,22 @@ class DeepExplainer:
         Raises
         ------
         InputError
-            `output_rank_order` is unknown, or the samples do not fit the model.
+            `output_rank_order` is unknown, `ranked_outputs` is no number from 1 on, or the samples do not fit the model.
         """
         inputs = self._tensors(X)
         outputs = self._outputs(inputs)
         ranks = None
         targets: list[Any] = list(range(outputs.shape[1]))
         if ranked_outputs is not None:
+            number = whole_number(ranked_outputs, "ranked_outputs is a number of outputs", 1, "captum-and-quantus")
             if output_rank_order not in RANKS:
                 raise invalid(f"output_rank_order is one of {', '.join(RANKS)}, not {output_rank_order!r}")
             scores = {"max": outputs, "min": -outputs, "max_abs": outputs.abs()}[output_rank_order]
-            ranks = scores.argsort(1, descending=True)[:, :ranked_outputs]
+            ranks = scores.argsort(1, descending=True)[:, :number]
             targets = list(ranks.unbind(1))
         found = self._mean_relevance(inputs, targets, check_additivity)
-        values = [relevance.movedim(0, -1).cpu().numpy() for relevance in found]
-        result = values if isinstance(X, list) else values[0]
+        values = [as_array(relevance.movedim(0, -1)) for relevance in found]
+        result = values if isinstance(X, (list, tuple)) else values[0]
         return result if ranks is None else (result, ranks)
 
     def __call__(self, X: Inputs) -> Any:  # noqa: N803
@@ -118,13 +124,15 @@ class DeepExplainer:
         Raises
         ------
         InputError
-            The model has several inputs, or the samples do not fit the model.
+            The model has several inputs, the samples do not fit the model, or the names of features are not as many as these.
         """
         explanation = optional_package("shap", "lrpfx.adapters.shap").Explanation
         values = self.shap_values(X)
         if isinstance(values, list):
             raise invalid("plots of shap take one input; shap_values explains several")
         (data,) = self._tensors(X)
+        if data.ndim == 2:
+            _check_names("feature_names", self.feature_names, data.shape[1], "features")
         base_values = np.tile(self.expected_value, (len(values), 1))
         if values.shape[-1] == 1:
             values, base_values = values[..., 0], base_values[:, 0]
@@ -134,7 +142,7 @@ class DeepExplainer:
         options: dict[str, Any] = {"feature_names": None if names is None else list(names)}
         if self.output_names is not None and values.ndim > data.ndim:
             options["output_names"] = list(self.output_names)
-        return explanation(values=values, base_values=base_values, data=data.cpu().numpy(), **options)
+        return explanation(values=values, base_values=base_values, data=as_array(data), **options)
 
     def _mean_relevance(self, inputs: list[torch.Tensor], targets: list[Any], checked: bool) -> list[torch.Tensor]:
         """Relevance of the inputs, each of shape (targets, samples, ...), the mean over the background."""
@@ -148,7 +156,7 @@ class DeepExplainer:
 
     def _tensors(self, samples: Inputs) -> list[torch.Tensor]:
         """The inputs as tensors on the device of the model, those that were not tensors in its dtype."""
-        given = samples if isinstance(samples, list) else [samples]
+        given = samples if isinstance(samples, (list, tuple)) else [samples]
         tensors = [one if isinstance(one, torch.Tensor) else _tensor(one) for one in given]
         return [
             on_device_of(self.model, tensor.detach(), is_cast=not isinstance(one, torch.Tensor))
@@ -173,9 +181,17 @@ class DeepExplainer:
         return outputs
 
 
+def _check_names(what: str, names: Sequence[str] | None, count: int, of: str) -> None:
+    if names is not None and len(names) != count:
+        raise invalid(f"{what} has {len(names)} names, but there are {count} {of}")
+
+
 def _tensor(value: Any) -> torch.Tensor:
     """An array or a data frame as a tensor."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # sequences of different lengths
+        array = np.array(None)
     if array.dtype.kind not in "fiub":
         raise wrong_type(f"samples are a tensor, an array of numbers or a data frame of them, not {type(value).__name__}")
     return torch.as_tensor(array)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from lrpfx.ir.kinds import Embedding
 from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, node_info
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
+from lrpfx.support.numbers import is_whole
 from lrpfx.support.tensors import all_finite, is_floating, not_dense
 from lrpfx.support.torch_internals import pytree
 
@@ -220,10 +222,15 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
         return reference
     if reference is value:  # none is given
         return value.clone() if value.is_inference() else value.detach()
-    if isinstance(reference, (int, float)) and not isinstance(reference, bool):
-        if isinstance(reference, float) and not value.is_floating_point():
-            raise InputError(f"the reference of {name}, which has dtype {value.dtype}, is no {reference}", topic="references")
-        reference = torch.full_like(value, reference, requires_grad=False)
+    if isinstance(reference, Real) and not isinstance(reference, bool):
+        number = int(reference) if is_whole(reference) else float(reference)
+        misfit = InputError(f"the reference of {name}, which has dtype {value.dtype}, is no {number}", topic="references")
+        if isinstance(number, float) and not value.is_floating_point():
+            raise misfit
+        try:
+            reference = torch.full_like(value, number, requires_grad=False)
+        except (RuntimeError, OverflowError) as error:  # beyond what the dtype holds
+            raise misfit from error
     if not isinstance(reference, torch.Tensor):
         raise InputTypeError(f"the reference of {name} is a tensor, not {type(reference).__name__}", topic="references")
     if not_dense(reference) is not None:

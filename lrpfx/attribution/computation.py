@@ -364,27 +364,46 @@ class Computation:
             return relevances_of(second.output, tensors, start, second.factors)
 
 
-def computations(explain_model: nn.Module, inputs: Inputs, question: Question) -> list[Computation]:
-    """The computation of a question, or of each of the references that it lists."""
+def for_each_reference(question: Question) -> list[Question]:
+    """A question, or one for each of the references that it lists. Raises `InputError` for an empty list."""
     references = question.reference if isinstance(question.reference, list) else [question.reference]
     if not references:
         raise InputError("reference= is an empty list", topic="references")
-    return [Computation(explain_model, inputs, replace(question, reference=one)) for one in references]
+    return [replace(question, reference=one) for one in references]
 
 
-def mean_of(found: Sequence[Computation]) -> Computation:
-    """Computations of several references as one, with the means of their relevances and of their outputs for the references."""
-    if len(found) == 1:
-        return found[0]
-    mean = copy.copy(found[-1])
-    for name in ("of_inputs", "layers", "constants", "multipliers", "signals", "reference_output"):
-        setattr(mean, name, _mean([getattr(one, name) for one in found]))
-    return mean
+class MeanOverReferences:
+    """The mean of computations that differ in their reference: of their relevances, and of their outputs for the references.
 
+    It holds sums, so that memory does not grow with the number of references.
+    """
 
-def _mean(results: Sequence[Any]) -> Any:
-    """The mean of the tensors in several structures."""
-    return pytree.tree_map(lambda *leaves: None if leaves[0] is None else sum(leaves) / len(leaves), *results)
+    _SUMMED = ("of_inputs", "layers", "constants", "multipliers", "signals", "reference_output")
+
+    def __init__(self) -> None:
+        self._total: Computation | None = None
+        self._count = 0
+
+    def add(self, one: Computation) -> None:
+        """Take one more computation into the mean."""
+        total, self._count = self._total, self._count + 1
+        self._total = one if total is None else self._with(one, lambda mine, theirs: theirs + mine, total)
+
+    @property
+    def computation(self) -> Computation:
+        """The mean, in place of one of the computations."""
+        if self._total is None:
+            raise InputError("there are no references", topic="references")
+        return self._total if self._count == 1 else self._with(self._total, lambda mine: mine / self._count)
+
+    def _with(self, one: Computation, function: Callable[..., Any], *others: Computation) -> Computation:
+        """A computation with the results of a function of its tensors and those of others."""
+        changed = copy.copy(one)
+        for name in self._SUMMED:
+            values = [getattr(each, name) for each in (one, *others)]
+            found = pytree.tree_map(lambda *leaves: None if leaves[0] is None else function(*leaves), *values)
+            setattr(changed, name, found)
+        return changed
 
 
 def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lrpfx.attribution.arguments import Inputs
-from lrpfx.attribution.computation import computations, mean_of
+from lrpfx.attribution.computation import Computation, MeanOverReferences, for_each_reference
 from lrpfx.attribution.summary import summary_of
 from lrpfx.errors import LrpfxWarning
 from lrpfx.request.conditions import Condition, Index
@@ -194,12 +194,14 @@ def attribute(
     question = Question(
         target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress, reference
     )
-    each = computations(explain_model, inputs, question)
-    for one in each:
-        message = None if torch.compiler.is_compiling() else one.objection()
+    mean = MeanOverReferences()
+    for one in for_each_reference(question):
+        computation = Computation(explain_model, inputs, one)
+        message = None if torch.compiler.is_compiling() else computation.objection()
         if message is not None:
             warnings.warn(message, LrpfxWarning, stacklevel=2)
-    found = mean_of(each)
+        mean.add(computation)
+    found = mean.computation
     return Attribution(
         output=found.output,
         relevance=found.of_inputs,

@@ -7,7 +7,7 @@ import typer
 
 from lrpfx.command_line.image_files import opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
-from lrpfx.command_line.options import MODEL, ModelOptions, check_composite, class_of, composite_of, invalid
+from lrpfx.command_line.options import MODEL, ModelOptions, check_alone, check_composite, class_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import format_of_picture, save_picture
@@ -51,6 +51,7 @@ def compare(
         raise invalid("--other-weights are those of --other, which is missing")
     for name in names:
         check_composite(name, None)
+        check_alone(name, "lrpfx explain and lrpfx dataset take --reference")
     options.check([] if target is None else [target])
     image = opened_in_rgb(photograph)
     with stages(f"loading {model}") as shown:

@@ -26,7 +26,6 @@ from lrpfx.command_line.options import (
     boxes_of,
     classes_of,
     invalid,
-    several_or_one,
 )
 from lrpfx.command_line.spray import ClusterOptions, write_clusters
 from lrpfx.command_line.terminal import say, say_data, stages
@@ -146,6 +145,7 @@ def dataset(
         raise invalid("--box is of a class by name or index, or of any: leave out --target predicted and --target true")
     boxes_of(box or (), ())
     rules.check()
+    compared = rules.compared_with(reference)
     files = numbers_in(folder) if folder.exists() else []
     if files:
         check_options_of_numbers(options)
@@ -170,7 +170,7 @@ def dataset(
             "preprocess": preprocess,
             "categories": known,
             "batch_size": batch_size,
-            "reference": several_or_one(reference),
+            "reference": compared,
         }
         made = (
             Explainer(module, **settings)

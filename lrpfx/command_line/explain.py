@@ -28,7 +28,6 @@ from lrpfx.command_line.options import (
     classes_of,
     invalid,
     numbers_of,
-    several_or_one,
 )
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_data, say_table, stages
@@ -78,7 +77,8 @@ def explain(
     cannot be read is in the table with its reason, and the exit status is 2.
     """
     options.check(target or ())
-    compared = several_or_one(reference)
+    rules.check()
+    compared = rules.compared_with(reference)
     if are_of_numbers(photographs):
         if mask is not None or box:
             raise invalid("--mask and --box are for photographs")
@@ -89,7 +89,6 @@ def explain(
     boxes_of(box or (), ())
     images = images_in(photographs)
     masks = masks_of(mask, images)
-    rules.check()
     several = len(box or target or ()) > 1
     endings = (OVERLAY, SHEET, COMPARE) if several else (OVERLAY, SHEET)
     place = ResultFolder(output_folder, "explain.json", "explanations.csv", COLUMNS, endings, () if several else (COMPARE,))

@@ -123,7 +123,6 @@ def explain_numbers(
 ) -> None:
     """Explain files of numbers: a sheet for each, and its relevance."""
     check_options_of_numbers(options)
-    rules.check()
     check_place(output_folder, is_folder=True)
     contents = {path: content_of(path) for path in paths}
     with stages(f"loading {model}") as shown:

@@ -15,7 +15,7 @@ import typer
 from PIL import Image
 
 from lrpfx.command_line.terminal import results_alone
-from lrpfx.composites import COMPOSITES, Composite, composite_class, composite_named
+from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, composite_class, composite_named
 from lrpfx.deploy.artefact import suffixes
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
 from lrpfx.explanation.default_composite import ByContent
@@ -23,6 +23,7 @@ from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.request.boxes import SCORE, Box
 from lrpfx.request.classes import index_of, is_index
+from lrpfx.support.numbers import finite_number
 
 #: Errors about options.
 invalid = partial(InputError, topic="options-of-commands")
@@ -109,11 +110,6 @@ SHAPE = Annotated[
 IMAGES = Annotated[list[Path], typer.Argument(metavar="PHOTO...", help="Images, or folders with images in them.")]
 
 
-def several_or_one(numbers: list[float] | None) -> list[float] | float | None:
-    """An option that may be repeated: its number if it is given once."""
-    return numbers[0] if numbers and len(numbers) == 1 else numbers or None
-
-
 def with_options(command: Callable[..., None], has_results: bool = True) -> Callable[..., None]:
     """The command as typer reads it: the fields of each dataclass among its parameters are options of their own.
 
@@ -163,6 +159,16 @@ class CompositeOptions:
         if self.composite is None and self.setting:
             raise invalid("--set is for the settings of a --composite")
         return None if self.composite is None else composite_of(self.composite, self.setting, preprocess)
+
+    def compared_with(self, references: list[float] | None) -> list[float] | float | None:
+        """What `--reference` compares with, a number if it is given once. Raises `InputError` if the composite does not fit."""
+        if self.composite is not None and not references:
+            check_alone(self.composite, "pass --reference, such as --reference 0")
+        if self.composite is None and references:
+            raise invalid("--reference is for --composite deep_lift, which explains differences from it")
+        for one in references or ():
+            finite_number("--reference", one)
+        return references[0] if references and len(references) == 1 else references or None
 
     def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> Composite:
         """The composite that is named, or the one that `lrpfx explain` would choose for the model."""
@@ -378,6 +384,12 @@ def check_composite(name: str, settings: list[str] | None) -> None:
     """Raise `InputError` for a composite that there is not, or settings that it does not have."""
     bounds = dict.fromkeys(signature(composite_class(name)).parameters.keys() & {"low", "high"}, 0.0)
     composite_named(name, **{**bounds, **_values_of(settings or [])})
+
+
+def check_alone(name: str, remedy: str) -> None:
+    """Raise `InputError` for a composite that explains differences from a reference."""
+    if issubclass(composite_class(name), DeepLIFT):
+        raise invalid(f"--composite {name} explains differences from a reference: {remedy}")
 
 
 def composite_of(name: str, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:

@@ -24,6 +24,7 @@ from lrpfx.command_line.options import (
     SETTINGS,
     ModelOptions,
     boxes_of,
+    check_alone,
     check_composite,
     check_mask,
     classes_of,
@@ -75,6 +76,7 @@ def report(
         raise invalid(f"--composite names one twice: {', '.join(names)}")
     for name in names:
         check_composite(name, setting)
+        check_alone(name, "lrpfx explain and lrpfx dataset take --reference")
     options.check(target or ())
     boxes_of(box or (), ())
     if are_of_numbers(photographs):

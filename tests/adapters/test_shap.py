@@ -113,6 +113,38 @@ def test_outputs_that_do_not_fit():
         DeepExplainer(chain(), torch.zeros(2, 6)).shap_values(torch.ones(2, 6), 1, "largest")
 
 
+@pytest.mark.parametrize("number", [0, -1, 2.5, "2"])
+def test_a_number_of_ranked_outputs_is_whole(number):
+    with pytest.raises(lrpfx.InputError, match="ranked_outputs is a number of outputs, 1 or more, not"):
+        DeepExplainer(chain(), torch.zeros(2, 6)).shap_values(torch.ones(2, 6), ranked_outputs=number)
+
+
+def test_names_that_do_not_fit():
+    with pytest.raises(lrpfx.InputError, match="output_names has 2 names, but there are 3 outputs"):
+        DeepExplainer(chain(), torch.zeros(2, 6), output_names=["a", "b"])
+    with pytest.raises(lrpfx.InputError, match="feature_names has 2 names, but there are 6 features"):
+        DeepExplainer(chain(), torch.zeros(2, 6), feature_names=["a", "b"])(torch.ones(2, 6))
+
+
+def test_inputs_in_a_tuple_are_those_in_a_list():
+    background, x = [torch.randn(5, 3), torch.randn(5, 2)], [torch.randn(2, 3), torch.randn(2, 2)]
+    model = Two().eval()
+    expected, found = (
+        DeepExplainer(model, background).shap_values(x),
+        DeepExplainer(model, tuple(background)).shap_values(tuple(x)),
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(lrpfx.InputTypeError, match="an array of numbers"):
+        DeepExplainer(model, [[[1.0], [1.0, 2.0]], background[1]])
+
+
+def test_bfloat16_is_explained_in_float32():
+    explainer = DeepExplainer(chain().bfloat16(), torch.zeros(2, 6).bfloat16())
+    values = explainer.shap_values(torch.ones(2, 6).bfloat16(), check_additivity=False)
+    assert explainer.expected_value.dtype == values.dtype == np.float32
+
+
 def test_the_inputs_of_a_layer_have_a_remedy():
     model = chain()
     with pytest.raises(lrpfx.InputTypeError, match="those of a layer within: for these, write") as error:

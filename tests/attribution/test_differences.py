@@ -1,7 +1,9 @@
 """Differences from a reference (DeepLIFT): multipliers that add up, for each operation and for whole networks."""
 
+import weakref
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
+from lrpfx.attribution import arguments, compute
 from lrpfx.composites import DeepLIFT
 
 WIDTH = 8
@@ -441,6 +444,22 @@ def test_several_references_are_averaged():
     torch.testing.assert_close(together, sum(each) / 3)
 
 
+def test_memory_does_not_grow_with_the_number_of_references(monkeypatch):
+    alive, most = weakref.WeakSet(), []
+
+    class Counted(compute.Computation):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            alive.add(self.output)
+            most.append(len(alive))
+
+    x = torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(network(), DeepLIFT(), x)
+    monkeypatch.setattr(compute, "Computation", Counted)
+    lrpfx.attribute(explain_model, x, 1, reference=list(torch.randn(12, 1, 5, dtype=torch.float64)))
+    assert len(most) == 12 and max(most) <= 3
+
+
 def test_zero_as_a_number_is_a_reference():
     model, x = network(), torch.randn(4, 5, dtype=torch.float64)
     explain_model = lrpfx.transform(model, DeepLIFT(), x)
@@ -585,6 +604,7 @@ def test_several_inputs_and_one_that_keeps_its_value():
         ({}, "reference= is an empty dict"),
         ((), "reference= has 0 items"),
         (float("nan"), "has values that are not finite"),
+        (10**400, "is no 1000"),
         (torch.zeros(7, 5).double(), "several references are a list"),
         ((torch.zeros(4, 5).double(), 0), "reference= has 2 items, but the inputs are input"),
         (torch.zeros(4, 5).double().to_sparse(), "is of layout torch.sparse_coo"),
@@ -596,6 +616,23 @@ def test_references_that_do_not_fit(reference, message):
     with pytest.raises(lrpfx.InputError, match=message) as error:
         lrpfx.attribute(explain_model, x, 1, reference=reference)
     assert error.value.topic == "references"
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(1e39, torch.float32), (1e5, torch.float16), (-(2**40), torch.int32)])
+def test_numbers_that_a_dtype_does_not_hold_are_no_references(number, dtype):
+    value = torch.ones(2, 3).to(dtype)
+    with pytest.raises(lrpfx.InputError, match=r"which has dtype .*, is no ") as error:
+        arguments._fitting(number, value, "x")
+    assert error.value.topic == "references"
+
+
+def test_numbers_of_numpy_are_references():
+    x = torch.randn(4, 5, dtype=torch.float64)
+    explain_model = lrpfx.transform(network(), DeepLIFT(), x)
+    expected = lrpfx.attribute(explain_model, x, 1, reference=0.5).relevance
+    for number in (np.float32(0.5), np.float64(0.5), np.float16(0.5)):
+        assert lrpfx.attribute(explain_model, x, 1, reference=number).relevance.equal(expected)
+    assert lrpfx.attribute(explain_model, x, 1, reference=np.int64(0)).relevance.isfinite().all()
 
 
 def test_other_composites_take_no_reference():

@@ -54,7 +54,7 @@ def test_photographs_are_compared_with_a_reference(folder):
     assert run(*both)[0] == 0
     each = [lrpfx.datasets.open(one).relevance[:] for one in ("0.5", "0.0")]
     np.testing.assert_allclose(lrpfx.datasets.open("both").relevance[:], sum(each) / 2, rtol=1e-6, atol=1e-9)
-    refused("pass reference=", run, *command[:4], "other", *command[5:])
+    refused("pass --reference", run, *command[:4], "other", *command[5:])
 
 
 def test_reduced_and_narrow(folder):

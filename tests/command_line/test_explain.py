@@ -414,7 +414,20 @@ def test_photographs_are_compared_with_a_reference(folder):
         reference=0.5,
     )
     assert float(rows_of()["0.png"]["relevance"]) == pytest.approx(explanation.balance.inputs, rel=1e-4)
-    refused("pass reference=", run, "explain", "small_model:make", *command, "--output", "other")
+    refused("pass --reference", run, "explain", "small_model:make", *command, "--output", "other")
+
+
+def test_references_are_checked_before_a_model_is_loaded(folder):
+    difference = ("--composite", "deep_lift")
+    for command in ("explain", "dataset"):
+        begin = (command, "no_module:make", "images", "--output", "other")
+        refused("pass --reference", run, *begin, *difference)
+        refused("--reference is for --composite deep_lift", run, *begin, "--reference", "0")
+        refused(
+            "--reference must be a finite number, not nan", run, *begin, *difference, "--reference", "0", "--reference", "nan"
+        )
+    refused("take --reference", run, "compare", "no_module:make", "images/0.png", *difference, *difference)
+    refused("take --reference", run, "report", "no_module:make", "images/0.png", *difference, "--output", "a.html")
 
 
 SEGMENTER = """
