@@ -80,9 +80,9 @@ def explain(
     rules.check()
     compared = rules.compared_with(reference)
     if are_of_numbers(photographs):
-        if mask is not None or box:
-            raise invalid("--mask and --box are for photographs")
-        explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), compared, allow_native)
+        if box:
+            raise invalid("--box is for photographs")
+        explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), mask, compared, allow_native)
         return
     numbers.check_unused()
     check_mask(mask, target, box)

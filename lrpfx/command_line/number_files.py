@@ -9,27 +9,33 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import CompositeOptions, ModelOptions, classes_of, invalid
+from lrpfx.command_line.options import CompositeOptions, ModelOptions, check_mask, classes_of, invalid
 from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.errors import InputError, first_lines, os_errors
 from lrpfx.explanation.arrays import Form, in_form_of
 from lrpfx.explanation.doors import KINDS_OF_FILES, suffix_of
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import Explained
-from lrpfx.explanation.graphs import GraphExplanation
-from lrpfx.explanation.joint import JointExplanation
-from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
+from lrpfx.explanation.explanation import Explained, Several
+from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
+from lrpfx.explanation.tables import TableExplanation, TableExplanations
+from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images import nifti
 from lrpfx.images.opening import image_suffixes
+from lrpfx.request.regions import Region
 from lrpfx.support.files import check_place
 from lrpfx.support.numbered_names import numbered
 from lrpfx.support.optional_packages import optional_package
 
-#: How the names of files end whose numbers have a form of their own.
-_FORMS: dict[str, Form] = {".wav": "wave", **dict.fromkeys(nifti.SUFFIXES, "volume")}
+Array = NDArray[Any]
+
+#: Explanations of several samples that one file holds.
+_OF_ROWS = (TableExplanations, SeriesExplanations, WaveExplanations)
+#: How the names of files of masks end.
+_MASKS = (".npy", *nifti.SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -41,11 +47,14 @@ class NumberOptions:
         typer.Option(help="What the numbers in .csv and .npy files are: table, series or volume; by default as in Python."),
     ] = None
     names: Annotated[str | None, typer.Option(help="The names of features, separated by commas.")] = None
+    channels: Annotated[
+        str | None, typer.Option(help="Whether the features of series are first, as (features, steps), or last, the default.")
+    ] = None
 
     @property
     def given(self) -> bool:
         """Whether there is any of them."""
-        return self.form is not None or self.names is not None
+        return (self.form, self.names, self.channels) != (None, None, None)
 
     @property
     def features(self) -> tuple[str, ...] | None:
@@ -55,7 +64,9 @@ class NumberOptions:
     def check_unused(self) -> None:
         """Raise `InputError` if they are given for photographs."""
         if self.given:
-            raise invalid("--form and --names are for tables, series, sounds and volumes: .csv, .npy, .wav, .nii, .nii.gz")
+            raise invalid(
+                "--form, --names and --channels are for tables, series, sounds and volumes: .csv, .npy, .wav, .nii, .nii.gz"
+            )
 
 
 class Content(NamedTuple):
@@ -99,15 +110,60 @@ class NumberExplainers:
             raise invalid(f"--form {self.numbers.form} is for .csv and .npy: the file holds a {form}")
         if (form, content.rate) not in self.made:
             make: Any = Explainer
-            names = self.numbers.features
-            self.made[form, content.rate] = make(self.model, form=form, names=names, rate=content.rate, **self.settings)
+            said = {"names": self.numbers.features, "channels": self.numbers.channels, "rate": content.rate}
+            self.made[form, content.rate] = make(self.model, form=form, **said, **self.settings)
         return self.made[form, content.rate]
 
-    def explained(self, content: Content, targets: Sequence[str]) -> Any:
-        """The explanation of a file, or of the samples in it."""
+    def explained(self, content: Content, targets: Sequence[str], mask: Array | None = None) -> Any:
+        """The explanation of a file, or of the samples in it. `mask`: where the one class is explained."""
         explainer = self.for_content(content)
-        wanted = classes_of(targets, explainer.categories)
-        return explainer(content.values, targets=wanted or None)
+        wanted: list[Any] = [*classes_of(targets, explainer.categories)]
+        values = content.values
+        if isinstance(values, np.ndarray) and explainer.reading.form_of(values, self.model, False) is None:
+            if values.ndim not in (3, 4) or values.dtype.kind != "f":
+                raise invalid(
+                    f"an array of shape {values.shape} of {values.dtype} may be many things: --form table, series or volume "
+                    "says what it is; images as the model takes them are floating point, (batch, channels, height, width), and "
+                    "tokens are explained in Python"
+                )
+            values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+        return explainer(values, targets=(wanted if mask is None else [Region(wanted[0], mask)]) or None)
+
+
+def mask_for(path: Path, place: Path) -> Array:
+    """The mask of a file of numbers: what a file holds, or that of a folder with the same name, but for its ending.
+
+    Raises `InputError` if there is none, if it is no array, and if it lies elsewhere than the volume.
+    """
+    if place.is_dir():
+        found = [one for one in sorted(place.iterdir()) if suffix_of(one) in _MASKS and _stem(one) == _stem(path)]
+        if len(found) != 1:
+            raise InputError(
+                f"{path.name} has {len(found) or 'no'} masks in {place}: give it one with its name and any of the endings "
+                f"{', '.join(_MASKS)}",
+                topic="image-files",
+            )
+        place = found[0]
+    if suffix_of(place) not in _MASKS:
+        raise invalid(f"--mask of a file of numbers is an array, {', '.join(_MASKS)}, of its steps or voxels, not {place}")
+    values = content_of(place).values
+    if nifti.is_file_name(place):
+        values, affine = nifti.opened(place)
+        if nifti.is_file_name(path):
+            volume, own = nifti.opened(path)
+            corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*volume.shape[1:], 1]
+            off = np.linalg.norm((corners @ (affine - own).T)[:, :3], axis=1).max()
+            if values.shape[1:] == volume.shape[1:] and off > 0.5 * np.linalg.norm(own[:3, :3], axis=0).min():
+                raise InputError(
+                    f"the mask {place} lies up to {off:.3g} mm away from {path}: resample it to the voxels of the volume",
+                    topic="volumes",
+                )
+    return np.asarray(values[0] if values.ndim == 4 and len(values) == 1 else values)
+
+
+def _stem(path: Path) -> str:
+    """The name of a file without its ending, .nii.gz included."""
+    return path.name[: -len(suffix_of(path) or "")]
 
 
 def explain_numbers(
@@ -118,13 +174,16 @@ def explain_numbers(
     given: NumberOptions,
     output_folder: Path,
     targets: Sequence[str],
+    mask: Path | None,
     reference: float | list[float] | None,
     allow_native: bool,
 ) -> None:
-    """Explain files of numbers: a sheet for each, and its relevance."""
+    """Explain files of numbers: for each, and each of several targets, a sheet and its relevance."""
     check_options_of_numbers(options)
+    check_mask(mask, targets, None)
     check_place(output_folder, is_folder=True)
     contents = {path: content_of(path) for path in paths}
+    masks = {path: mask_for(path, mask) for path in paths} if mask is not None else {}
     with stages(f"loading {model}") as shown:
         named = model_named(model, options.weights, options.metadata, options.device, allow_native=allow_native)
         categories = named.names_of_classes(options.categories)
@@ -134,17 +193,20 @@ def explain_numbers(
         names = numbered([path.name.partition(".")[0] for path in paths])
         for path, name in zip(paths, names, strict=True):
             shown.begin(f"explaining {path.name}")
-            explained = explainers.explained(contents[path], targets)
-            saved = [explained.save(output_folder / f"{name}{ending}") for ending in (".sheet.png", _ending(explained))]
-            each = each_of(explained)
-            answers = [answer for one in each for answer in one.answers]
-            rows.append((path.name, len(each), answers[0].category, answers[0].balance.inputs, each[0].rules))
-            files.append({"file": path.name, "samples": len(each), "sheet": saved[0], "relevance": saved[1]})
-    say_table(
-        ("file", "samples", "explained, of the first", "relevance"),
-        [(name, str(count), f"{one} {one.score:.4g}", f"{reached:.4g}") for name, count, one, reached, _ in rows],
-    )
-    say(f"rules: {rows[-1][-1]}")
+            classes_of(targets, explainers.for_content(contents[path]).categories)
+            rows_of, targets_of = [], []
+            for number, target in enumerate(targets or (None,), 1):
+                explained = explainers.explained(contents[path], [] if target is None else [target], masks.get(path))
+                saved = _saved(explained, output_folder / (f"{name}.{number}" if len(targets) > 1 else name))
+                each = each_of(explained)
+                answer = each[0].answers[0]
+                rows_of.append((f"{answer.category} {answer.category.score:.4g}", f"{answer.balance.inputs:.4g}"))
+                targets_of.append({"explained": str(answer.category), **saved})
+            files.append({"file": path.name, "samples": len(each), **targets_of[0]})
+            files[-1] |= {"targets": targets_of} if len(targets) > 1 else {}
+            rows.append((path.name, str(len(each)), *("\n".join(column) for column in zip(*rows_of, strict=True))))
+    say_table(("file", "samples", "explained, of the first", "relevance"), rows)
+    say(f"rules: {each[0].rules}")
     say(f"{len(rows)} explained: {output_folder}/")
     say_data({"folder": output_folder, "files": files})
 
@@ -160,13 +222,19 @@ def each_of(explained: Any) -> list[Explained]:
     return [explained] if isinstance(explained, Explained) else list(explained)
 
 
-def _ending(explained: Any) -> str:
-    """How the name of the file with the relevance ends."""
-    if isinstance(explained, VolumeExplanation):
-        return ".npz" if explained.affine is None else ".nii.gz"
-    if isinstance(explained, VolumeExplanations):
-        raise InputError("a file has one volume: write several into a file each", topic="volumes")
-    return ".npz" if isinstance(explained, (GraphExplanation, JointExplanation)) else ".csv"
+def _saved(explained: Any, place: Path) -> dict[str, Any]:
+    """Write the sheet and the relevance of an explanation, or of several into files of their own if no file holds them all.
+
+    `place`: the path without an ending. Returns the paths of the "sheet" and of the "relevance", lists of several.
+    """
+    if isinstance(explained, Several) and not isinstance(explained, _OF_ROWS):
+        parts = [_saved(one, place.with_name(f"{place.name}_{number}")) for number, one in enumerate(explained, 1)]
+        return {name: [one[name] for one in parts] for name in parts[0]}
+    ending = ".csv" if isinstance(explained, (*_OF_ROWS, TableExplanation, SeriesExplanation, WaveExplanation)) else ".npz"
+    if isinstance(explained, VolumeExplanation) and explained.affine is not None:
+        ending = ".nii.gz"
+    files = {"sheet": f"{place.name}.sheet.png", "relevance": f"{place.name}{ending}"}
+    return {name: explained.save(place.with_name(file)) for name, file in files.items()}
 
 
 def content_of(path: Path) -> Content:
@@ -181,7 +249,7 @@ def content_of(path: Path) -> Content:
             if suffix == ".csv":
                 return Content(optional_package("pandas", "a file of .csv").read_csv(path))
             if suffix == ".npy":
-                return Content(np.load(path, allow_pickle=False))
+                return Content(_numbers(path, np.load(path, allow_pickle=False)))
             if suffix == ".npz":
                 with np.load(path, allow_pickle=False) as arrays:
                     return Content(dict(arrays))
@@ -190,7 +258,17 @@ def content_of(path: Path) -> Content:
     except InputError:
         raise
     except Exception as error:  # each reader has errors of its own for files that are damaged
-        raise InputError(f"{path} cannot be read: {first_lines(error)}", topic="tables-series-and-waves") from error
+        is_numpy = suffix in (".npy", ".npz")
+        reason = "it is damaged, or it holds objects of Python in place of numbers" if is_numpy else first_lines(error)
+        raise InputError(f"{path} cannot be read: {reason}", topic="tables-series-and-waves") from error
+
+
+def _numbers(path: Path, values: Array) -> Array:
+    """The array in a file of .npy. Raises `InputError` if it holds no numbers."""
+    if values.dtype.kind not in "fiub" or not values.ndim:
+        what = str(values.dtype) if values.ndim else "a single value"
+        raise InputError(f"{path} holds {what}, not numbers along axes", topic="tables-series-and-waves")
+    return values
 
 
 def sound_in(path: Path) -> tuple[Any, float]:
@@ -249,8 +327,6 @@ def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Con
         raise invalid(f"a table or an array is one file with all samples, but there are {len(paths)}: {paths[0]}, {paths[1]}")
     if suffix == ".csv" and numbers.form in (None, "table"):
         return first.values, first
-    if suffix == ".npy" and first.values.dtype.kind not in "fiub":
-        raise InputError(f"{paths[0]} holds {first.values.dtype}, not numbers", topic="tables-series-and-waves")
     is_of_one_feature = numbers.features is not None and len(numbers.features) == 1
     least = 3 if numbers.form == "series" and not is_of_one_feature else 2
     if suffix == ".csv" or first.values.ndim < least:

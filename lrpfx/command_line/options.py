@@ -76,7 +76,8 @@ MASK = Annotated[
     Path | None,
     typer.Option(
         help="Where the class of a segmentation network is explained, by default where it is predicted: an image in the size "
-        "of the photographs, white in the region, or a folder of such with the names of the photographs."
+        "of the photographs, white in the region, or a folder of such with the names of the photographs. Of volumes, series "
+        "and sounds: an array of their voxels or steps, .npy or .nii.gz."
     ),
 ]
 BOX = Annotated[

@@ -15,6 +15,7 @@ from lrpfx.command_line.number_files import (
     check_options_of_numbers,
     content_of,
     each_of,
+    mask_for,
 )
 from lrpfx.command_line.options import (
     BOX,
@@ -80,10 +81,12 @@ def report(
     options.check(target or ())
     boxes_of(box or (), ())
     if are_of_numbers(photographs):
-        if mask is not None or box:
-            raise invalid("--mask and --box are for photographs")
+        if box:
+            raise invalid("--box is for photographs")
         check_options_of_numbers(options)
-        _write(_explained_numbers(model, photographs, options, numbers, target or (), names, setting), output, title, "sample")
+        check_mask(mask, target, None)
+        found_numbers = _explained_numbers(model, photographs, options, numbers, target or (), mask, names, setting)
+        _write(found_numbers, output, title, "sample")
         return
     numbers.check_unused()
     check_mask(mask, target, box)
@@ -120,11 +123,12 @@ def _explained_numbers(
     options: ModelOptions,
     numbers: NumberOptions,
     targets: Sequence[str],
+    mask: Path | None,
     composites: Sequence[str],
     setting: list[str] | None,
 ) -> dict[str, list[Any]]:
     """The explanations of files of numbers, by the names of composites."""
-    contents = [(path, content_of(path)) for path in files]
+    contents = [(path, content_of(path), None if mask is None else mask_for(path, mask)) for path in files]
     found: dict[str, list[Any]] = {}
     with stages(f"loading {model}") as shown:
         given = model_named(model, options.weights, options.metadata, options.device)
@@ -133,8 +137,8 @@ def _explained_numbers(
             shown.begin(f"preparing {name}".rstrip())
             settings = {"composite": composite_of(name, setting, None) if name else None, "categories": known}
             explainers = NumberExplainers(given.model, numbers, settings)
-            for path, content in contents:
-                each = each_of(explainers.explained(content, targets))
+            for path, content, region in contents:
+                each = each_of(explainers.explained(content, targets, region))
                 titles = [path.name] if len(each) == 1 else [f"{path.name}: {one.name}" for one in each]
                 found.setdefault(name, []).extend(one.renamed(title) for one, title in zip(each, titles, strict=True))
     return found

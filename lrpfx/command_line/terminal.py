@@ -28,6 +28,7 @@ from rich.progress import (
 from rich.table import Table
 
 from lrpfx.errors import InputError, os_errors, printable
+from lrpfx.explanation.doors import OTHERS
 
 #: Seconds after which a stage leaves a line.
 _LONG = 1.0
@@ -52,7 +53,14 @@ STAGES = {
 
 #: Arguments of Python that are options of the command line, where their names differ by more than dashes.
 _OPTIONS = {"targets": "--target", "preprocess": "--mean and --std", "example_inputs": "--shape"}
-_ARGUMENTS = "categories|composite|target|targets|record|reduce|batch_size|preprocess|example_inputs|input_range"
+_ARGUMENTS = (
+    "categories|composite|target|targets|record|reduce|batch_size|preprocess|example_inputs|input_range|form|names|channels"
+)
+#: What stands there in place of `OTHERS`.
+_OTHERS = (
+    "--form table, series or volume says what an array is; sounds are .wav, volumes .nii, and several inputs .npz with the "
+    "names of the model's arguments"
+)
 
 
 def in_options(message: str) -> str:
@@ -64,14 +72,16 @@ def in_options(message: str) -> str:
         lambda found: f"target is --target {found[1].upper()},CLASS; in Python ({found[1]}, class)",
         message,
     )
+    message = message.replace(OTHERS, _OTHERS).replace(", or let preprocess= do it", "").replace(", or pass preprocess=", "")
+    message = message.replace("pass preprocess=, a function", "in Python, lrpfx.explain(..., preprocess=) takes a function")
     message = re.sub("pass example_inputs=?( to lrpfx.transform)?", "pass example_inputs=", message)
     parts = re.split(r"(lrpfx\.\w+\([^)]*\)|targets=\[\([^)]*\)\])", message)  # calls stay as they are
-    parts[::2] = [re.sub(rf"(?<![\w-])({_ARGUMENTS})=('\w+'|\[[^]]*\])?", _option, part) for part in parts[::2]]
+    parts[::2] = [re.sub(rf"(?<![\w-])({_ARGUMENTS})=(['\"]\w+['\"]|\[[^]]*\])?", _option, part) for part in parts[::2]]
     return "".join(parts)
 
 
 def _option(found: re.Match[str]) -> str:
-    name, value = found[1], re.sub(r"[][',]", "", found[2] or "")
+    name, value = found[1], re.sub(r"[][',\"]", "", found[2] or "")
     return f"{_OPTIONS.get(name) or '--' + name.replace('_', '-')} {value}".strip()
 
 

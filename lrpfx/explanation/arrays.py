@@ -427,8 +427,7 @@ def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Te
             f"{what_it_is(given) if is_path and suffix_of(given) is not None else remedy}",
             topic="volumes",
         )
-    tensor = torch.from_numpy(_native(made)) if isinstance(made, np.ndarray) else made.detach().cpu()
-    tensor = tensor.as_subclass(torch.Tensor)
+    tensor = _as_tensor(made).as_subclass(torch.Tensor)
     tensor = tensor[0] if tensor.ndim == 5 and len(tensor) == 1 else tensor[None] if tensor.ndim == 3 else tensor
     if tensor.ndim != 4 or not tensor.numel():
         raise InputError(

@@ -37,6 +37,14 @@ def series():
     torch.manual_seed(0)
     return made(nn.Flatten(), nn.Linear(60, 8), nn.ReLU(), nn.Linear(8, 2))
 
+def voxels():
+    torch.manual_seed(0)
+    return made(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1))
+
+def images():
+    torch.manual_seed(0)
+    return made(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+
 def sound():
     torch.manual_seed(0)
     layers = nn.Conv1d(1, 4, 9), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 2)
@@ -168,6 +176,115 @@ def test_volumes():
     expected = lrpfx.explain(model("volume"), values).relevance
     np.testing.assert_allclose(nibabel.load("out/head.nii.gz").get_fdata(), expected, rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(np.load("out/other.npz")["relevance"], expected, rtol=1e-4, atol=1e-7)
+
+
+def head(name, values, shift=0.0):
+    """A volume in a file, with voxels of two millimetres."""
+    nibabel = pytest.importorskip("nibabel")
+    affine = np.diag([2.0, 2, 2, 1])
+    affine[0, 3] = shift
+    nibabel.save(nibabel.Nifti1Image(values, affine), name)
+    return name
+
+
+def test_masks_of_volumes(folder):
+    nibabel = pytest.importorskip("nibabel")
+    generator = np.random.default_rng(0)
+    volumes = [generator.random((5, 6, 7), dtype=np.float32) for _ in range(2)]
+    masks = [generator.random((5, 6, 7)) > 0.5 for _ in range(2)]
+    expected = [
+        lrpfx.explain(model("voxels"), one, lrpfx.Region(2, mask)).relevance for one, mask in zip(volumes, masks, strict=True)
+    ]
+    files = [head(f"{name}.nii.gz", one) for name, one in zip("ab", volumes, strict=True)]
+    np.save("array.npy", volumes[1])
+    (folder / "masks").mkdir()
+    for name, mask in zip("ab", masks, strict=True):
+        head(f"masks/{name}.nii", mask.astype(np.uint8))
+    np.save("mask.npy", masks[1][None])
+    command = "explain", "number_models:voxels"
+    assert run(*command, *files, "--target", "2", "--mask", "masks", "--output", "out")[0] == 0
+    for name, one in zip("ab", expected, strict=True):
+        np.testing.assert_allclose(nibabel.load(f"out/{name}.nii.gz").get_fdata(), one, rtol=1e-4, atol=1e-7)
+    assert run(*command, "array.npy", "--target", "2", "--mask", "mask.npy", "--output", "out")[0] == 0
+    np.testing.assert_allclose(np.load("out/array.npz")["relevance"], expected[1], rtol=1e-4, atol=1e-7)
+    report = ("number_models:voxels", "a.nii.gz", "--target", "2", "--output", "mask.html")
+    assert run("report", *report, "--mask", "masks/a.nii")[0] == 0 and "in a mask" in Path("mask.html").read_text()
+    refused("c.nii.gz has no masks", run, *command, head("c.nii.gz", volumes[0]), "--target", "2", "--mask", "masks")
+    refused("lies up to 4 mm away", run, *command, head("d.nii", volumes[0], 4.0), "--target", "2", "--mask", "masks/a.nii")
+    np.save("mask.npy", masks[1][:2])
+    refused(r"mask has shape \(2, 6, 7\)", run, *command, "array.npy", "--target", "2", "--mask", "mask.npy")
+    np.save("mask.npy", generator.random((5, 6, 7)))
+    refused("values other than 0 and 1", run, *command, "array.npy", "--target", "2", "--mask", "mask.npy")
+
+
+def test_a_mask_of_steps():
+    values = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    np.save("series.npy", values)
+    np.save("mask.npy", np.arange(20) < 5)
+    options = ("series.npy", "--form", "series", "--target", "1", "--mask", "mask.npy", "--output", "out")
+    assert explained("number_models:steps", *options)[0] == 0
+    expected = lrpfx.explain(model("steps"), values, lrpfx.Region(1, np.arange(20) < 5), form="series").relevance
+    np.testing.assert_allclose(pd.read_csv("out/series.csv", index_col=0), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["table", "series", "volume", "graph", "both"])
+def test_each_of_several_targets(name):
+    arrays = {"graph": GRAPH, "both": PAIR}
+    file, options = written(name) if name not in arrays else (f"{name}.npz", ())
+    if name in arrays:
+        np.savez(file, **arrays[name])
+    status, printed = explained(f"number_models:{name}", file, *options, "--target", "1", "--target", "0", "--json")
+    assert status == 0
+    (found,) = json.loads(printed)["files"]
+    assert [one["explained"][0] for one in found["targets"]] == ["1", "0"] and found["explained"] == found["targets"][0][
+        "explained"
+    ]
+    for one, target in zip(found["targets"], "10", strict=True):
+        assert Path(one["sheet"]).stat().st_size > 1000
+        alone = json.loads(
+            explained(f"number_models:{name}", file, *options, "--target", target, "--output", "one", "--json")[1]
+        )
+        (again,) = alone["files"]
+        assert Path(again["relevance"]).read_bytes() == Path(one["relevance"]).read_bytes()
+    first, second = (Path(one["relevance"]).read_bytes() for one in found["targets"])
+    assert first != second
+    _, table = explained(f"number_models:{name}", file, *options, "--target", "1", "--target", "0")
+    assert len([line for line in table.splitlines() if re.search(r"[10] \(\d+%\)|[10] -?\d", line)]) == 2
+
+
+def test_several_samples_of_a_file_and_images_as_the_model_takes_them():
+    images = np.random.default_rng(0).random((2, 3, 8, 8))
+    np.save("images.npy", images)
+    status, printed = explained("number_models:images", "images.npy", "--target", "1", "--output", "out", "--json")
+    (found,) = json.loads(printed)["files"]
+    assert status == 0 and found["samples"] == 2
+    expected = lrpfx.explain(model("images"), torch.from_numpy(images).float(), 1)
+    for one, path in zip(expected, found["relevance"], strict=True):
+        np.testing.assert_allclose(np.load(path)["relevance"], one.relevance, rtol=1e-4, atol=1e-7)
+    np.savez("pairs.npz", image=images, facts=np.zeros((2, 2)))
+    assert explained("number_models:both", "pairs.npz", "--output", "out")[0] == 0
+    assert Path("out/pairs_1.npz").exists() and Path("out/pairs_2.sheet.png").exists()
+
+
+def test_errors_of_arrays_speak_of_options():
+    arrays = {
+        "text": (np.array(["a"]), "holds <U1"),
+        "one": (np.array(1.0), "a single value"),
+        "bytes": (np.zeros((8, 8, 3), np.uint8), "--form table, series or volume says"),
+        "wide": (np.zeros((4, 5), np.float32), "--form table, series or volume says"),
+        "gaps": (np.full((4, 3), np.nan), "fill what is missing$"),
+        "shape": (np.zeros((2, 8, 4), np.float32), "--form table, series or volume says"),
+    }
+    for name, (array, message) in arrays.items():
+        np.save(f"{name}.npy", array)
+        with pytest.raises(InputError) as caught:
+            explained("number_models:table", f"{name}.npy", *(("--form", "series") if name == "shape" else ()))
+        text = in_options(str(caught.value))
+        assert re.search(message, text) and not re.search(r"\w=|allow_pickle", text), text
+    np.save("objects.npy", np.array([{}]), allow_pickle=True)
+    Path("damaged.npy").write_bytes(b"no array")
+    for name in ("objects.npy", "damaged.npy"):
+        refused("it is damaged, or it holds objects of Python in place of numbers$", explained, "number_models:table", name)
 
 
 GRAPH = {"x": np.random.default_rng(0).normal(size=(4, 3)), "edge_index": np.array([[0, 1, 2, 3], [1, 2, 3, 0]])}
@@ -312,7 +429,10 @@ def test_errors_name_the_door(folder):
     refused("no file", explained, "number_models:table", "missing.csv")
     (folder / "damaged.wav").write_bytes(b"RIFF")
     refused("damaged.wav cannot be read", explained, "number_models:sound", "damaged.wav")
-    refused("--mask", explained, "number_models:series", "week.npy", "--mask", "photo.png", "--target", "1")
+    refused(
+        "--mask of a file of numbers", explained, "number_models:series", "week.npy", "--mask", "photo.png", "--target", "1"
+    )
+    refused("region of one class", explained, "number_models:series", "week.npy", "--mask", "week.npy")
     refused("--raw", explained, "number_models:series", "week.npy", "--raw")
     write_sound("bird.wav", np.zeros((400, 1), int))
     refused("--form series is for .csv and .npy", explained, "number_models:sound", "bird.wav", "--form", "series")
