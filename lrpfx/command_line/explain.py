@@ -13,7 +13,7 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import ImageFile, Masks, images_in, masks_of, opened
 from lrpfx.command_line.models import NamedModel, model_named
-from lrpfx.command_line.number_files import NumberOptions, are_of_numbers, explain_numbers
+from lrpfx.command_line.number_files import NumberOptions, are_of_numbers, explain_numbers, files_of
 from lrpfx.command_line.options import (
     ALLOW_NATIVE,
     BOX,
@@ -79,6 +79,7 @@ def explain(
     options.check(target or ())
     rules.check()
     compared = rules.compared_with(reference)
+    photographs = files_of(photographs)
     if are_of_numbers(photographs):
         if box:
             raise invalid("--box is for photographs")

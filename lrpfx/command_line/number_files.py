@@ -77,6 +77,11 @@ class Content(NamedTuple):
     rate: float | None = None
 
 
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The paths, and in place of folders of numbers the files in them. Raises `InputError` as `numbers_in` does."""
+    return [file for path in paths for file in ((numbers_in(path) if path.is_dir() else []) or [path])]
+
+
 def are_of_numbers(paths: Sequence[Path]) -> bool:
     """Whether files hold numbers. Raises `InputError` where only some do, or for files that commands do not read."""
     found = [None if path.is_dir() else suffix_of(path) for path in paths]

@@ -15,6 +15,7 @@ from lrpfx.command_line.number_files import (
     check_options_of_numbers,
     content_of,
     each_of,
+    files_of,
     mask_for,
 )
 from lrpfx.command_line.options import (
@@ -80,6 +81,7 @@ def report(
         check_alone(name, "lrpfx explain and lrpfx dataset take --reference")
     options.check(target or ())
     boxes_of(box or (), ())
+    photographs = files_of(photographs)
     if are_of_numbers(photographs):
         if box:
             raise invalid("--box is for photographs")

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import fx, nn
 
 from lrpfx.attribution.arguments import embeddings_at, embeddings_behind
@@ -16,6 +17,7 @@ from lrpfx.attribution.infinite_masks import bound_inputs, input_node
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning, first_lines
 from lrpfx.explanation.doors import suffix_of, what_it_is
 from lrpfx.images import nifti
+from lrpfx.images.opening import image_files
 from lrpfx.images.scans import Geometries, Scan, VolumeGeometry, measured_scan
 from lrpfx.ir.node import floating_tensors, node_info
 from lrpfx.request.classes import as_list
@@ -366,15 +368,18 @@ def _answers(model: nn.Module, batch: torch.Tensor) -> bool:
 
 
 def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any, geometries: Geometries) -> Samples:
-    several = isinstance(given, (list, tuple)) or getattr(given, "ndim", 0) == 5
-    if several and not len(given):
+    files = nifti.files_in(given)
+    several = bool(files) or (isinstance(given, (list, tuple)) and not _is_of_frames(given)) or getattr(given, "ndim", 0) == 5
+    if several and not len(files or given):
         raise InputError("there are no volumes", topic="volumes")
-    each = list(given) if several else [given]
-    read = [_volume(one, preprocess) for one in each]
+    each: list[Any] = files or (list(given) if several else [given])
+    read = [_of_frames(one, preprocess) if _is_of_frames(one) else _volume(one, preprocess) for one in each]
+    each = [_clip(one) if _is_of_frames(one) else one for one in each]
     frames_first = all(_has_frames_first(tensor, model) for tensor, _ in read)
     values = [_as_numpy(tensor.transpose(0, 1) if frames_first else tensor) for tensor, _ in read]
     numbered = (f"volume {place}" if several else "volume" for place in range(len(read)))
-    titles = [Path(one).name if nifti.is_file_name(one) else None for one in each]
+    named = [Path(one) if nifti.is_file_name(one) else None for one in each]
+    titles = [None if one is None else str(one.relative_to(Path(given).expanduser())) if files else one.name for one in named]
     return Samples(
         [tensor[None] for tensor, _ in read],
         several,
@@ -409,12 +414,52 @@ def _scan(
     return None if geometry is None else Scan(values, own, geometry)
 
 
+def _is_of_frames(given: Any) -> bool:
+    """Whether a value is a video as a list of images of Pillow."""
+    return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(one, Image.Image) for one in given)
+
+
+def _clip(frames: Sequence[Image.Image]) -> torch.Tensor:
+    """The frames of a video, (frames, channels, height, width), in bytes."""
+    sizes = {one.size for one in frames}
+    if len(sizes) > 1:
+        raise InputError(f"the frames of a video have one size, not {sorted(sizes)}", topic="volumes")
+    return torch.stack([torch.from_numpy(np.array(one.convert("RGB"))).permute(2, 0, 1) for one in frames])
+
+
+def _of_frames(
+    frames: Sequence[Image.Image], preprocess: Callable[..., Any] | None
+) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
+    """The model's input of a video as `_volume`. Preprocessing gets the list of frames, or else their bytes."""
+    if preprocess is None:
+        raise InputTypeError(
+            "a video is a list of images: pass preprocess=, a function from the list, or from their bytes as a tensor (frames, "
+            "channels, height, width), to the model's input, such as weights.transforms() for torchvision's models",
+            topic="volumes",
+        )
+    try:
+        made = preprocess(list(frames))
+    except LrpfxError:
+        raise
+    except Exception as of_list:  # of any kind: it is not written for lists
+        try:
+            return _volume(_clip(frames), preprocess)
+        except InputError as error:
+            raise type(error)(
+                f"{error}; with the list of frames it failed, too ({first_lines(of_list)})", topic="volumes"
+            ) from error
+    return _volume(made, None)
+
+
 def _volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
     """The model's input (channels, depth, height, width) of one volume, and its affine, if that is known."""
     made = _preprocessed(given, preprocess)
     affine = getattr(made, "affine", None)  # as MONAI's tensors have it
     if nifti.is_image(made) or nifti.is_file_name(made):
         made, affine = nifti.opened(made)
+    if isinstance(made, Mapping) and "pixel_values" in made:  # of an image processor of transformers
+        made = made["pixel_values"]
+        made = np.asarray(made) if isinstance(made, list) else made
     if not isinstance(made, (torch.Tensor, np.ndarray)):
         is_path = isinstance(given, (str, os.PathLike))
         remedy = (
@@ -463,6 +508,8 @@ def _is_of_volumes(given: Any, model: Any) -> bool:
     """Whether an input is a volume or several: by itself, or since the model has convolutions over three dimensions alone."""
     each = given if isinstance(given, (list, tuple)) else [given]
     if each and all(nifti.is_image(one) or nifti.is_file_name(one) or getattr(one, "ndim", 0) == 5 for one in each):
+        return True
+    if nifti.files_in(given) and not image_files(Path(given).expanduser()):
         return True
     if isinstance(model, nn.Module):
         kinds = {type(one) for one in model.modules()}

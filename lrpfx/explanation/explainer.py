@@ -562,9 +562,11 @@ class Explainer(Generic[Found]):
             `preprocess` is then a function from all of what was given to the tensors that the model takes.
             A volume or a video is an array or a tensor (channels, depth, height, width), or (frames, channels, height, width)
             if the model's first convolution says that the channels are second; an image of nibabel or its file (.nii, .nii.gz);
-            several are a list, or have a batch in front. Inputs are volumes if they are files or images of this kind, have five
-            axes, or the model has convolutions over three dimensions and none over images; `preprocess` is then a function from
-            one of them to the tensor that the model takes, which may have an `affine`, as those of MONAI.
+            or the frames of a video as a list of Pillow images, which `preprocess` gets as the list, or else as a tensor of
+            bytes (frames, channels, height, width). Several are a list, have a batch in front, or are the files of a folder.
+            Inputs are volumes if they are files or images of this kind, have five axes, or the model has convolutions over
+            three dimensions and none over images; `preprocess` is then a function from one of them to the tensor that the model
+            takes, which may have an `affine`, as those of MONAI.
         target
             What is explained, as for `lrpfx.attribute`, where classes may have their names: a class, a contrast such as
             `{"good": 1.0, "bad": -1.0}`, a function, or None for the class that the model gives; a list or an array has one for

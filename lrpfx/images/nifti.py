@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lrpfx.errors import InputError, first_lines
+from lrpfx.images.opening import files_ending_in
 from lrpfx.support.optional_packages import optional_package
 
 Array = NDArray[Any]
@@ -19,6 +20,12 @@ SUFFIXES = (".nii", ".nii.gz")
 def is_file_name(value: Any) -> bool:
     """Whether a value is the path of a file in this format."""
     return isinstance(value, (str, os.PathLike)) and os.fspath(value).lower().endswith(SUFFIXES)
+
+
+def files_in(value: Any) -> list[Path]:
+    """The files in this format in a folder, and in folders in it; none for what is no folder."""
+    is_folder = isinstance(value, (str, os.PathLike)) and os.path.isdir(os.path.expanduser(os.fspath(value)))
+    return files_ending_in(Path(value).expanduser(), SUFFIXES) if is_folder else []
 
 
 def is_image(value: Any) -> bool:

@@ -166,8 +166,12 @@ def image_files(folder: Path) -> list[Path]:
 
     Errors: `InputError` if a folder cannot be read.
     """
-    suffixes = image_suffixes()
-    return sorted(path for path in _files_in(folder, ()) if path.suffix.lower() in suffixes)
+    return files_ending_in(folder, tuple(image_suffixes()))
+
+
+def files_ending_in(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    """The files in a folder, as for `image_files`, whose names end in one of some ways."""
+    return sorted(path for path in _files_in(folder, ()) if path.name.lower().endswith(endings))
 
 
 def _files_in(folder: Path, around: tuple[Path, ...]) -> Iterator[Path]:

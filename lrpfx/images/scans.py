@@ -1,7 +1,10 @@
 """Where the voxels of a model's input lie in the scan, or the video, that they were made from."""
 
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,10 @@ _LEAST, _CELLS = 0.9, 8
 _VOXELS = 2
 #: Values of volumes of one value.
 _LEVELS = 9
+#: Edges along an axis between the two values of a volume, and voxels of an axis that has two periods of a sine.
+_EDGES, _LONG = 5, 24
+#: How far edges, in voxels, and sines of height 1 are off, if they are sure.
+_SURE = 0.02
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,16 @@ class VolumeGeometry:
 
     def of_input(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which voxels of the input, (depth, height, width), have their middle within a mask of the voxels of the scan."""
-        found = mask.transpose(self.order)
+        found = self.at_middles(mask)
         for place, axis in enumerate(self.axes):
-            voxels, inside = axis.middles
-            found = np.take(found, voxels, place) & np.expand_dims(inside, [one for one in range(3) if one != place])
+            found = found & np.expand_dims(axis.middles[1], [one for one in range(3) if one != place])
+        return found
+
+    def at_middles(self, values: Array) -> Array:
+        """Values of the voxels of the scan at the middles of those of the input; of those outside, that of the nearest one."""
+        found = values.transpose(self.order)
+        for place, axis in enumerate(self.axes):
+            found = np.take(found, axis.middles[0], place)
         return found
 
     def _as_scan(self, values: Array) -> Array:
@@ -99,15 +112,18 @@ class Scan(PlainData):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a function does to volumes: to their axes, in the order of the input, and to their values, (levels, 2)."""
+    """What a function does to volumes: to their axes, in the order of the input, and to their values, (levels, 2).
+
+    The curve is None if it is another one for each volume.
+    """
 
     order: list[int]
     axes: tuple[Axis, ...]
-    curve: Array
+    curve: Array | None
 
 
-#: What functions do to volumes, by their shape and dtype; None where it is more than that.
-Geometries = dict[Any, Measured | None]
+#: What functions may do to volumes, by the shape and dtype of these: what was measured in the first way, and in the second.
+Geometries = dict[Any, list[Measured | None]]
 
 
 def measured_scan(function: Callable[[Any], Any], given: Any, input: Array, known: Geometries) -> Scan | None:
@@ -129,24 +145,30 @@ def measured_scan(function: Callable[[Any], Any], given: Any, input: Array, know
     low, high = float(values.min()), float(values.max())
     try:
         same = np.array_equal(seen(values.copy()), input) and low < high
-        form = (type(given), values.shape, values.dtype.str, input.shape)
-        if same and form not in known:
-            known[form] = None  # as it stays if the user's function takes no ramps
-            known[form] = _measured(seen, values, low, high, input.shape)
-        measured = known[form] if same else None
     except Exception:
         return None
-    if measured is None:
-        return None
-    order, axes = measured.order, measured.axes
-    rest = [one for one in range(values.ndim) if one not in order]
-    moved = values.transpose(*rest, *sorted(order)).reshape(-1, *(values.shape[one] for one in sorted(order)))
-    found = Scan(moved.astype(np.float32), None, VolumeGeometry(axes, tuple(sorted(order).index(one) for one in order)))
-    return found if _shows(found, input, measured.curve) else None
+    measured = known.setdefault((type(given), values.shape, values.dtype.str, input.shape), []) if same else []
+    for place, measure in enumerate((_by_levels, _by_edges) if same else ()):
+        if place == len(measured):
+            measured.append(None)  # as it stays if the user's function takes no other volumes
+            with suppress(Exception), warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")  # a function may divide by the deviation of a volume of one value
+                measured[place] = measure(seen, values, low, high, input.shape)
+        way = measured[place]
+        if way is None:
+            continue
+        order = sorted(way.order)
+        rest = [one for one in range(values.ndim) if one not in order]
+        moved = values.transpose(*rest, *order).reshape(-1, *(values.shape[one] for one in order))
+        geometry = VolumeGeometry(way.axes, tuple(order.index(one) for one in way.order))
+        found = Scan(moved.astype(np.float32), None, geometry)
+        if _shows(found, input, _curve_of(found, input) if way.curve is None else way.curve):
+            return found
+    return None
 
 
-def _measured(seen: Callable[[Array], Array], values: Array, low: float, high: float, shape: Sequence[int]) -> Measured | None:
-    """What a function does to volumes with such values."""
+def _by_levels(seen: Callable[[Array], Array], values: Array, low: float, high: float, shape: Sequence[int]) -> Measured | None:
+    """What a function does to volumes with such values, by volumes of one value, and ones that get brighter along an axis."""
 
     def ramp(along: int | None, level: float = 0.0) -> Array:
         rising = np.linspace(low, high, values.shape[along]) if along is not None else np.array([level])
@@ -159,6 +181,8 @@ def _measured(seen: Callable[[Array], Array], values: Array, low: float, high: f
         levels = np.linspace(low, high, _LEVELS)
         levels = np.unique(levels.round()) if values.dtype.kind in "iu" else levels
         made = [seen(ramp(None, one)) for one in levels.tolist()]
+        if not all(np.isfinite(one).any() for one in made):
+            return None
         means = np.array([one[np.isfinite(one)].mean() for one in made])
         curve |= dict(zip(levels.tolist(), means.tolist(), strict=True))
         low, high = _linear_part(levels, means)
@@ -186,6 +210,96 @@ def _measured(seen: Callable[[Array], Array], values: Array, low: float, high: f
         return None
     order, axes = [found[place][0] for place in range(3)], tuple(found[place][1] for place in range(3))
     return Measured(order, axes, np.array(sorted(curve.items())))
+
+
+def _by_edges(seen: Callable[[Array], Array], values: Array, low: float, high: float, shape: Sequence[int]) -> Measured | None:
+    """As `_by_levels`, for a function that standardizes each volume by itself, and makes nothing of one value.
+
+    Volumes of two values show where the edges between them go, whatever a function makes of the values. Beside each is one with
+    both exchanged: what is the same in both is padding. Where the lower value makes no difference to the background, such as a
+    zero that is left out of the mean, a higher one does.
+    """
+    for lower in (low, low + (high - low) / 4):
+
+        def change(along: int, shares: Array, lower: float = lower) -> Array:
+            """What is made of values along an axis, from 0 for the lower to 1, less what is made of them exchanged."""
+            pair = [lower + (high - lower) * one for one in (shares, 1 - shares)]
+            pair = [one.round() if values.dtype.kind in "iu" else one for one in pair]
+            wide = [np.expand_dims(one, [other for other in range(values.ndim) if other != along]) for one in pair]
+            made = [seen(np.broadcast_to(one, values.shape).astype(values.dtype)) for one in wide]
+            return np.asarray((made[0] - made[1]).mean(0))
+
+        each = [_axis_by_edges(partial(change, along), length, shape) for along, length in enumerate(values.shape)]
+        found = {one[0]: (along, one[1]) for along, one in enumerate(each) if one is not None}
+        if len(found) == 3 == sum(one is not None for one in each):
+            return Measured([found[place][0] for place in range(3)], tuple(found[place][1] for place in range(3)), None)
+    return None
+
+
+def _axis_by_edges(change: Callable[[Array], Array], length: int, shape: Sequence[int]) -> tuple[int, Axis] | None:
+    """The axis of the input that an axis of the scan became, by edges across it, and where they are unsure by a sine along it.
+
+    `change`: from shares along the axis, as `_by_edges` says. None where these show no such axis.
+    """
+    edges = sorted({round(length * one / (_EDGES + 1)) for one in range(1, _EDGES + 1)} - {0, length})
+    points = [point for edge in edges for point in _place_of_edge(change((np.arange(length) >= edge) * 1.0), edge)]
+    if len(points) < 2 or len({place for place, *_ in points}) > 1:
+        return None
+    place, pixels = points[0][0], shape[1 + points[0][0]]
+    _, at, across = np.array(points).T
+    step, start = np.polyfit(at, across, 1)
+    off = np.abs(start + step * at - across).max()
+    if off > max(_OFF, abs(step)) or not step:
+        return None
+    axis = Axis(float(start), float(step), pixels, length)
+    pace = 2 * np.pi * (1 + (length >= _LONG)) / length
+    refined, distance = _by_sine(axis, change(0.5 + 0.5 * np.sin(pace * (np.arange(length) + 0.5))), place, pace)
+    if len(points) > 2 and off < _SURE < distance:
+        return place, _snapped(axis, 0.0)
+    is_sine = distance < 0.35 + 0.3 * pace * abs(step)  # a flat one, of voxels that are taken from the nearest place
+    is_near = np.abs(refined.edges - axis.edges)[[0, -1]].max() < max(1.5, abs(step))
+    return (place, _snapped(refined, 0.0)) if is_sine and is_near else None
+
+
+def _place_of_edge(difference: Array, edge: int) -> list[tuple[int, float, int]]:
+    """The axis of an input across which an edge of the scan lies, where, and the edge; none if it is not within the input.
+
+    `difference`: (depth, height, width), of two inputs of the same edge with both values exchanged.
+    """
+    shown = np.argwhere(np.abs(difference) > 1e-6 * np.abs(difference).max())
+    if not len(shown) or not np.isfinite(difference).all():
+        return []
+    first, last = shown.min(0), shown.max(0) + 1
+    box = difference[tuple(map(slice, first, last))]
+    for place in range(3):
+        profile = box.mean(tuple(one for one in range(3) if one != place))
+        rise = profile[-1] - profile[0]
+        lines = np.moveaxis(box, place, -1)
+        if abs(rise) > 0.5 * np.ptp(box) and np.abs(lines - profile).max() < 0.1 * abs(rise):
+            at = float((profile[-1] - profile).sum() / rise)  # the voxels before the edge, of which a filter makes parts
+            return [(place, first[place] + at, edge)] if 1 <= at <= len(profile) - 1 else []
+    return []
+
+
+def _by_sine(axis: Axis, wave: Array, place: int, pace: float) -> tuple[Axis, float]:
+    """An axis by what is made of a sine along it, which filters make lower, and how far that is from a sine of height 1.
+
+    `axis`: as far as it is known. `wave`: (depth, height, width). `pace`: the phase of each voxel of the scan.
+    """
+    lines = np.moveaxis(wave, place, -1)
+    shown = np.flatnonzero(np.abs(lines).max((0, 1)) > 1e-6 * np.abs(lines).max())
+    inside = shown[len(shown) // 10 : len(shown) - len(shown) // 10]  # filters see less of a scan at its edges
+    if len(inside) < 5:
+        return axis, np.inf
+    start, step, profile = axis.start, axis.step, lines.mean((0, 1))[inside]
+    for _ in range(10):
+        phase = pace * (start + step * (inside + 0.5))
+        columns = np.stack([np.sin(phase), np.ones(len(inside)), np.cos(phase), (inside + 0.5) * np.cos(phase)], 1)
+        (height, middle, shift, stretch), *_ = np.linalg.lstsq(columns, profile, rcond=None)
+        start, step = start + shift / (height * pace), step + stretch / (height * pace)
+    found = Axis(float(start), float(step), axis.pixels, axis.length)
+    off = np.sqrt(np.mean((height * np.sin(pace * (start + step * (inside + 0.5))) + middle - profile) ** 2)) / abs(height)
+    return found, float(off)
 
 
 def _linear_part(levels: Array, means: Array) -> tuple[float, float]:
@@ -224,13 +338,29 @@ def _fitted(positions: Array, place: int, length: int, level: float) -> Axis | N
     step, first = np.polyfit(middle, profile[middle], 1)
     lines = np.moveaxis(positions, place, -1)[..., middle]
     allowed = _OFF * max(1.0, abs(step)) + level
-    if not step or np.nanmax(np.abs(lines - (first + step * middle))) > allowed:
+    if not 0 < abs(step) <= length or np.nanmax(np.abs(lines - (first + step * middle))) > allowed:
         return None
-    axis = Axis(float(first + 0.5 - step / 2), float(step), positions.shape[place], length)
+    return _snapped(Axis(float(first + 0.5 - step / 2), float(step), positions.shape[place], length), level)
+
+
+def _snapped(axis: Axis, level: float) -> Axis:
+    """The axis, along the whole of that of the scan if its ends are nearly there. `level`: by which positions are unsure."""
+    length = axis.length
     if np.abs(np.sort(axis.edges[[0, -1]]) - (0, length)).max() < max(length / _PRECISION, level):
         step = length / axis.pixels
         return Axis(0.0, step, axis.pixels, length) if axis.step > 0 else Axis(float(length), -step, axis.pixels, length)
     return axis
+
+
+def _curve_of(scan: Scan, input: Array) -> Array:
+    """What values of a scan became in an input, as far as their places tell: means, (levels, 2)."""
+    inside = scan.geometry.of_input(np.ones(scan.values.shape[1:], dtype=bool))
+    given, made = scan.geometry.at_middles(scan.values.mean(0))[inside], input.mean(0)[inside]
+    levels = np.unique(np.quantile(given, np.linspace(0, 1, 2 * _LEVELS)))
+    bins = np.searchsorted(levels, given)  # the lowest value, which may be the background, by itself
+    counts = np.bincount(bins, minlength=len(levels))
+    means = [np.bincount(bins, one, len(levels))[counts > 0] / counts[counts > 0] for one in (given, made)]
+    return np.stack(means, 1)
 
 
 def _shows(scan: Scan, input: Array, curve: Array) -> bool:

@@ -287,6 +287,16 @@ def test_errors_of_arrays_speak_of_options():
         refused("it is damaged, or it holds objects of Python in place of numbers$", explained, "number_models:table", name)
 
 
+def test_a_folder_of_volumes(folder):
+    (folder / "scans").mkdir()
+    for name in "ab":
+        head(f"scans/{name}.nii.gz", np.random.default_rng(0).random((5, 6, 7), dtype=np.float32))
+    assert explained("number_models:volume", "scans", "--output", "out")[0] == 0
+    assert sorted(one.name for one in Path("out").glob("*.nii.gz")) == ["a.nii.gz", "b.nii.gz"]
+    status, printed = run("report", "number_models:volume", "scans", "--output", "scans.html")
+    assert status == 0 and "2 samples" in printed
+
+
 GRAPH = {"x": np.random.default_rng(0).normal(size=(4, 3)), "edge_index": np.array([[0, 1, 2, 3], [1, 2, 3, 0]])}
 PAIR = {"image": np.random.default_rng(0).random((1, 3, 5, 5)), "facts": np.array([[0.5, -1.0]])}
 

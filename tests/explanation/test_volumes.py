@@ -2,12 +2,14 @@
 
 import gzip
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision_cpu  # noqa: F401  # before torchvision, which needs it with a CPU build of torch
 from helpers import assert_close
+from PIL import Image
 from torch import nn
 from torchvision.models import video
 
@@ -341,15 +343,65 @@ def test_a_mask_of_the_scan():
         lambda one: one.rot90(1, (2, 3)) @ torch.rand(10, 10).tril(),
         lambda one: one.cumsum(3),
         lambda one: one.roll(int(100 * one.std()), 1),
-        lambda one: (one - one.mean()) / one.std(),
+        lambda one: ((one - one.mean()) / one.std()).roll(int(100 * one.std()), 1),
+        lambda one: ((one - one.mean()) / one.std()).cumsum(2),
         lambda one: nn.functional.pad(one[..., 3:], (3, 0)),
     ],
-    ids=["random", "mixed", "summed", "by content", "standardized", "cut and filled up"],
+    ids=["random", "mixed", "summed", "by content", "standardized by content", "standardized sums", "cut and filled up"],
 )
 def test_other_preprocessing_is_not_undone(preprocess):
     found = lrpfx.explain(classifier(), torch.rand(1, 8, 10, 10), 1, preprocess=preprocess)
     with pytest.raises(InputError, match="crops, scales"):
         found.on_scan()
+
+
+def of_zero_mean(values):
+    return (values - values.mean()) / values.std()
+
+
+def of_zero_mean_but_background(values):
+    found = values.copy()
+    found[values > 0] = of_zero_mean(values[values > 0])
+    return found
+
+
+def of_percentiles(values):
+    low, high = np.percentile(values, [2, 98])
+    return ((values - low) / (high - low)).clip(0, 1)
+
+
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")  # the map is not determined: the sum of all values is 0
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("values_of", [of_zero_mean, of_zero_mean_but_background, of_percentiles])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+def test_volumes_that_are_standardized_by_themselves(values_of, dtype):
+    """Crops, mirrored and reordered axes, padding and a halving, before the standardization and after it."""
+    generator = np.random.default_rng(0)
+    scan = generator.random((6, 5, 4)).repeat(4, 0).repeat(4, 1).repeat(4, 2)  # (24, 20, 16)
+    scan[:7], scan[:, :5] = 0, 0  # background
+    scan = (1000 * scan).round().astype(dtype)
+
+    def standardized(values):
+        return values_of(values.astype(np.float64 if dtype == np.float64 else np.float32))
+
+    def half(values):
+        return values.reshape(12, 2, 10, 2, 8, 2).mean((1, 3, 5))
+
+    ways = {
+        "crop after": (lambda one: standardized(one)[4:20, :, 2:14], (4, 0, 2), (1, 1, 1)),
+        "crop before": (lambda one: standardized(one[4:20, :, 2:14]), (4, 0, 2), (1, 1, 1)),
+        "mirrored": (lambda one: np.ascontiguousarray(standardized(one)[:, ::-1]), (0, 20, 0), (1, -1, 1)),
+        "half": (lambda one: half(standardized(one)), (0, 0, 0), (2, 2, 2)),
+        "padded": (lambda one: np.pad(standardized(one), ((3, 1), (0, 0), (2, 0))), (-3, 0, -2), (1, 1, 1)),
+    }
+    for name, (preprocess, starts, steps) in ways.items():
+        found = lrpfx.explain(Weighted().to(torch.float64), scan, 0, preprocess=lambda one, of=preprocess: of(one)[None])
+        axes = found.scan.geometry.axes
+        assert [axis.start for axis in axes] == pytest.approx(starts, abs=0.02), name
+        assert [axis.step for axis in axes] == pytest.approx(steps, abs=0.003), name
+        assert found.on_scan().relevance.shape == scan.shape
+    turned = lrpfx.explain(Weighted(), scan, 0, preprocess=lambda one: standardized(one).transpose(2, 0, 1).astype(np.float32))
+    assert turned.scan.geometry.order == (2, 0, 1)
 
 
 @pytest.mark.parametrize("window", [(-500, 500), (-160, 240), (900, 1000)])
@@ -400,6 +452,60 @@ def test_frames_of_a_video_in_their_own_size():
     assert found.relevance.shape == (8, 10, 10)
     pooled = whole.relevance[:, 2:22].reshape(8, 10, 2, 10, 2).sum((2, 4))
     np.testing.assert_allclose(pooled, found.relevance, rtol=5e-2, atol=2e-2 * np.abs(found.relevance).max())
+
+
+def test_a_video_as_a_list_of_images():
+    generator = np.random.default_rng(0)
+    clips = [[Image.fromarray(generator.integers(0, 256, (20, 24, 3), np.uint8)) for _ in range(6)] for _ in range(2)]
+    arrays = [torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in clip]) for clip in clips]
+    model, of_tensor = classifier(3), video.R3D_18_Weights.DEFAULT.transforms(crop_size=(12, 12), resize_size=(16, 16))
+
+    def of_list(frames):
+        return torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1).float() / 255 for one in frames], 1)
+
+    for preprocess, others in ((of_tensor, arrays), (of_list, [(one.float() / 255).transpose(0, 1) for one in arrays])):
+        explainer = lrpfx.Explainer(model, preprocess=preprocess)
+        found = explainer(clips, 1)
+        assert isinstance(found, lrpfx.VolumeExplanations) and isinstance(explainer(clips[0]), lrpfx.VolumeExplanation)
+        expected = lrpfx.Explainer(model, preprocess=None if preprocess is of_list else preprocess)(others, 1)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one.relevance, other.relevance)
+    smooth = [one.resize((4, 5)).resize((24, 20), Image.Resampling.BICUBIC) for one in clips[0]]
+    assert lrpfx.explain(model, smooth, preprocess=of_tensor).on_scan().volume.shape == (3, 6, 20, 24)
+    with pytest.raises(InputTypeError, match="pass preprocess="):
+        lrpfx.explain(model, clips[0])
+    with pytest.raises(InputError, match="one size"):
+        lrpfx.explain(model, [clips[0][0], clips[0][0].resize((3, 3))], preprocess=of_tensor)
+    with pytest.raises(InputError, match=r"division by zero.*the list of frames"):
+        lrpfx.explain(model, clips[0], preprocess=lambda frames: 1 / 0)
+
+
+def test_a_processor_of_videos():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.VideoMAEConfig(image_size=16, patch_size=8, num_frames=4, num_labels=3, **sizes)
+    processor = transformers.VideoMAEImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    frames = [Image.new("RGB", (20, 30), (number * 40, 20, 200)) for number in range(4)]
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(transformers.VideoMAEForVideoClassification(config).eval(), preprocess=processor)
+    direct = lrpfx.Explainer(explainer.model)(processor(frames, return_tensors="pt")["pixel_values"][0], 1)
+    np.testing.assert_array_equal(explainer(frames, 1).relevance, direct.relevance)
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_a_folder_of_files(tmp_path, as_path):
+    nibabel = pytest.importorskip("nibabel")
+    generator = np.random.default_rng(0)
+    for name in ("b.nii.gz", "a.nii", "inner/c.nii.gz", ".hidden.nii"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(generator.random((5, 6, 7), dtype=np.float32), np.eye(4)), tmp_path / name)
+    (tmp_path / "README.txt").touch()
+    found = lrpfx.explain(classifier(), as_path(tmp_path), 1)
+    assert [one.name for one in found] == ["a.nii", "b.nii.gz", str(Path("inner/c.nii.gz"))]
+    np.testing.assert_array_equal(found[1].relevance, lrpfx.explain(classifier(), tmp_path / "b.nii.gz", 1).relevance)
+    paths = lrpfx.explain(classifier(), as_path(tmp_path), 1, preprocess=lambda path: nibabel.load(path))
+    np.testing.assert_array_equal(paths[2].relevance, found[2].relevance)
+    assert len({*found.save(tmp_path / "pictures")}) == 3
 
 
 def test_layers_of_volumes():
