@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.attribution.condition_module import condition
     from lrpfx.concepts.circuit import Circuit, circuits
+    from lrpfx.concepts.dictionary import dictionary
     from lrpfx.deploy.artefact import load, package, save, sign
     from lrpfx.deploy.lowering import lower
     from lrpfx.deploy.runner import Runner
@@ -83,6 +84,7 @@ _NAMES_IN = {
     "attribution": ("Attribution", "attribute", "condition"),
     "reports.drawing": ("draw", "to_networkx"),
     "concepts.circuit": ("Circuit", "circuits"),
+    "concepts.dictionary": ("dictionary",),
     "errors": (
         *("ArtefactError", "CaptureError", "InputError", "InputTypeError", "LoweringError", "LrpfxError", "LrpfxWarning"),
         *("PassError", "RuleError", "UnsupportedOperationError", "VerificationError"),

@@ -11,7 +11,7 @@ from torch.nn import functional
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import ExampleCall, Function, Operator
 from lrpfx.operators import mixing
-from lrpfx.operators.functions import floor_divided, histogram
+from lrpfx.operators.functions import floor_divided, held, histogram
 from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import mask
 
@@ -67,6 +67,14 @@ ROWS: tuple[Operator, ...] = (
         "isin",
         mask(lambda x: torch.isin(x, torch.tensor([0.0, 1.0]))),
         aten="isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor",
+    ),
+    _constant(
+        "held",
+        mask(lambda x: held(x)),
+        functions=[held],
+        whole={"(Tensor input) -> Tensor": (held,)},
+        empty_result=torch.empty_like,
+        mixes=mixing.no_dimension,
     ),
     *map(_by_itself, ("isnan", "isinf", "isfinite", "signbit", "logical_not")),
     _of_truth_values("logical_and", absorbs=torch.logical_not),

@@ -487,6 +487,12 @@ def require_batch(input: torch.Tensor, dimensions: int, name: str) -> torch.Tens
     return input
 
 
+@kept_in_traces
+def held(input: torch.Tensor) -> torch.Tensor:
+    """The values of `input` as a constant, which takes relevance in an account of its own and passes none on."""
+    return input.detach().clone()
+
+
 def without_gradient(value: Any) -> Any:
     """The value, with all tensors in nested containers detached."""
     return pytree.tree_map(detached, value)
