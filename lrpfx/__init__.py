@@ -192,6 +192,7 @@ __all__ = [
     "core",
     "datasets",
     "detection",
+    "dictionary",
     "draw",
     "evaluate",
     "explain",

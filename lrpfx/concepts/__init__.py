@@ -9,6 +9,7 @@ from lrpfx.concepts.circuit import Circuit, circuits
 from lrpfx.concepts.circuit_patching import Faithfulness, faithfulness
 from lrpfx.concepts.collection import Collection, Ranked, merge
 from lrpfx.concepts.collector import collect
+from lrpfx.concepts.latent_graphs import LatentGraph, LatentNode, latent_graph
 from lrpfx.concepts.patching import patching_effects, values_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_field, receptive_fields
 from lrpfx.concepts.references import Reference, References, gallery, reference
@@ -25,6 +26,8 @@ __all__ = [
     "Feature",
     "Head",
     "Index",
+    "LatentGraph",
+    "LatentNode",
     "Neuron",
     "Ranked",
     "ReceptiveFields",
@@ -38,6 +41,7 @@ __all__ = [
     "collect",
     "faithfulness",
     "gallery",
+    "latent_graph",
     "merge",
     "patching_effects",
     "receptive_field",

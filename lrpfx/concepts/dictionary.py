@@ -78,6 +78,9 @@ def dictionary(
             _checked_path(model, path)
     if isinstance(getattr(model.get_submodule(at), DICTIONARY, None), nn.Module):
         raise InputError(f"{at!r} has a dictionary, or another child of this name, already", topic="dictionaries")
+    if isinstance(model.get_submodule(at), nn.Sequential):
+        inside = [f"{at}.{name}" for name, _ in model.get_submodule(at).named_children()]
+        raise InputError(f"{at!r} runs all its children: name the last one, {inside[-1]!r}", topic="dictionaries")
     copied = private_copy(model, share_parameters=True)
     place = copied.get_submodule(at)
     spliced = Dictionary(at, parts, _dtype_of(copied))
@@ -107,8 +110,10 @@ class Dictionary(nn.Module):
         self.casts = None if own is None or dtype is None or own == dtype else (own, dtype)
         self.eval()
 
-    def forward(self, read: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, read: torch.Tensor, value: torch.Tensor | None = None) -> torch.Tensor:
         """The value, as a sum of decoded latents of `read` and a constant."""
+        if value is None:
+            raise InputError(f"{self.place!r} runs all its children: name one of them", topic="dictionaries")
         if self.casts is not None:
             read = read.to(self.casts[0])
         try:

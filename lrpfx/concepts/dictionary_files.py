@@ -33,6 +33,8 @@ class DictionaryParts:
 class JumpReLU(nn.Module):
     """Values above a threshold, and 0 in place of others."""
 
+    threshold: torch.Tensor
+
     def __init__(self, threshold: torch.Tensor) -> None:
         """`threshold`: (latents,)."""
         super().__init__()
@@ -67,7 +69,8 @@ class Encoder(nn.Module):
         self.activation = activation
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.activation(self.linear(values))  # type: ignore[no-any-return]
+        latents: torch.Tensor = self.activation(self.linear(values))
+        return latents
 
 
 class GatedEncoder(nn.Module):
@@ -79,7 +82,7 @@ class GatedEncoder(nn.Module):
         self.gate = gate
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        magnitudes = functional.relu(self.magnitude(values))
+        magnitudes: torch.Tensor = functional.relu(self.magnitude(values))
         return magnitudes * (self.gate(values) > 0).to(magnitudes.dtype)
 
 
@@ -163,9 +166,7 @@ def _of_sae_lens(folder: Path) -> DictionaryParts:
     return DictionaryParts(encoder, linear_layer(from_latents.T, bias), skip)
 
 
-def _activation(
-    folder: Path, architecture: str, configuration: dict[str, Any], tensors: "_Tensors", latents: int
-) -> nn.Module:
+def _activation(folder: Path, architecture: str, configuration: dict[str, Any], tensors: "_Tensors", latents: int) -> nn.Module:
     if architecture in _JUMPING:
         return nn.Sequential(nn.ReLU(), JumpReLU(tensors.get("threshold", 1, (latents,))))
     named = configuration.get("activation_fn", configuration.get("activation_fn_str", "relu"))
