@@ -63,8 +63,12 @@ def dictionary(
 
     Examples
     --------
-    >>> explain_model = lrpfx.transform(lrpfx.dictionary(model, "0", encoder, decoder), lrpfx.composites.EpsilonPlus())
+    >>> encoder = torch.nn.Sequential(torch.nn.Conv2d(4, 16, 1), torch.nn.ReLU())
+    >>> with_latents = lrpfx.dictionary(model, "0", encoder, torch.nn.Conv2d(16, 4, 1))
+    >>> explain_model = lrpfx.transform(with_latents, lrpfx.composites.EpsilonPlus())
     >>> attribution = lrpfx.attribute(explain_model, x, target=1, record="0.dictionary.encoder")
+    >>> attribution.layers["0.dictionary.encoder"].shape
+    torch.Size([2, 16, 6, 6])
     """
     parts = _parts(encoder, decoder, skip, weights)
     if not isinstance(model, nn.Module) or isinstance(model, fx.GraphModule):

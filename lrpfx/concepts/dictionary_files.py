@@ -53,7 +53,8 @@ class TopK(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         indices = torch.topk(values, self.count, dim=-1).indices
-        return values * torch.zeros_like(values).scatter(-1, indices, 1.0)
+        kept: torch.Tensor = values * torch.zeros_like(values).scatter(-1, indices, 1.0)
+        return kept
 
     def extra_repr(self) -> str:
         return str(self.count)
@@ -83,7 +84,8 @@ class GatedEncoder(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         magnitudes: torch.Tensor = functional.relu(self.magnitude(values))
-        return magnitudes * (self.gate(values) > 0).to(magnitudes.dtype)
+        present: torch.Tensor = self.gate(values) > 0
+        return magnitudes * present.to(magnitudes.dtype)
 
 
 def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

@@ -47,17 +47,17 @@ class LatentNode:
 class LatentGraph:
     """How tokens and latents of dictionaries make other latents and logits, each by what it adds to them directly.
 
-    Attributes
+    Parameters
     ----------
     graph
         From sources to what they add to. A node (`LatentNode`) has the attributes `value` (of a latent or a logit; None for
         tokens and errors) and `influence`, its share of what leads to the logits over all paths (for a logit, of their
         probability). An edge has a `weight`: what the source adds to the value of its target directly, that is, not by way of
         another latent.
-    tokens
-        The ids of the prompt.
     places
         The modules with dictionaries, in the order of execution.
+    tokens
+        The ids of the prompt.
     probabilities
         Of the logits, by token.
     """
@@ -68,7 +68,18 @@ class LatentGraph:
     probabilities: Mapping[int, float]
 
     def latents(self, place: str | None = None) -> list[LatentNode]:
-        """The latents in the graph, those with the largest influence first. `place`: only those of this module."""
+        """The latents in the graph, those with the largest influence first.
+
+        Parameters
+        ----------
+        place
+            The path of a module, for those of its dictionary alone.
+
+        Raises
+        ------
+        InputError
+            No dictionary is there.
+        """
         if place is not None and place not in self.places:
             raise InputError(f"no dictionary is at {place!r}: there are {', '.join(self.places)}", topic="dictionaries")
         found = [node for node in self.graph if node.kind == "latent" and place in (None, node.place)]
@@ -81,6 +92,11 @@ class LatentGraph:
         ----------
         nodes, edges
             The shares to keep, in (0, 1].
+
+        Raises
+        ------
+        InputError
+            A share is not one.
         """
         for name, share in (("nodes", nodes), ("edges", edges)):
             if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
@@ -119,6 +135,11 @@ class LatentGraph:
             How the front end names the graph, and the set of dictionaries.
         node_share
             The share of influence that the front end shows at first.
+
+        Raises
+        ------
+        InputError
+            The words are not those of all tokens, or the file cannot be written.
         """
         if isinstance(words, str) or not isinstance(words, Sequence) or len(words) != len(self.tokens):
             raise InputError(f"words is a list with the text of each of the {len(self.tokens)} tokens", topic="dictionaries")

@@ -285,7 +285,7 @@ class Values:
     scales: int | Callable[[Bound], int] = 0  # certainty that the result scales a signal and is not a signal itself
     ratio: Ratio | None = None  # result / input of an element-wise function of one tensor, finite also where the input is 0
     derivative: Derivative | None = None  # of an element-wise function of one tensor, where a formula costs less than autograd
-    discrete: bool = False  # the result is integer, boolean or piecewise constant
+    discrete: bool = False  # the result is integer, boolean, piecewise constant or taken as a constant
     discrete_with: str = ""  # the argument that makes the result piecewise constant
     steps: bool = False  # it is 0 or 1: on which side of a bound an entry is
     power: float | str | None = None  # it is this power of the input, or that which an argument says
