@@ -31,6 +31,7 @@ from lrpfx.ir.node import named_nodes
 from lrpfx.passes.analyze.infer_signs import InputRange
 from lrpfx.passes.driver import Verification, forget_guesses, named, run_passes, verify
 from lrpfx.passes.program import Program
+from lrpfx.passes.rewrite.checkpoint_blocks import checked_patterns
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
@@ -154,6 +155,7 @@ def transform(
     explain: str = "output",
     dynamic_shapes: DynamicShapes = None,
     share: bool = False,
+    checkpoint: str | Sequence[str] = (),
 ) -> ExplainModule:
     """Compile `model` and `composite` into a GraphModule whose gradient is relevance.
 
@@ -200,6 +202,11 @@ def transform(
         Whether the result uses the memory of the model's parameters and buffers, instead of copies. Then assignments in place
         to those of either, such as a step of an optimizer or `model.load_state_dict`, reach both. Changes of dtype or device
         are those of one alone, as is `load_state_dict` of the result. A forward that writes into them is a `CaptureError`.
+    checkpoint
+        Patterns of the paths of modules, such as "model.layers.*", which are computed again in the backward pass: until then,
+        only what they read is kept, which takes less memory and more time. A pattern means the outermost modules that match
+        it, and each of their calls is computed again on its own; maps are the same. A module with hooks on the layers in it is
+        not computed again, and torch.compile and `lrpfx.lower` decide on their own what to keep.
 
     Raises
     ------
@@ -221,7 +228,7 @@ def transform(
     True
     """
     composite = checked_arguments(model, composite, unassigned, explain, "transform")
-    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain)
+    settings = settings_of(composite, unassigned, input_range, fold, optimize, constants, explain, checked_patterns(checkpoint))
     if isinstance(model, Captured):
         refuse_settings_of_capture(example_inputs is not None or share, capture, constants, dynamic_shapes)
         program = named(lambda each: _settled(*program_for(model, composite, each), settings, model._dynamic_shapes))
@@ -323,11 +330,12 @@ def settings_of(
     optimize: bool,
     constants: Collection[str],
     explain: str,
+    checkpoint: Sequence[str] = (),
 ) -> Settings:
     """The settings that the arguments of `transform` stand for."""
     keep_gradient = "gradient" in (unassigned, composite.unassigned)
     canonizers = graph_passes(composite.canonizers)
-    return Settings(composite, canonizers, constants, input_range, keep_gradient, explain, fold, optimize)
+    return Settings(composite, canonizers, constants, input_range, keep_gradient, explain, fold, optimize, checkpoint)
 
 
 def node_names(

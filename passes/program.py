@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -17,6 +17,17 @@ from lrpfx.operators.layer import Layer, layer_of_node
 from lrpfx.passes.properties import NAMED, Property
 from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
 from lrpfx.support.torch_internals import OpOverload
+
+
+class CallOfModule(NamedTuple):
+    """One of the calls of a module in a forward."""
+
+    path: str
+    number: int  # from 1 on, in the order of execution
+
+    def __str__(self) -> str:
+        return self.path if self.number == 1 else f"{self.path} (call {self.number})"
+
 
 NOT_VERIFIED = "there are no example inputs, and random ones do not fit the model"
 
@@ -32,6 +43,8 @@ class Program:
     graph: fx.Graph
     title: str
     history: list[PassRecord] = field(default_factory=list)
+    #: The calls of modules around each node of the captured graph, by its name, the outermost first: see `CheckpointBlocks`.
+    calls: dict[str, tuple[CallOfModule, ...]] = field(default_factory=dict)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     unfused: fx.Graph | None = None  # the graph before operations were fused, on the same modules; set by FUSE
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph

@@ -42,6 +42,7 @@ from lrpfx.passes.normalize.split_complex_numbers import SplitComplexNumbers
 from lrpfx.passes.normalize.undo_decompositions import UndoDecompositions
 from lrpfx.passes.program import GraphPass
 from lrpfx.passes.rewrite.carry_multipliers import CarryMultipliers
+from lrpfx.passes.rewrite.checkpoint_blocks import CheckpointBlocks
 from lrpfx.passes.rewrite.choose_shortcuts import ChooseShortcuts
 from lrpfx.passes.rewrite.cut_constants import CutConstants
 from lrpfx.passes.rewrite.fold import Fold
@@ -68,6 +69,7 @@ class Settings:
     explain: str = OUTPUT
     fold: bool = True
     optimize: bool = True
+    checkpoint: Sequence[str] = ()  # patterns of the paths of modules
     module: ExplainModule | None = None  # the explainable module that is lowered
     legalize: Sequence[type[GraphPass]] = ()  # passes that write a lowered program in the operators of a backend
 
@@ -141,7 +143,10 @@ STAGES: dict[Stage, Callable[[Settings], Sequence[GraphPass]]] = {
         *([SaveLess()] if settings.optimize and settings.fold else []),
     ),
     Stage.FOLD: lambda settings: (Fold(),) if settings.fold else (),
-    Stage.FUSE: lambda settings: (FuseAttention(),) if settings.optimize and settings.fold else (),
+    Stage.FUSE: lambda settings: (
+        *([FuseAttention()] if settings.optimize and settings.fold else []),
+        *([CheckpointBlocks(settings.checkpoint)] if settings.checkpoint else []),
+    ),
     Stage.LOWER: lambda settings: (
         (DropDetach(), OutOfPlace(), PlainViews(), PlainSizes(), NameTensors(settings.module), DeriveWeights(settings.module))
         if settings.module

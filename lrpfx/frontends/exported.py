@@ -20,7 +20,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.errors import CaptureError, first_lines
-from lrpfx.frontends.naming import ModuleCall, describe_module, names_in, stands_for_call, with_qualified_names
+from lrpfx.frontends.naming import (
+    ModuleCall,
+    calls_around,
+    describe_module,
+    module_path,
+    module_stack,
+    names_in,
+    stands_for_call,
+    with_qualified_names,
+)
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_buffers import ReadBuffers
 from lrpfx.frontends.symbolic import (
@@ -294,7 +303,7 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str, with_sha
         set_info(node, info)
         if stack is not None:
             node.meta["nn_module_stack"] = stack
-    return Program(root, names, title, guards=guards), sizes
+    return Program(root, names, title, guards=guards, calls=calls_around(names)), sizes
 
 
 def _shape_in_example(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -606,12 +615,6 @@ def _argument_names(exported: ExportedProgram, count: int) -> list[str]:
     return names
 
 
-def _module_stack(node: fx.Node) -> dict[str, Any]:
-    """The module calls around a node. Reads of sizes have an entry that is no module."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return {key: call for key, call in stack.items() if not key.startswith("_empty_nn_module_stack")}
-
-
 class _ModuleCalls:
     """The module call that made each node of an exported graph."""
 
@@ -619,7 +622,7 @@ class _ModuleCalls:
         self.root = root
         self.calls: dict[str, ModuleCall] = {}
         self.of_node: dict[fx.Node, ModuleCall] = {}
-        stacks = {node: _module_stack(node) for node in graph.nodes}
+        stacks = {node: module_stack(node) for node in graph.nodes}
         self.parents = {str(path).rpartition(".")[0] for stack in stacks.values() for path, _ in stack.values() if path}
         for node, stack in stacks.items():
             if node.op != "call_function" or not stack:
@@ -630,7 +633,7 @@ class _ModuleCalls:
             self.of_node[node] = call
 
     def _call(self, path: str, cls: Any) -> ModuleCall:
-        path = re.sub(r"@\d+$", "", path)
+        path = module_path(path)
         module = scope_at(self.root, path.split(".")) if path else self.root
         if not isinstance(module, Scope):
             return ModuleCall(path, stands_for_call(module), describe_module(module))

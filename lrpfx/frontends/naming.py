@@ -1,12 +1,15 @@
 """Qualified names of nodes, the same from both front ends, and their source lines."""
 
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx, nn
 
-from lrpfx.ir.node import NodeInfo, Role, map_arguments, set_info
+from lrpfx.ir.node import NodeInfo, Role, map_arguments, node_info, set_info
 from lrpfx.operators.table import lookup, lookup_method, module_classes
+from lrpfx.passes.program import CallOfModule
 
 
 @dataclass
@@ -63,6 +66,35 @@ def with_qualified_names(
         set_info(copied, info)
         copies[node] = copied
     return graph
+
+
+def calls_around(graph: fx.Graph) -> dict[str, tuple[CallOfModule, ...]]:
+    """The calls of modules around each call of a graph with qualified names, the outermost first."""
+    numbers: dict[str, int] = {}  # of the calls, by the keys that torch gives them
+    counts: dict[str, int] = {}
+    found = {}
+    for node in graph.nodes:
+        stack = module_stack(node) if node.op.startswith("call") else {}
+        around = []
+        for key, (path, _) in stack.items():
+            path = module_path(path)
+            if key not in numbers:
+                numbers[key] = counts[path] = counts.get(path, 0) + 1
+            around.append(CallOfModule(path, numbers[key]))
+        if around:
+            found[node_info(node).name] = tuple(around)
+    return found
+
+
+def module_stack(node: fx.Node) -> dict[str, Any]:
+    """The module calls around a node. Reads of sizes have an entry that is no module."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return {key: call for key, call in stack.items() if not key.startswith("_empty_nn_module_stack")}
+
+
+def module_path(path: str) -> str:
+    """The path of a module in a stack, without the number that torch appends for further calls."""
+    return re.sub(r"@\d+$", "", path)
 
 
 def names_in(root: nn.Module) -> set[str]:

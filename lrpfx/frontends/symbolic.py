@@ -20,6 +20,7 @@ from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.known_values import KnownValues
 from lrpfx.frontends.naming import (
     ModuleCall,
+    calls_around,
     describe_module,
     names_in,
     stands_for_call,
@@ -97,7 +98,7 @@ def capture_copy(
             drawn = random.drawn.get(id(attribute_of(node, root)))
             if drawn is not None:
                 refuse_random(node, *drawn[1:])
-        program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen)
+        program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen, calls=calls_around(names))
         program.guards += [guard for node, number in tracer.known.dimensions.items() for guard in _guards(node, number)]
         return program
     finally:

@@ -67,6 +67,7 @@ class NodeInfo:
     chosen_by: str = ""  # which entry of the composite chose the rule
     keeps_gradient: bool = False  # it has no rule and may keep its plain gradient
     form: Any = None  # the form of its rule that carries multipliers (a MultiplierForm), if it has that form in this graph
+    block: str = ""  # the call of a module that is computed again in the backward pass, if it is part of one
     reference: str = ""  # the name of the node with the value that this one has for the reference, of differences from one
     carries_multiplier: bool = False  # the gradient of the value is a multiplier m, with relevance value * m, not relevance
 

@@ -20,6 +20,7 @@ from lrpfx.runtime.masked_relevance import MaskedRelevance
 from lrpfx.runtime.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.runtime.overwriting import on_copies
 from lrpfx.runtime.propagation import propagate_relevance
+from lrpfx.runtime.recomputed_blocks import with_recomputed_blocks
 from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.html import element
@@ -113,6 +114,20 @@ class TreeGraphModule(fx.GraphModule):
         if name in tables.get("_modules", ()) and not isinstance(value, nn.Module | None):
             raise CaptureError(_TAKEN.format(self.title, name), topic="names-of-modules")
         super().__setattr__(name, value)
+
+    @property
+    def lrpfx_tree(self) -> Self:
+        """The module itself, under the name of `recomputed_blocks.TREE`."""
+        return self
+
+    def recompile(self) -> Any:
+        """Write the code of the graph, with one call for each block that is computed again in the backward pass."""
+        whole = self._graph
+        self._graph = with_recomputed_blocks(whole)
+        try:
+            return super().recompile()
+        finally:
+            self._graph = whole
 
     def _get_name(self) -> str:
         return self.title

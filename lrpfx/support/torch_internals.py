@@ -80,6 +80,11 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def are_transforms_active() -> bool:
+    """Whether transforms of torch.func run, of which those with derivatives know no hooks of saved tensors."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that holds the values of a tensor inside transforms of torch.func."""
     while not torch.compiler.is_compiling() and is_transformed(tensor):
@@ -303,7 +308,7 @@ def apply(function: Any, *values: Any) -> Any:
 
     torch's own `apply` inspects the signature of `forward` in every call, which takes longer than a small layer.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or are_transforms_active():
         return function.apply(*values)
     return _apply(function)(*values)
 
