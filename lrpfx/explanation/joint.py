@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,6 +52,10 @@ from lrpfx.support.tensors import is_floating, not_dense, on_device_of
 from lrpfx.text.scores import chosen_embeddings
 
 _TOPIC = "several-inputs"
+#: The argument of models of Hugging Face that images are.
+_IMAGES = "pixel_values"
+#: Kinds of parameters that have names.
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +205,8 @@ _HEIGHT, _GAP = 260, 12
 class GivenInput:
     """One argument of one sample: its value, a tensor with a batch of one or another constant, and what it is a form of.
 
-    `names`: of the features of a row of a table, if they are known.
+    `names`: of the features of a row of a table, if they are known. `shown`: the user's name, if it is another one than that of
+    the argument.
     """
 
     value: Any
@@ -209,6 +214,7 @@ class GivenInput:
     geometry: Geometry | None = None
     text: ReadText | None = None
     names: tuple[str, ...] | None = None
+    shown: str | None = None
 
 
 Sample = Mapping[str, GivenInput]
@@ -261,11 +267,21 @@ def names_of_arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, .
     if isinstance(inner, ExplainModule):
         names = inner.argument_names
         return names, tuple(name for name in names if name not in OF_TEXT[1:])
-    parameters = inspect.signature(inner.forward).parameters.values() if isinstance(inner, nn.Module) else ()
+    parameters = _parameters(inner)
     is_open = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    named = [one for one in parameters if one.kind in _NAMED]
     needed = [one.name for one in named if one.default is one.empty and one.name not in OF_TEXT[1:]]
     return None if is_open else tuple(one.name for one in named), tuple(needed)
+
+
+def _parameters(model: Any) -> list[inspect.Parameter]:
+    return list(inspect.signature(model.forward).parameters.values()) if isinstance(model, nn.Module) else []
+
+
+def _named_arguments(model: Any) -> tuple[str, ...]:
+    """The arguments that a model names, also where it takes others."""
+    known, _ = names_of_arguments(model)
+    return tuple(one.name for one in _parameters(model) if one.kind in _NAMED) if known is None else known
 
 
 def further_arguments(given: Any, model: Any) -> str:
@@ -294,16 +310,28 @@ class SampleReader:
                     f"{len(given)} inputs were given, but the model takes {len(ordered)}: {', '.join(ordered)}", topic=_TOPIC
                 )
             given = dict(zip(ordered, given, strict=True))
-        unknown = [name for name in given if names is not None and name not in names]
+        arguments = {name: self._argument(name, given) for name in given}
+        unknown = [name for name, argument in arguments.items() if names is not None and argument not in names]
         if unknown:
             raise InputError(
                 f"the forward of {type(self.model).__name__} takes {', '.join(names or ())}, not {unknown[0]!r}: inputs have "
                 "the names of its arguments",
                 topic=_TOPIC,
             )
+        same = [name for name in given if list(arguments.values()).count(arguments[name]) > 1]
+        if same:
+            raise InputError(
+                f"the inputs {' and '.join(map(repr, same))} would both be the argument {arguments[same[0]]} of "
+                f"{type(self.model).__name__}: inputs have the names of its arguments",
+                topic=_TOPIC,
+            )
         columns: dict[str, list[GivenInput]] = {}
         for name, value in given.items():
-            columns.update(self._columns(name, value, given))
+            argument = arguments[name]
+            found = self._columns(argument, value, arguments.values())
+            if argument != name:
+                found[argument] = [replace(one, shown=name) for one in found[argument]]
+            columns.update(found)
         sizes = {name: len(column) for name, column in columns.items() if isinstance(column[0].value, torch.Tensor)}
         if not sizes or len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no tensors"
@@ -317,8 +345,18 @@ class SampleReader:
         each = {name: column if name in sizes else column * count for name, column in columns.items()}
         return [{name: column[place] for name, column in each.items()} for place in range(count)]
 
-    def _columns(self, name: str, value: Any, given: Mapping[str, Any]) -> dict[str, list[GivenInput]]:
-        """The arguments that an input becomes, each with one entry for each sample."""
+    def _argument(self, name: str, given: Mapping[str, Any]) -> str:
+        """The argument that an input is: that of its name, or else, of models of Hugging Face, that of images or of texts."""
+        named = _named_arguments(self.model)
+        value = given[name]
+        is_array = isinstance(value, (torch.Tensor, np.ndarray))
+        is_image = _is_photograph(value) or (is_array and value.ndim == 4)
+        is_text = isinstance(value, str) and self.tokenizer is not None
+        argument = _IMAGES if is_image else OF_TEXT[0] if is_text else name
+        return argument if name not in named and argument in named and argument not in given else name
+
+    def _columns(self, name: str, value: Any, given: Collection[str]) -> dict[str, list[GivenInput]]:
+        """The arguments that an input becomes, each with one entry for each sample. `given`: the arguments that there are."""
         if isinstance(value, str) and self.tokenizer is not None:
             text = read(self.tokenizer, value)
             check_fits(self.model, self.tokenizer, text)
@@ -531,15 +569,22 @@ class CompiledJoint(Compiled):
         """The explanation of the sample for targets."""
         inputs = {one: given.value for one, given in self.sample.items()}
         run, of_inputs = self._run(inputs, [targets])
-        parts = {one: self._part(one, run, of_inputs) for one in of_inputs}
-        kept = {one: part for one, part in parts.items() if part is not None}
+        found_parts = {one: self._part(one, run, of_inputs) for one in of_inputs}
+        kept = {one: part for one, part in found_parts.items() if part is not None}
         output = run.outputs[0]
         for one, part in kept.items():
             keep_origin(part, Origin(self._of_part(one), inputs, run.targets[0], output))
         facts = (output, self.categories, run.answers[0], run.rules, run.scores)
-        found = JointExplanation(name, *facts, tuple(of_inputs), kept, {one: value[0] for one, value in of_inputs.items()})
+        shown = {one: self._shown(one) for one in of_inputs}
+        parts = {shown[one]: part for one, part in kept.items()}
+        maps = {shown[one]: value[0] for one, value in of_inputs.items()}
+        found = JointExplanation(name, *facts, tuple(shown.values()), parts, maps)
         keep_origin(found, Origin(self, inputs, run.targets[0], output))
         return found
+
+    def _shown(self, name: str) -> str:
+        """The name of an input: the user's."""
+        return self.sample[name].shown or name
 
     def _part(self, name: str, run: Run, of_inputs: Mapping[str, Array]) -> Explained | None:
         """The explanation of one input in its own form; None if it has none."""
@@ -547,7 +592,7 @@ class CompiledJoint(Compiled):
         facts = (run.outputs[0], self.categories, answers, run.rules, run.scores)
         value = given.value.detach().cpu()
         if given.photograph is not None:
-            title = name if given.photograph.name.startswith("image ") else given.photograph.name
+            title = self._shown(name) if given.photograph.name.startswith("image ") else given.photograph.name
             return Explanation(title, *facts, given.photograph.image, given.geometry, value[0])
         if given.text is not None:
             scores = np.stack([one.input_relevance.sum(-1) for one in answers])
@@ -555,7 +600,7 @@ class CompiledJoint(Compiled):
             drawn = pictures_of_text.heatmap(scores, given.text.encoding, self.tokenizer, targets=titles, join=self.join)
             return TextExplanation(given.text.title(self.tokenizer), *facts, as_array(value[0]), drawn)
         if value.ndim == 2 and is_floating(value):
-            return TableExplanation(name, *facts, given.names or self._features(value.shape[1]), as_array(value[0]))
+            return TableExplanation(self._shown(name), *facts, given.names or self._features(value.shape[1]), as_array(value[0]))
         if value.ndim == 3 and is_floating(value):
             (node,) = (one for one in self.explain_model.unfused_graph.find_nodes(op="placeholder") if str(one.target) == name)
             series = as_array(value[0])
@@ -563,9 +608,9 @@ class CompiledJoint(Compiled):
                 series = series.T
                 of_steps = tuple(replace(one, input_relevance=one.input_relevance.T) for one in answers)
                 facts = (*facts[:2], of_steps, *facts[3:])
-            return SeriesExplanation(name, *facts, self._features(series.shape[1]), tuple(range(len(series))), series)
+            return SeriesExplanation(self._shown(name), *facts, self._features(series.shape[1]), tuple(range(len(series))), series)
         if value.ndim == 5 and is_floating(value):
-            return VolumeExplanation(name, *facts, as_array(value[0]))
+            return VolumeExplanation(self._shown(name), *facts, as_array(value[0]))
         return None
 
     def _features(self, count: int) -> tuple[str, ...]:

@@ -177,6 +177,31 @@ def test_similarity_of_image_and_text():
     assert [list(one.shares) for one in batch] == [["pixel_values", "input_ids"]] * 2
 
 
+def test_inputs_of_hugging_face_have_the_names_that_users_give_them(tmp_path):
+    """A photograph and a text are the arguments for them, under any name; what this does not settle is an error."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 8, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vision = {**sizes, "image_size": 32, "patch_size": 8}
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=12)).eval()
+    photograph = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8))
+    pixels = preprocess(photograph)[None]
+    explainer = lrpfx.Explainer(model, tokenizer=Tokenizer(), preprocess=preprocess, output="logits_per_image")
+    expected = explainer({"pixel_values": photograph, "input_ids": "the good film"})
+    for image in (photograph, pixels, pixels.numpy()):
+        found = explainer({"text": "the good film", "image": image})
+        assert found.names == ("text", "image") and list(found.maps) == list(found.parts) == ["text", "image"]
+        assert found.shares["image"] == pytest.approx(expected.shares["pixel_values"], rel=1e-4)
+        assert found["text"].balance.inputs == pytest.approx(expected.shares["input_ids"], rel=1e-4)
+    assert found["image"].name == "image" and len(found["image"].layers(["vision_model.embeddings.patch_embedding"]).size) == 2
+    assert lrpfx.report(found, tmp_path / "report.html").stat().st_size > 10_000
+    with np.load(found.save(tmp_path / "found.npz")) as arrays:
+        assert sorted(arrays) == ["output", "relevance.image", "relevance.text"]
+    with pytest.raises(lrpfx.InputError, match="'one' and 'other' would both be the argument pixel_values"):
+        explainer({"one": photograph, "other": photograph, "text": "the good film"})
+
+
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
