@@ -11,7 +11,6 @@ from lrpfx.command_line.image_files import images_in
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.number_files import (
     NumberExplainers,
-    NumberFiles,
     NumberOptions,
     check_options_of_numbers,
     data_set_of,
@@ -178,8 +177,6 @@ def dataset(
             else NumberExplainers(module, numbers, settings).for_content(content)
         )
         explainer: Explainer[Any] = made
-        if isinstance(data, NumberFiles):
-            data.fit(explainer.model)
         wanted: list[Any] = [
             one if one in (PREDICTED, TRUE) else classes_of([one], explainer.categories)[0] for one in target or [PREDICTED]
         ]

@@ -16,7 +16,7 @@ from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import CompositeOptions, ModelOptions, check_mask, classes_of, invalid
 from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.errors import InputError, first_lines, os_errors
-from lrpfx.explanation.arrays import Form, in_form_of
+from lrpfx.explanation.arrays import Form
 from lrpfx.explanation.doors import KINDS_OF_FILES, suffix_of
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Explained, Several
@@ -349,12 +349,6 @@ class NumberFiles(Dataset[Any]):
         self.root = str(paths[0].parent)
         self.samples = [(str(path), None) for path in paths]
         self.rate = content_of(paths[0]).rate
-        self.has_axis = False
-
-    def fit(self, model: Any) -> None:
-        """Give sounds of one channel an axis for it, if the model needs that."""
-        first = self[0]
-        self.has_axis = self.rate is not None and first.ndim == 1 and in_form_of(model, first[None])[0].ndim == 3
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -364,5 +358,5 @@ class NumberFiles(Dataset[Any]):
         if content.rate != self.rate:
             raise InputError(f"{content.rate:g} samples a second, and {self.rate:g} in the first file", topic="samples")
         values = nifti.opened(content.values)[0] if content.form == "volume" else content.values
-        values = values[0] if content.form == "wave" and values.ndim == 3 else values[None] if self.has_axis else values
+        values = values[0] if content.form == "wave" and values.ndim == 3 else values
         return torch.from_numpy(np.ascontiguousarray(values)).float()

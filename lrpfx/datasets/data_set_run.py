@@ -238,7 +238,7 @@ class _Run:
         self.categories = explainer.categories if is_own else None
         self.source = source_of(data, Preparation(names, preprocess), workers, self.categories)
         engine.check(self.source)
-        module, others = (self._compiled(explainer), explainer.record) if is_own else (explainer, ())
+        (module, adds_channel), others = (self._compiled(explainer), explainer.record) if is_own else ((explainer, False), ())
         if is_own and question.output is None:
             question = replace(question, output=explainer.output)
         if is_own:
@@ -247,17 +247,18 @@ class _Run:
         if is_own and isinstance(explainer.model, DetectorHeads):
             asked = _of_boxes(self.explainer.question, preprocess is not None)
             self.explainer = replace(self.explainer, question=asked, heads=explainer.model)
-        self.explainer = replace(self.explainer, is_of_features=self.features is not None)
+        self.explainer = replace(self.explainer, is_of_features=self.features is not None, adds_channel=adds_channel)
 
-    def _compiled(self, explainer: Explainer[Any]) -> nn.Module:
-        """The model as the explainer compiles it for the first sample that can be loaded."""
+    def _compiled(self, explainer: Explainer[Any]) -> tuple[nn.Module, bool]:
+        """The model as the explainer compiles it for the first sample that can be loaded; whether waves need a channel."""
         group = next((group for one in self.source.in_order() for group in batched(0, [one]).groups), None)
         if group is None:
             raise self._none_could_be_loaded()
-        compiled = explainer.compiled_for(group.inputs)
+        inputs = explainer.with_channel(group.inputs)
+        compiled = explainer.compiled_for(inputs)
         if not isinstance(compiled, CompiledModel):
             raise InputTypeError("an exported program is run by its runner: pass an explainer of the model that it was made of")
-        return compiled.module
+        return compiled.module, inputs is not group.inputs and inputs.ndim > group.inputs.ndim
 
     def _sample_explainer(self, module: nn.Module, question: Question, is_cast: bool, others: Sequence[str]) -> SampleExplainer:
         inner = explainable(module, "lrpfx.datasets.attribute")

@@ -58,7 +58,8 @@ class SampleExplainer:
     `question`: its targets are those of every sample. `reductions`: of each recorded layer, by its name. `reduce`: that of the
     inputs. `scores`: how many of the largest outputs are kept; None for all. `dtype`: of relevance. `is_cast`: whether inputs
     are brought to the dtype of the model. `heads`: those of a detector, which find further arguments in the images.
-    `is_of_features`: whether samples are rows of a table, whose features have relevance side by side.
+    `is_of_features`: whether samples are rows of a table, whose features have relevance side by side. `adds_channel`: whether
+    samples are waves, which the model takes with an axis for their channel.
     """
 
     explain_model: nn.Module
@@ -71,6 +72,7 @@ class SampleExplainer:
     is_cast: bool
     heads: DetectorHeads | None = None
     is_of_features: bool = False
+    adds_channel: bool = False
 
     @property
     def has_several(self) -> bool:
@@ -128,7 +130,7 @@ class SampleExplainer:
         targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
         question = replace(self.question, **asked, output=reported(self.question.output, "output"))
-        given = on_device_of(self.module, inputs, self.is_cast)
+        given = on_device_of(self.module, inputs[:, None] if self.adds_channel else inputs, self.is_cast)
         given = given if self.heads is None else arguments_of(self.heads, given)
         mean = MeanOverReferences()
         for one in for_each_reference(question):

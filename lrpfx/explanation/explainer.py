@@ -24,7 +24,7 @@ from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.detection.of_masks import is_of_masks, semantic_map
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
-from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, read
+from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, in_form_of, read
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -750,6 +750,12 @@ class Explainer(Generic[Found]):
         """
         self._form = "table"
         return read(frame, "table", self.reading, None if self.preprocess is None else self.preprocess.function)
+
+    def with_channel(self, waves: Any) -> Any:
+        """Waves of a data set, (batch, samples), as a call reads them: with the axis of a channel that the model may need."""
+        is_of_waves = self.reading.rate is not None and isinstance(waves, torch.Tensor) and waves.ndim == 2
+        found, are_channels = in_form_of(self.model, waves) if is_of_waves else (waves, False)
+        return waves if are_channels else found
 
     @property
     def explain_model(self) -> nn.Module:

@@ -327,11 +327,11 @@ class SampleReader:
             )
         columns: dict[str, list[GivenInput]] = {}
         for name, value in given.items():
-            argument = arguments[name]
-            found = self._columns(argument, value, arguments.values())
-            if argument != name:
-                found[argument] = [replace(one, shown=name) for one in found[argument]]
-            columns.update(found)
+            own = arguments[name]
+            made = self._columns(own, value, arguments.values())
+            if own != name:
+                made[own] = [replace(one, shown=name) for one in made[own]]
+            columns.update(made)
         sizes = {name: len(column) for name, column in columns.items() if isinstance(column[0].value, torch.Tensor)}
         if not sizes or len(set(sizes.values())) > 1:
             found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no tensors"
@@ -600,7 +600,9 @@ class CompiledJoint(Compiled):
             drawn = pictures_of_text.heatmap(scores, given.text.encoding, self.tokenizer, targets=titles, join=self.join)
             return TextExplanation(given.text.title(self.tokenizer), *facts, as_array(value[0]), drawn)
         if value.ndim == 2 and is_floating(value):
-            return TableExplanation(self._shown(name), *facts, given.names or self._features(value.shape[1]), as_array(value[0]))
+            return TableExplanation(
+                self._shown(name), *facts, given.names or self._features(value.shape[1]), as_array(value[0])
+            )
         if value.ndim == 3 and is_floating(value):
             (node,) = (one for one in self.explain_model.unfused_graph.find_nodes(op="placeholder") if str(one.target) == name)
             series = as_array(value[0])
@@ -608,7 +610,9 @@ class CompiledJoint(Compiled):
                 series = series.T
                 of_steps = tuple(replace(one, input_relevance=one.input_relevance.T) for one in answers)
                 facts = (*facts[:2], of_steps, *facts[3:])
-            return SeriesExplanation(self._shown(name), *facts, self._features(series.shape[1]), tuple(range(len(series))), series)
+            return SeriesExplanation(
+                self._shown(name), *facts, self._features(series.shape[1]), tuple(range(len(series))), series
+            )
         if value.ndim == 5 and is_floating(value):
             return VolumeExplanation(self._shown(name), *facts, as_array(value[0]))
         return None

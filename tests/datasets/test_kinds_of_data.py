@@ -46,6 +46,7 @@ CASES = {
         lambda: lrpfx.Explainer(convolving(nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 4, 3)), 192), rate=100),
         (5, 50),
     ),
+    "wave of a channel": (lambda: lrpfx.Explainer(convolving(nn.Conv1d(1, 4, 3), 192), rate=100), (5, 50)),
     "volume": (lambda: lrpfx.Explainer(convolving(nn.Conv3d(1, 2, 3), 48)), (3, 1, 4, 5, 6)),
 }
 
