@@ -16,6 +16,7 @@ from lrpfx.runtime.differences import (
     BySlopes,
     OfChannelNormalization,
     OfChoice,
+    OfFactors,
     OfLarger,
     OfLargest,
     OfLayerNorm,
@@ -127,6 +128,8 @@ class Difference(Hook):
         if issubclass(row.kind, kinds.MatMul) or (
             row.product.proportional_to and set(row.data) <= {*row.product.proportional_to}
         ):
+            if inputs > max(2, len(row.data)):  # an argument holds several factors
+                return OfFactors()
             return Derivative() if inputs == 1 else AtMidpoint()
         if issubclass(row.kind, _LINEAR) and not set(layer.operation.names_of_inputs) & set(row.controls):
             return Derivative()

@@ -187,6 +187,30 @@ class AtMidpoint(_ReferenceForm):
         return operation(values[: -operation.inputs])
 
 
+@dataclass(frozen=True)
+class OfFactors(DifferenceForm):
+    """A product of more than two factors, which take their values one after another: the mean over their order and the reverse.
+
+    Of two factors, each has the mean of the other, as at the midpoint.
+    """
+
+    def multipliers(
+        self, operation: Operation, values: Sequence[Any], references: Tensors, multiplier: torch.Tensor
+    ) -> Tensors:
+        inputs, others = values[: operation.inputs], values[operation.inputs :]
+        found = [torch.zeros_like(value) for value in inputs]
+        for order in (range(len(inputs)), reversed(range(len(inputs)))):
+            current = list(references)
+            for place in order:
+
+                def of_one(one: torch.Tensor, place: int = place, current: Tensors = tuple(current)) -> Any:
+                    return operation([*current[:place], one, *current[place + 1 :], *others])
+
+                found[place] = found[place] + vjp(of_one, inputs[place])[1](multiplier)[0] / 2
+                current[place] = inputs[place]
+        return found
+
+
 def _adjoint(operation: Operation, multiplier: torch.Tensor, values: Sequence[Any]) -> Tensors:
     """The ordinary derivatives of an operation, times the multiplier."""
     found: Any = operation.adjoint(multiplier, values)

@@ -972,3 +972,20 @@ def test_running_sums_of_exponentials_of_any_size(size):
         of_sums = weights * (sums / other_sums).log() / (sums - other_sums)
         expected = of_sums.flip(1).cumsum(1).flip(1) * (entries - other_entries)
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("equation", ["bij,bkj,bj->bk", "bj,bj,bj,bk->bk", "bk,bj,bj,bj->bk"])
+def test_products_of_more_than_two_factors(equation, capture):
+    ranks = [len(one) for one in equation.partition("->")[0].split(",")]
+
+    class Contraction(nn.Module):
+        def forward(self, x):
+            operands = [x if rank == 3 else x[:, place] for place, rank in enumerate(ranks)]
+            return torch.einsum(equation, *operands)
+
+    torch.manual_seed(0)
+    x, reference = torch.randn(2, 2, 5, 5, dtype=torch.float64)
+    model = Contraction().eval()
+    found = lrpfx.attribute(lrpfx.transform(model, DeepLIFT(), x, capture=capture), x, 1, reference=reference)
+    torch.testing.assert_close(found.relevance.sum((1, 2)), (model(x) - model(reference))[:, 1], rtol=1e-12, atol=1e-12)
