@@ -232,7 +232,8 @@ def _fitting(reference: Any, value: Any, name: str) -> Any:
         except (RuntimeError, OverflowError) as error:  # beyond what the dtype holds
             raise misfit from error
     if not isinstance(reference, torch.Tensor):
-        raise InputTypeError(f"the reference of {name} is a tensor, not {type(reference).__name__}", topic="references")
+        remedy = ": pass torch.from_numpy(array)" if isinstance(reference, np.ndarray) else ""
+        raise InputTypeError(f"the reference of {name} is a tensor, not {type(reference).__name__}{remedy}", topic="references")
     if not_dense(reference) is not None:
         raise InputTypeError(f"the reference of {name} is {not_dense(reference)}", topic="references")
     for fact in ("dtype", "device"):
@@ -329,8 +330,8 @@ def embeddings_behind(node: fx.Node, keys: Sequence[Any]) -> list[fx.Node]:
 
 
 @contextmanager
-def misfits(module: ExplainModule, arguments: Arguments) -> Iterator[None]:
-    """Turn the errors that torch raises for misfitting inputs into `InputError`."""
+def misfits(module: ExplainModule, arguments: Arguments, references: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Turn the errors that torch raises for misfitting inputs, and references of these, into `InputError`."""
     try:
         yield
     except (LrpfxError, torch.OutOfMemoryError, AssertionError):
@@ -338,7 +339,7 @@ def misfits(module: ExplainModule, arguments: Arguments) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if is_out_of_memory(error):
             raise MemoryError(str(error)) from error
-        problem = arguments.call(OutOfVocabulary(module)) if isinstance(error, IndexError) else None
+        problem = arguments.call(OutOfVocabulary(module), references) if isinstance(error, IndexError) else None
         if problem is not None:
             raise InputError(problem, topic="inputs-do-not-fit") from error
         tensors = [*arguments.leaves, *(arguments.at(place) for place in arguments.integers)]

@@ -119,7 +119,7 @@ class Computation:
     def _compute(self) -> None:
         given: dict[str, Any] = {}
         if self._recording and self._is_compiled:
-            with misfits(self.module, self.arguments):
+            with misfits(self.module, self.arguments, self._references):
                 given = _probes(self.module, self._recording, self.arguments, self._masks, self._references)
         probes = [value for name, value in given.items() if name.startswith(PROBE)]
         runner = _runner(self._explain_model, self.module, self._traced, self._several)
@@ -152,7 +152,7 @@ class Computation:
         self._name_all(forward, self._relevances(runner, forward, wanted, given))
 
     def _run(self, runner: Callable[..., Any], recorder: TreeGraphModule, further: Mapping[str, Any]) -> _Forward:
-        with misfits(self.module, self.arguments):
+        with misfits(self.module, self.arguments, self._references):
             result = self.arguments.call(runner, {**self._references, **further})
         chosen, returned = (result[0], list(result[1:])) if self._recording else (result, [])
         if self._recording.reference:

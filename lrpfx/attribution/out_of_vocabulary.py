@@ -19,6 +19,9 @@ class OutOfVocabulary(fx.Interpreter):
     def __init__(self, module: TreeGraphModule) -> None:
         super().__init__(module)
         self.problem: str | None = None
+        own = [(node_info(node).reference, node) for node in self.graph.nodes]  # by the names of their references
+        self._inputs = {name: node for name, node in own if node.op == "placeholder"}
+        self._names = {name: node_info(node).name for name, node in own if name}
 
     def __call__(self, *args: Any, **keywords: Any) -> str | None:
         try:
@@ -32,15 +35,24 @@ class OutOfVocabulary(fx.Interpreter):
         spelling = spelling_of(n)
         if spelling is not None and spelling.operator.kind is Embedding:
             bound: dict[str, Any] = dict(zip(spelling.arguments, n.args, strict=False)) | n.kwargs
-            indices, weight = (self.env[bound[name]] for name in ("input", "weight"))
-            outside = indices[(indices < 0) | (indices >= len(weight))].unique().tolist()
+            weight = self.env[bound["weight"]]
+            source = self._inputs.get(node_info(bound["input"]).name, bound["input"])
+            indices, of_reference = self.env.get(source), False
+            if indices is None or not _outside(indices, weight):
+                indices, of_reference = self.env[bound["input"]], source is not bound["input"]
+            outside = _outside(indices, weight)
             if outside:
                 shown = ", ".join(map(str, outside[:5])) + (", ..." if len(outside) > 5 else "")
-                name = node_info(n).name
-                inputs = self.graph.find_nodes(op="placeholder")
-                direct = next((f" of the input {str(node.target)!r}" for node in inputs if node is bound["input"]), "")
-                what = f"indices{direct}" if direct else "indices that forward computes, such as positions of a long sequence,"
+                name = self._names.get(node_info(n).name, node_info(n).name)
+                what = "indices that forward computes, such as positions of a long sequence,"
+                if source.op == "placeholder":
+                    what = f"indices of {'the reference of ' if of_reference else ''}the input {str(source.target)!r}"
                 valid = f"valid are 0 to {len(weight) - 1}"
                 self.problem = f"the embedding {name} has {len(weight)} entries, but the {what} include {shown}: {valid}"
                 raise IndexError(self.problem)
         return super().run_node(n)
+
+
+def _outside(indices: torch.Tensor, weight: torch.Tensor) -> list[int]:
+    found: list[int] = indices[(indices < 0) | (indices >= len(weight))].unique().tolist()
+    return found

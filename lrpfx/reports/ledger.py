@@ -259,7 +259,7 @@ def ledger(
 def _accounts(
     sweep: "_Sweep", arguments: Arguments, target: Target, output: OutputSelector, references: Mapping[str, Any]
 ) -> Ledger:
-    with misfits(sweep.module, arguments):
+    with misfits(sweep.module, arguments, references):
         result = arguments.call(sweep.forward, references)
     outputs: dict[int, torch.Tensor] = {}
 
@@ -545,7 +545,7 @@ class _Sweep:
             result = function(*map_arguments(node.args, value), **map_arguments(node.kwargs, value))
         others = floating_tensors(self.values[self.by_name[node_info(node).reference]])
         amounts = zip(floating_tensors(result), others, pairs, strict=False)
-        return sum(_total(relevance_from(one - other, carried)) for one, other, (_, carried) in amounts)
+        return sum(_total(relevance_from(only_finite(one - other), carried)) for one, other, (_, carried) in amounts)
 
     def _known(self, value: Any) -> Any:
         """A value of an account. An entry that is not a number, and has no relevance since the map is finite, counts as 0."""

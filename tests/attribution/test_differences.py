@@ -297,6 +297,25 @@ class Doubles(nn.Module):
         return torch.tanh(x) * (2 if twice else 1)
 
 
+def test_masks_of_minus_infinity_that_differ_are_in_the_ledger():
+    class Attention(nn.Module):
+        def forward(self, x, mask):
+            scores = (x @ x.mT).masked_fill(mask[:, None] == 0, -torch.inf)
+            return (scores.softmax(-1) @ x).mean(1)
+
+    x, mask = torch.randn(2, 4, 3, dtype=torch.float64), torch.ones(2, 4, dtype=torch.int64)
+    explain_model = lrpfx.transform(Attention().eval(), DeepLIFT(), (x, mask))
+    hides = mask.clone()
+    hides[:, 2:] = 0
+    with pytest.warns(lrpfx.LrpfxWarning, match="relevance adds up to"):
+        attribution = lrpfx.attribute(explain_model, (x, mask), 1, reference=(0, hides))
+    accounts = lrpfx.ledger(explain_model, (x, mask), 1, reference=(0, hides))
+    gap = float((attribution.output - attribution.reference_output)[:, 1].sum() - attribution.relevance[0].sum())
+    missing = [entry for entry in accounts if abs(entry.unexplained) > 1e-9]
+    assert [entry.name for entry in missing] == ["softmax"]
+    assert missing[0].unexplained == pytest.approx(gap)
+
+
 def test_arguments_that_are_no_tensors_keep_their_values():
     x, model = torch.randn(2, 3, dtype=torch.float64), Doubles()
     given = {"x": x, "twice": True}
@@ -601,6 +620,7 @@ def test_several_inputs_and_one_that_keeps_its_value():
         ({"y": torch.zeros(4, 5).double()}, "reference= names 'y', but the inputs are input"),
         ([], "reference= is an empty list"),
         ("zeros", "is a tensor, not str"),
+        (np.zeros((4, 5)), "is a tensor, not ndarray: pass torch.from_numpy"),
         ({}, "reference= is an empty dict"),
         ((), "reference= has 0 items"),
         (float("nan"), "has values that are not finite"),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonPlus
+from lrpfx.composites import AttnLRP, DeepLIFT, EpsilonPlus
 
 
 class Words(nn.Module):
@@ -31,6 +31,20 @@ def test_ids_outside_of_the_vocabulary(explain_model, as_input):
             lrpfx.attribute(explain_model, ids, 1, **options)
     with pytest.raises(lrpfx.InputError, match=message):
         lrpfx.ledger(explain_model, ids, 1)
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+def test_references_outside_of_the_vocabulary(capture):
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    explain_model = lrpfx.transform(Words().eval(), DeepLIFT(), example_inputs=ids, capture=capture)
+    of_reference = "the embedding words has 10 entries, but the indices of the reference of the input 'ids' include 10"
+    of_input = "the embedding words has 10 entries, but the indices of the input 'ids' include 11"
+    for explained in (lrpfx.attribute, lrpfx.ledger):
+        with pytest.raises(lrpfx.InputError, match=of_reference):
+            explained(explain_model, ids, 1, reference=10)
+        for reference in (10, 0, {"ids": torch.full_like(ids, 11)}):
+            with pytest.raises(lrpfx.InputError, match=of_input):
+                explained(explain_model, ids + 10, 1, reference=reference)
 
 
 def test_many_ids_are_not_all_listed(explain_model):
