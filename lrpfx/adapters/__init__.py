@@ -1,12 +1,12 @@
-"""lrpfx for Captum, Quantus, SHAP and ViRelAy. A module is imported when it is first used."""
+"""lrpfx for Captum, inseq, Quantus, SHAP and ViRelAy. A module is imported when it is first used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lrpfx.adapters import captum, quantus, shap, virelay
+    from lrpfx.adapters import captum, inseq, quantus, shap, virelay
 
-__all__ = ["captum", "quantus", "shap", "virelay"]
+__all__ = ["captum", "inseq", "quantus", "shap", "virelay"]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,11 +22,12 @@ from lrpfx.runtime.rule_table import rule_table
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.tensors import is_floating
 
-__all__ = ["LRP", "DeepLift", "DeepLiftShap", "LayerLRP"]
+__all__ = ["LRP", "DeepLift", "DeepLiftShap", "LayerLRP", "TokenLRP"]
 
 _captum = optional_package("captum.attr", "lrpfx.adapters.captum", "captum")
 GradientAttribution: Any = _captum.GradientAttribution
 LayerAttribution: Any = _captum.LayerAttribution
+LayerGradientXActivation: Any = _captum.LayerGradientXActivation
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -47,7 +48,7 @@ class _Compiled(GradientAttribution):
     """What methods of Captum that compile a model have in common."""
 
     def __init__(self, model: nn.Module, composite: Composite | None = None) -> None:
-        super().__init__(model)
+        GradientAttribution.__init__(self, model)  # other bases ask for a layer
         self.model = model
         self._compilations = Compilations(type(self).__name__, composite)
         self._compilations.check(model)
@@ -367,6 +368,53 @@ class LayerLRP(_Compiled, LayerAttribution):
         if not names:
             raise invalid(f"the layer {paths[0]!r} reads no value that carries relevance: explain what it returns")
         return [node_info(node).name for node in resolve_names(graph, names)]
+
+
+class TokenLRP(_Compiled, LayerGradientXActivation):
+    """LRP for `captum.attr.LLMGradientAttribution`: relevance of the prompt's tokens for the logit of each generated token.
+
+    Captum's methods there explain log probabilities. It tells them by their class, hence the second base.
+
+    Parameters
+    ----------
+    model
+        A causal language model in evaluation mode, whose first argument are the token ids.
+    composite
+        As for `LRP`.
+
+    Examples
+    --------
+    >>> from captum.attr import LLMGradientAttribution, TextTokenInput  # doctest: +SKIP
+    >>> method = LLMGradientAttribution(TokenLRP(model, AttnLRP()), tokenizer)  # doctest: +SKIP
+    >>> method.attribute(TextTokenInput("Paris is in", tokenizer), target=" France").token_attr  # doctest: +SKIP
+    """
+
+    @_wrapped
+    def attribute(self, inputs: torch.Tensor, additional_forward_args: Any = None, verbose: bool = False) -> torch.Tensor:
+        """Relevance of the tokens before one generated token: (1, tokens, features).
+
+        Parameters
+        ----------
+        inputs, additional_forward_args
+            What `LLMGradientAttribution` passes: the prompt's ids; and its text, the generated ids and the number of one of them.
+        verbose
+            As for `LRP.attribute`.
+
+        Raises
+        ------
+        InputError, InputTypeError
+            Another caller; and as for `LRP.attribute`.
+        """
+        if not isinstance(additional_forward_args, tuple) or len(additional_forward_args) != 3:
+            raise invalid(
+                "TokenLRP is a method for captum.attr.LLMGradientAttribution: take LRP to explain a call of the model"
+            )
+        prompt, generated, number = additional_forward_args
+        ids = prompt.to_model_input(inputs)
+        read = torch.cat([ids, generated[:number].to(ids)[None]], dim=1)
+        explain_model = self._explainable((read,), verbose)
+        found, _ = _explained(explain_model, (read,), (read.shape[1] - 1, int(generated[number])))
+        return _carried(found.relevance[0], 0)
 
 
 def _as_tuple(values: Any) -> tuple[Any, ...]:
