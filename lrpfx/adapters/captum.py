@@ -396,13 +396,13 @@ class TokenLRP(_Compiled, LayerGradientXActivation):
         Parameters
         ----------
         inputs, additional_forward_args
-            What `LLMGradientAttribution` passes: the prompt's ids; and its text, the generated ids and the number of one of them.
+            What `LLMGradientAttribution` passes: the ids of the prompt; and its text, the generated ids and the place of one.
         verbose
             As for `LRP.attribute`.
 
         Raises
         ------
-        InputError, InputTypeError
+        InputError
             Another caller; and as for `LRP.attribute`.
         """
         if not isinstance(additional_forward_args, tuple) or len(additional_forward_args) != 3:

@@ -24,16 +24,25 @@ LOGIT = "logit"
 class LRPAttribution(_Registry):
     """LRP by lrpfx as an attribution method of inseq: relevance of all tokens before each generated one.
 
-    To import this module registers it: `inseq.load_model(model, "lrp", tokenizer=...)`. The model is compiled at the first token
-    of each call of inseq's `attribute`. Relevance explains logits, so this asks for `attributed_fn="logit"`; its sum over the
-    features of a token is `aggregate("sum", normalize=False)` of inseq's output.
+    To import this module registers it: `inseq.load_model(model, "lrp", tokenizer=...)`. The model is compiled at the first
+    token of each call of inseq's `attribute`. Relevance explains logits, so this asks for `attributed_fn="logit"`; its sum over
+    the features of a token is `aggregate("sum", normalize=False)` of inseq's output.
 
     Parameters
     ----------
     attribution_model
-        inseq's model, of a causal language model.
+        The causal language model, as inseq holds it.
     composite
         The rules.
+    **options
+        Ignored, as by other methods of inseq.
+
+    Raises
+    ------
+    InputError
+        The model has an encoder and a decoder.
+    InputTypeError
+        The composite is none.
     """
 
     method_name = "lrp"
@@ -51,12 +60,25 @@ class LRPAttribution(_Registry):
         self._explain_model: ExplainModule | None = None
 
     def unhook(self, **options: Any) -> None:
-        """What inseq does at the end of a call: the compiled model is dropped, since the model may change."""
+        """Drop the compiled model at the end of a call, since the model may change.
+
+        Parameters
+        ----------
+        **options
+            What inseq passes.
+        """
         super().unhook(**options)
         self._explain_model = None
 
     def attribute_step(self, attribute_fn_main_args: dict[str, Any], attribution_args: dict[str, Any] | None = None) -> Any:
         """Relevance for one generated token of each sample, as inseq's steps return it.
+
+        Parameters
+        ----------
+        attribute_fn_main_args
+            What inseq passes: ids, targets, the function that is explained, and the mask of attention.
+        attribution_args
+            Arguments of other methods.
 
         Raises
         ------

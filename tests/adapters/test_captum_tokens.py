@@ -15,7 +15,7 @@ from lrpfx.adapters.captum import TokenLRP
 from lrpfx.composites import AttnLRP
 from lrpfx.errors import InputError
 
-WORDS = "the cat dog saw a red car house . it wants fish".split()
+WORDS = ["the", "cat", "dog", "saw", "a", "red", "car", "house", ".", "it", "wants", "fish"]
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,17 @@ import torch
 import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision
 import transformers
 
-inseq = pytest.importorskip("inseq")
+pytest.importorskip("inseq")
 
+import inseq
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import lrpfx
 from lrpfx.adapters.inseq import LRPAttribution
-from lrpfx.composites import AttnLRP, CPLRP
+from lrpfx.composites import CPLRP, AttnLRP
 from lrpfx.errors import InputError
 
-WORDS = "the cat dog saw a red car house . it wants fish <pad>".split()
+WORDS = ["the", "cat", "dog", "saw", "a", "red", "car", "house", ".", "it", "wants", "fish", "<pad>"]
 PROMPT, ANSWER = "the dog saw a red car . it", " wants fish ."
 
 
