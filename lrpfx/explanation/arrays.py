@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -202,7 +202,7 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
         raise InputError("the table has no rows", topic="tables-series-and-waves")
     inputs = _prepared(given, preprocess, len(shown))
     count = _features_of(inputs)
-    if columns is not None and preprocess is not None and len(columns) == count:
+    if columns is not None and preprocess is not None and len(columns) >= count:
         order = _columns_of_features(frame, preprocess, inputs)
         columns = None if order is None else tuple(columns[place] for place in order)
         shown = np.full(shown.shape, None) if order is None else shown[:, order]
@@ -217,35 +217,56 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
 
 
 def _columns_of_features(frame: Any, preprocess: Callable[..., Any], inputs: Any) -> list[int] | None:
-    """The column of a DataFrame of which each feature is made, found by changes; None unless each is made of one alone."""
+    """The column of a DataFrame of which each feature is made, found by changes; None unless each is made of one alone.
+
+    Columns whose changes show nowhere are left out, unless there are features left: the only one is of the only such column,
+    and several are of these in their order if all others have kept their places.
+    """
 
     def features(made: Any) -> list[torch.Tensor]:
         leaves = leaves_of(each_tensor(made, _as_tensor))
         return [feature for leaf in leaves for feature in (leaf.T if leaf.ndim > 1 else leaf[None])]
 
-    before, found = features(inputs), {}
-    for place in range(len(before)):
-        try:
-            changed = frame.copy()
-            changed.isetitem(place, _other_values(frame.iloc[:, place].array))
-            after = features(preprocess(changed))
-        except Exception:  # which the values of the frame itself do not raise
+    before, unseen = features(inputs), []
+    found: dict[int, int] = {}  # by feature
+    for place in range(frame.shape[1]):
+        made: list[int] = []
+        for values in _other_values(frame.iloc[:, place].array):
+            try:
+                changed = frame.copy()
+                changed.isetitem(place, values)
+                after = features(preprocess(changed))
+                made = [
+                    number for number, (one, two) in enumerate(zip(before, after, strict=True)) if not torch.equal(one, two)
+                ]
+            except Exception:  # which the values of the frame itself do not raise
+                continue
+            if made:
+                break
+        if len(made) > 1 or set(made) & found.keys():
             return None
-        made = [number for number, (one, two) in enumerate(zip(before, after, strict=True)) if not torch.equal(one, two)]
-        if len(made) != 1 or made[0] in found:
-            return None
-        found[made[0]] = place
+        if made:
+            found[made[0]] = place
+        else:
+            unseen.append(place)
+    left = [number for number in range(len(before)) if number not in found]
+    if left and (len(left) != len(unseen) or not found or (len(left) > 1 and any(one != two for one, two in found.items()))):
+        return None
+    found |= dict(zip(left, unseen, strict=False))
     return [found[number] for number in range(len(before))]
 
 
-def _other_values(values: Any) -> Any:
-    """Other values of the type of a column of a DataFrame: its own in another order, or new ones if they are all one."""
-    others = values.take(np.roll(np.arange(len(values)), 1))
-    if not all(one == other for one, other in zip(values, others, strict=True)):
-        return others
+def _other_values(values: Any) -> Iterator[Any]:
+    """Other values of the type of a column of a DataFrame: its own in another order, and new ones, near and far."""
+    yield values.take(np.roll(np.arange(len(values)), 1))
     if hasattr(values, "categories"):
-        return type(values).from_codes((values.codes + 1) % len(values.categories), dtype=values.dtype)
-    return ~values if values.dtype.kind == "b" else values + 1
+        yield type(values).from_codes((values.codes + 1) % len(values.categories), dtype=values.dtype)
+    elif values.dtype.kind == "b":
+        yield ~values
+    elif values.dtype.kind in "iuf":
+        yield values + 1
+        yield values - values.max() - 1
+        yield values * 1000
 
 
 def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:

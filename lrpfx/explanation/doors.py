@@ -74,6 +74,11 @@ def suffix_of(path: str | os.PathLike[str]) -> str | None:
     return next((suffix for suffix in KINDS_OF_FILES if name.endswith(suffix)), None)
 
 
+def is_file_name(text: str) -> bool:
+    """Whether a text is the name of a file of photographs or of a known kind, and not a sentence."""
+    return len(text.split()) == 1 and (suffix_of(text) is not None or os.path.splitext(text)[1].lower() in image_suffixes())
+
+
 _OF_PHOTOGRAPHS = "for photographs, pass preprocess=, such as weights.transforms() for torchvision's models"
 #: What an input is read as -> in words.
 _READINGS = {

@@ -35,7 +35,7 @@ from lrpfx.explanation.compiled import (
 )
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
-from lrpfx.explanation.doors import check_no_list, misread, what_it_is
+from lrpfx.explanation.doors import check_no_list, is_file_name, misread, what_it_is
 from lrpfx.explanation.explanation import Explained, Explanation, Explanations, Several
 from lrpfx.explanation.generation import GenerationExplanation, explain_generated
 from lrpfx.explanation.graphs import (
@@ -637,6 +637,13 @@ class Explainer(Generic[Found]):
         if isinstance(self.model, Runner):
             raise InputError("programs of text models take tokens: call the runner itself", topic="explainers")
         texts, several = texts_in(given)
+        for text in texts:
+            if isinstance(text, str) and is_file_name(text):
+                raise InputTypeError(
+                    f"{text} seems to be the name of a file, and with tokenizer= strings are texts: {what_it_is(text)}, "
+                    "without tokenizer=. A text of this form is given as what the tokenizer returns",
+                    topic="explainers",
+                )
         wanted = TargetsOfSamples(target, targets, len(texts))
         wanted.check_number(len(texts))
         found = explain_sentences(self._module_for, self.model, self.tokenizer, texts, wanted, self.join, self.progress)

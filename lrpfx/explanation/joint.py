@@ -29,6 +29,7 @@ from lrpfx.explanation.compiled import (
     keep_origin,
     shown_outputs,
 )
+from lrpfx.explanation.doors import is_file_name
 from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_arrays, save_picture
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.series import SeriesExplanation
@@ -310,6 +311,13 @@ class SampleReader:
                     f"{len(given)} inputs were given, but the model takes {len(ordered)}: {', '.join(ordered)}", topic=_TOPIC
                 )
             given = dict(zip(ordered, given, strict=True))
+        for name, value in given.items():
+            if isinstance(value, str) and self.tokenizer is not None and name not in OF_TEXT and is_file_name(value):
+                raise InputTypeError(
+                    f"the input {name!r} is the string {value!r}, and with a tokenizer strings are texts: give a photograph as "
+                    "an image of Pillow or its pathlib.Path, and numbers as tensors",
+                    topic=_TOPIC,
+                )
         arguments = {name: self._argument(name, given) for name in given}
         unknown = [name for name, argument in arguments.items() if names is not None and argument not in names]
         if unknown:
@@ -440,8 +448,16 @@ def explain_joint(
     for place, sample in enumerate(progress_bar(samples, progress, "explaining", "sample", len(samples))):
         inputs = placed_on(reader.model, {name: one.value for name, one in sample.items()})
         try:
-            compiled = compiled_for(inputs)
+            joint = CompiledJoint(compiled_for(inputs), sample, reader.tokenizer, names, join)
+            found.append(joint.explanation(f"sample {place + 1}", wanted.of_sample(place)))
         except InputError as error:
+            lists = [name for name, one in inputs.items() if _holds_numbers(one)]
+            if lists:
+                raise InputTypeError(
+                    f"{str(error).rstrip('.')}. The input {lists[0]!r} is a {type(inputs[lists[0]]).__name__} of numbers: "
+                    "tensors are as the model takes them, torch.tensor(...) with a first dimension for samples; texts are strings",
+                    topic=_TOPIC,
+                ) from error
             if not place and any(map(_may_be_graph, parts)):
                 raise InputError(
                     f"{str(error).rstrip('.')}. A matrix of as many rows and columns as another input has rows may be that of "
@@ -450,9 +466,15 @@ def explain_joint(
                     topic=error.topic,
                 ) from error
             raise
-        joint = CompiledJoint(compiled, sample, reader.tokenizer, names, join)
-        found.append(joint.explanation(f"sample {place + 1}", wanted.of_sample(place)))
     return found[0] if not isinstance(given, list) and len(found) == 1 else JointExplanations(found)
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether a value is a list or tuple with numbers in it, or in lists in it."""
+    is_list = isinstance(value, (list, tuple))
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return is_list and isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _may_be_graph(given: Any) -> bool:

@@ -251,3 +251,18 @@ def test_what_the_errors_say_to_write_works():
     assert isinstance(
         lrpfx.explain(OfTwo().eval(), {"first": torch.rand(1, 4), "second": torch.rand(1, 4)}), lrpfx.JointExplanation
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("cat.jpg", "photographs, pass preprocess="),
+        ("scans/head.nii.gz", "a volume"),
+        (["a good film", "bird.wav"], "bird.wav seems to be a sound"),
+        (["rows.csv"], "a table or series"),
+    ],
+)
+def test_the_name_of_a_file_beside_a_tokenizer_is_no_text(given, message):
+    model = nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(8, 2)).eval()
+    with pytest.raises(InputError, match=message):
+        lrpfx.explain(model, given, tokenizer=lambda text, **settings: {"input_ids": [[1, 2, 3]]})

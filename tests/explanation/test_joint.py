@@ -210,6 +210,11 @@ def test_inputs_of_hugging_face_have_the_names_that_users_give_them(tmp_path):
         ((torch.rand(2, 3, 8, 8), "the film", torch.ones(1, 2)), lrpfx.InputError, "batches of other sizes: image 2"),
         ((torch.rand(1, 3, 8, 8), "the film", torch.ones(2)), lrpfx.InputError, "first dimension for samples"),
         ((Image.new("RGB", (8, 8)), "the film", torch.ones(1, 2)), lrpfx.InputTypeError, "pass preprocess="),
+        (("cat.jpg", "the film", torch.ones(1, 2)), lrpfx.InputTypeError, "'cat.jpg', and with a tokenizer strings are texts"),
+        ((torch.rand(1, 3, 8, 8), "the film", "facts.csv"), lrpfx.InputTypeError, "numbers as tensors"),
+        ((torch.rand(1, 3, 8, 8), "the film", [0.5, 1.0]), lrpfx.InputTypeError, "'facts' is a list of numbers"),
+        ((torch.rand(1, 3, 8, 8), "the film", ((0.5, 1.0),)), lrpfx.InputTypeError, "'facts' is a tuple of numbers"),
+        ((torch.rand(1, 3, 8, 8), [3, 4], torch.ones(1, 2)), lrpfx.InputTypeError, "'input_ids' is a list of numbers"),
     ],
 )
 def test_wrong_inputs(questions, given, kind, message):

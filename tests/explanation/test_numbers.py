@@ -532,6 +532,36 @@ def test_features_of_several_columns_have_no_names_of_columns():
     assert list(ordered.to_pandas().columns) == ["b", "a", "group", "kind"] and ordered[0].values[0] == 0.5
 
 
+def of_two(change):
+    return lambda frame: torch.tensor(np.stack([change(frame["a"].to_numpy()), frame["b"].to_numpy()], 1)).float()
+
+
+NAMED = {
+    "clipped": (lambda frame: torch.tensor(frame[["a", "b"]].clip(lower=9).values).float(), ["a", "b"]),
+    "rounded": (lambda frame: torch.tensor((frame[["b", "a"]] / 100).round().values).float(), ["b", "a"]),
+    "at a threshold": (of_two(lambda values: values > -10), ["a", "b"]),
+    "never seen": (of_two(lambda values: 0 * values), ["a", "b"]),
+    "column left out": (lambda frame: torch.tensor(frame[["group", "a"]].values).float(), ["group", "a"]),
+    "several never seen": (lambda frame: torch.tensor((frame * [1, 0, 1, 0]).values).float(), ["a", "kind", "b", "group"]),
+    "several moved": (lambda frame: torch.tensor((frame[["kind", "b", "a", "group"]] * [1, 0, 1, 0]).values).float(), None),
+    "none seen": (lambda frame: torch.zeros(len(frame), 4), None),
+    "sums": (lambda frame: torch.tensor(frame[["a", "b"]].values @ [[1.0, 0], [1, 1]]).float(), None),
+    "a column twice": (lambda frame: torch.tensor(frame[["a", "a"]].values).float(), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lrpfx.errors.LrpfxWarning")  # maps of zeros
+@pytest.mark.parametrize("name", NAMED)
+def test_names_where_no_change_is_seen(name):
+    """Other changes show a column, or the others do; where several ways are left, names are numbers."""
+    preprocess, expected = NAMED[name]
+    frame = MIXED if name in ("column left out", "several never seen", "several moved", "none seen") else MIXED[["a", "b"]]
+    count = preprocess(frame).shape[1]
+    found = lrpfx.explain(nn.Linear(count, 1).eval(), frame, 0, preprocess=preprocess)[0]
+    assert list(found.features) == (expected or [f"feature {place}" for place in range(count)])
+    assert list(found.values) == ([frame[one].iloc[0] for one in expected] if expected else [None] * count)
+
+
 class Crossed(nn.Module):
     def __init__(self):
         super().__init__()
