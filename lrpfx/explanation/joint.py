@@ -455,7 +455,8 @@ def explain_joint(
             if lists:
                 raise InputTypeError(
                     f"{str(error).rstrip('.')}. The input {lists[0]!r} is a {type(inputs[lists[0]]).__name__} of numbers: "
-                    "tensors are as the model takes them, torch.tensor(...) with a first dimension for samples; texts are strings",
+                    "tensors are as the model takes them, torch.tensor(...) with a first dimension for samples; texts are "
+                    "strings",
                     topic=_TOPIC,
                 ) from error
             if not place and any(map(_may_be_graph, parts)):
