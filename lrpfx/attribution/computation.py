@@ -16,6 +16,7 @@ from lrpfx.attribution.cache import cache_of
 from lrpfx.attribution.cut_inputs import advice_on_cut_inputs
 from lrpfx.attribution.plausibility import Watch
 from lrpfx.attribution.recorders import PROBE, Recording, recorded_by, recorder_of, with_factors
+from lrpfx.attribution.seeds import Seeds, entries_of, magnitude_of, whole
 from lrpfx.errors import InputError
 from lrpfx.ir.kinds import Kind, Linear
 from lrpfx.ir.node import CARRIED, data_calls, node_info, nodes_by_name
@@ -130,8 +131,9 @@ class Computation:
         self.result = forward.result
         self.output = forward.output.detach()
         check_positions(self.module.unfused_graph, self.question.output, forward.output, self.targets)
-        self.seeds = [one.seed(forward.output, forward.explained.chosen) for one in self.targets]
-        self._starts = [forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True)]
+        self.seeds = Seeds(one.seed(forward.output, forward.explained.chosen) for one in self.targets)
+        starts = (forward.explained.start(seed, one) for seed, one in zip(self.seeds, self.targets, strict=True))
+        self._starts = Seeds(starts) if forward.explained.of_multipliers else self.seeds
         self._passages: list[Passage] = []
         if callable(self.question.output) and not self._references and not torch.compiler.is_compiling():
             passed = map(forward.explained.behind_function, self._starts)
@@ -181,10 +183,10 @@ class Computation:
             runner = executed(self._traced, Execution(several=self._several, as_written=True))
             forward = self._run(runner, self._traced, further)
         if info.carries_multiplier:
-            self._starts = [multiplier_of_start(forward.output, seed, name) for seed in self.seeds]
+            self._starts = Seeds(multiplier_of_start(forward.output, seed, name) for seed in self.seeds)
             if self._references:  # a value of 0 differs from the reference, too
                 pairs = zip(self.targets, self.seeds, strict=True)
-                self._starts = [one.multiplier(forward.output, seed) for one, seed in pairs]
+                self._starts = Seeds(one.multiplier(forward.output, seed) for one, seed in pairs)
         return runner, forward
 
     def _relevances(
@@ -192,7 +194,7 @@ class Computation:
     ) -> Sequence[torch.Tensor]:
         """Relevance of the wanted tensors, with leading dimensions for conditions and targets if there are several."""
         question, masks = self.question, self._masks
-        tasks = [(number, start) for number in range(max(1, len(masks.conditions))) for start in self._starts]
+        tasks = [(number, start) for number in range(max(1, len(masks.conditions))) for start in self._starts.held]
         found: Sequence[torch.Tensor]
         if self._several and self._is_compiled:  # torch.compile overwrites what a graph has saved in its first backward pass
             parts = []
@@ -209,7 +211,7 @@ class Computation:
             found = _relevances_in_chunks(forward, wanted, tasks, masks, size, question.progress)
         else:
             with masks.set_to(0):
-                found = relevances_of(forward.output, wanted, self._starts[0], forward.factors)
+                found = relevances_of(forward.output, wanted, self._starts.held[0], forward.factors)
         if question.conditions is not None and question.targets is not None:
             return [one.unflatten(0, (len(question.conditions), len(self._starts))) for one in found]
         if question.conditions is not None and not self._several:
@@ -256,7 +258,7 @@ class Computation:
         return {name: meaning for name, meaning in meanings.items() if meaning is not None}
 
     @property
-    def explained(self) -> list[torch.Tensor]:
+    def explained(self) -> Sequence[torch.Tensor]:
         """For each target, what relevance adds up to: the seed, or what it explains of the difference from the reference."""
         if self.reference_output is None:
             return self.seeds
@@ -278,11 +280,11 @@ class Computation:
             return plausibility.advice(softmax)
         if final is not None and softmax is None and explains_class and plausibility.is_inverted(final, self.seeds):
             return plausibility.advice_on_sign(final)
-        for seed, passed in zip(self.seeds, self._passages, strict=False):
+        for passed, seed in zip(self._passages, self.seeds, strict=False):
             if passed.is_large:
                 return plausibility.constants_of_function(float(seed.double().sum()), passed.constants)
         shares = self.signals if self._several else [relevance[None] for relevance in self.signals]
-        seeds = self.seeds
+        seeds: Sequence[torch.Tensor] = self.seeds
         if self.reference_output is not None:
             seeds, outputs = self.explained, (self.output, self.reference_output)
             found = plausibility.sums_of_samples(shares, seeds, self._starts, outputs)
@@ -291,7 +293,7 @@ class Computation:
             if missing is not None:
                 return missing
         amounts = [passed.magnitude for passed in self._passages] or [
-            plausibility.magnitudes([seed[None]], 1)[0] for seed in seeds
+            magnitude_of(seed) for seed in (self.seeds.held if self.reference_output is None else seeds)
         ]
 
         def scale() -> float:
@@ -487,7 +489,7 @@ def _relevances_in_chunks(
                 return relevances_of(forward.output, wanted, seed, forward.factors, retain, in_format=False)
 
         together = torch.func.vmap(propagate)
-        parts.append(together(torch.stack([seed for _, seed in chunk]), *masks.stacked([number for number, _ in chunk])))
+        parts.append(together(torch.stack([whole(seed) for _, seed in chunk]), *masks.stacked([number for number, _ in chunk])))
     return [torch.cat(of_tensor) for of_tensor in zip(*parts, strict=True)]
 
 
@@ -501,13 +503,15 @@ def relevances_of(
 ) -> tuple[torch.Tensor, ...]:
     """Relevance of the wanted tensors, zeros for tensors without relevance. `factors`: see `with_factors`.
 
-    `in_format`: whether in the memory format of the tensors, of which vmap knows one only.
+    `seed`: as `Seeds` hold it. `in_format`: whether in the memory format of the tensors, of which vmap knows one only.
     """
     tensors = [tensor for tensor in wanted if tensor.requires_grad]
+    output, seed = entries_of(output, seed)
     gradients = iter(torch.autograd.grad(output, tensors, seed, allow_unused=True, retain_graph=retain_graph))
     found = []
     for tensor, factor in zip(wanted, factors, strict=True):
         gradient = next(gradients) if tensor.requires_grad else None
+        gradient = None if gradient is None else whole(gradient)  # that of the output itself may be as the seed is held
         if gradient is not None and factor is not None:
             gradient = relevance_from(factor.detach(), gradient)
         if gradient is None:

@@ -405,7 +405,7 @@ class Position(Target):
         places = self._places(output)
         there = self.target.relevance(self._there(output, places))
         is_here = torch.arange(output.shape[1], device=output.device) == places[:, None]
-        return torch.where(is_here[:, :, None], there[:, None, :], torch.zeros_like(output))
+        return torch.where(is_here[:, :, None], there[:, None, :], output.new_zeros(()))
 
     def _places(self, output: torch.Tensor) -> torch.Tensor:
         """The position in each sample, counted from the start. Shape (batch,)."""

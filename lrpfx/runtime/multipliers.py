@@ -158,6 +158,11 @@ def carry_multiplier(value: torch.Tensor) -> torch.Tensor:
     return carried
 
 
+def begins_multipliers(value: torch.Tensor) -> bool:
+    """Whether multipliers begin at a value, so that its relevance may be sparse."""
+    return getattr(value.grad_fn, "_forward_cls", None) is _CarryMultiplier
+
+
 def carry_relevance(value: Any) -> Any:
     """The value, at a place where multipliers end: its readers give it a multiplier m, and it gets R = value * m.
 
@@ -185,7 +190,13 @@ class _WithShares(torch.autograd.Function):
 
 
 def multiplier_from(value: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
-    """The multiplier of a value with this relevance, 0 where the value is 0."""
+    """The multiplier of a value with this relevance, 0 where the value is 0. Relevance of few entries may be sparse."""
+    if relevance.layout is torch.sparse_coo:
+        relevance = relevance.coalesce()
+        places = tuple(relevance.indices())
+        found = torch.zeros_like(value)
+        found[places] = multiplier_from(value[places], relevance.values())
+        return found
     return torch.where(value == 0, torch.zeros_like(relevance), relevance / value)
 
 
