@@ -1,4 +1,4 @@
-"""Relevances of an output, most of which give relevance to few of its entries: a token of a text has one logit among millions."""
+"""Relevances of an output, most of which give relevance to few of its entries: of all logits of a text, one is explained."""
 
 from collections.abc import Iterable, Sequence
 from typing import overload
