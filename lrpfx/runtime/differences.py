@@ -626,20 +626,6 @@ def _reciprocal(value: torch.Tensor) -> torch.Tensor:
     return multiplier_from(value, torch.ones_like(value))
 
 
-def slope_of_exponential(value: torch.Tensor, reference: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """(exp(z - c) - exp(z⁰ - c)) / (z - z⁰), which nothing cancels in; 0 where either is masked."""
-    half = (value - reference) / 2
-    half = torch.where(half.isfinite(), half, torch.zeros_like(half))
-    is_small = half.abs() < 1e-3
-    safe = torch.where(is_small, torch.ones_like(half), half)
-    # exp((z + z⁰) / 2 - c) sinh(h) / h, written with the larger of both, so that no factor overflows
-    largest = torch.maximum(value, reference) - shift
-    of_large = largest.exp() * -torch.expm1(-2 * safe.abs()) / (2 * safe.abs())
-    of_small = ((value + reference) / 2 - shift).exp() * (1 + half.square() / 6)
-    found = torch.where(is_small, of_small, of_large)
-    return torch.where((value - reference).isfinite(), found, torch.zeros_like(found))
-
-
 @dataclass(frozen=True)
 class OfNormalization(FormOfOneInput):
     """u s with u = x, or x minus its mean, and s = 1 / sqrt(mean(u²) + eps), as products and a slope.

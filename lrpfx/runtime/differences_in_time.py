@@ -17,7 +17,7 @@ from lrpfx.operators.scans import (
     recurrence_backwards,
     solved,
 )
-from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, slope_of_exponential, through_slopes
+from lrpfx.runtime.differences import BySlopes, DifferenceForm, Tensors, slope, through_slopes
 
 
 def _mean(value: Any, reference: Any) -> torch.Tensor:
@@ -204,33 +204,49 @@ def _delta_run(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True)
 class OfWeightedMean(_OfScan):
-    """The linear attention of RWKV as a quotient of two sums, with one shift of the keys for value and reference."""
+    """The linear attention of RWKV by its steps: a running mean with a gate for each new value, and the total's logarithm.
+
+    With the total S and the mean a of values so far, and D for the decay, a_t = a_(t-1) + g_t (x_t - a_(t-1)) with the gate
+    g_t = sigmoid(d_t), d_t = key_t - D - log S_(t-1), and log S_t = D + log S_(t-1) + softplus(d_t). The result has another
+    gate. Nothing overflows, whatever the keys are.
+    """
 
     def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
-        value, other_value = ours["input"].double(), theirs["input"].double()
-        key, other_key = ours["key"].double(), theirs["key"].double()
-        factor: torch.Tensor = ours["decay"].double().exp().expand_as(value)
-        first: torch.Tensor = ours["first"].double().exp()
-        shift = torch.maximum(key.amax(1, True), other_key.amax(1, True))
-        weights, other_weights = (key - shift).exp(), (other_key - shift).exp()
+        (enters, leaves, signal, mean), others = _gates(ours), _gates(theirs)
+        multiplier = multiplier.double()
+        keeps, keeps_in_result = (
+            _mean((-enters).sigmoid(), (-others[0]).sigmoid()),
+            _mean((-leaves).sigmoid(), (-others[1]).sigmoid()),
+        )
+        gain = _mean(signal - mean, others[2] - others[3])
 
-        def sums(entries: torch.Tensor) -> torch.Tensor:
-            before: torch.Tensor = delayed(linear_recurrence(entries, factor, 1), 1, 1)
-            return before + first * entries
+        def before(later: torch.Tensor) -> torch.Tensor:
+            """What the step before gets of each step."""
+            return delayed(later.flip(1), 1, 1).flip(1)
 
-        def backwards(of_sums: torch.Tensor) -> torch.Tensor:
-            later: torch.Tensor = recurrence_backwards(delayed(of_sums.flip(1), 1, 1).flip(1), factor, 1)
-            return later + first * of_sums
-
-        totals, other_totals = sums(weights), sums(other_weights)
-        products, other_products = sums(weights * value), sums(other_weights * other_value)
-        of_entries = backwards(multiplier * _mean(1 / totals, 1 / other_totals))
-        of_total = backwards(-multiplier * _mean(products, other_products) / (totals * other_totals))
-        of_weights = of_entries * _mean(value, other_value) + of_total
+        of_mean = recurrence_backwards(before(keeps_in_result * multiplier), keeps, 1)
+        of_gates = of_mean * gain * slope(torch.sigmoid, enters, others[0])
+        of_gates = of_gates + multiplier * gain * slope(torch.sigmoid, leaves, others[1])
+        share = slope(_softplus, enters, others[0])
+        of_total = recurrence_backwards(before(-of_gates), 1 - share, 1)
         return {
-            "input": (of_entries * _mean(weights, other_weights)).to(multiplier.dtype),
-            "key": (of_weights * slope_of_exponential(key, other_key, shift)).to(multiplier.dtype),
+            "input": ((1 - keeps) * of_mean + (1 - keeps_in_result) * multiplier).to(ours["input"].dtype),
+            "key": (of_gates + share * of_total).to(ours["key"].dtype),
         }
+
+
+def _softplus(value: torch.Tensor) -> torch.Tensor:
+    return -torch.nn.functional.logsigmoid(-value)  # torch's softplus rounds beyond 20
+
+
+def _gates(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What the sigmoids of both gates are taken of, the values, and their weighted means before each."""
+    signal, key, decay, first = (arguments[name].double() for name in ("input", "key", "decay", "first"))
+    passed = decay * torch.arange(key.shape[1], device=key.device, dtype=key.dtype).unsqueeze(-1)
+    total = torch.cat([torch.full_like(key[:, :1], -torch.inf), ((key - passed).logcumsumexp(1) + passed)[:, :-1]], 1)
+    enters, leaves = key - decay - total, key + first - total
+    means = linear_recurrence(enters.sigmoid() * signal, (-enters).sigmoid(), 1)
+    return enters, leaves, signal, delayed(means, 1, 1)
 
 
 # --- products of entries -----------------------------------------------------------------------------------------------------

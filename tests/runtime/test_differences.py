@@ -13,6 +13,7 @@ from lrpfx.operators import table
 from lrpfx.operators.layer import Operation, Slot
 from lrpfx.operators.table import operator_named
 from lrpfx.runtime import differences
+from lrpfx.runtime.differences_in_time import OfWeightedMean
 from lrpfx.support.tensors import only_finite
 
 CLIPPING = [row.name for row in table.all_operators() if row.values.clips]
@@ -426,3 +427,29 @@ def test_multipliers_of_sampling(dimensions, mode, padding):
     found = form.multipliers(operation, [maps, grid], [maps, grid], multiplier)
     for one, expected in zip(found, torch.func.vjp(lambda *both: operation(both), maps, grid)[1](multiplier), strict=True):
         torch.testing.assert_close(one, expected)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+def test_weighted_means_of_keys_of_any_size(size):
+    torch.manual_seed(0)
+    row = operator_named("weighted_key_value")
+    decay, first = -torch.rand(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    ours, theirs = (
+        {"input": x, "key": key * size, "decay": decay, "first": first}
+        for x, key in torch.randn(2, 2, 2, 9, 3, dtype=torch.float64)
+    )
+    multiplier = torch.randn(2, 9, 3, dtype=torch.float64)
+    found = OfWeightedMean().by_name(ours, theirs, multiplier)
+    explained = sum((found[name] * (ours[name] - theirs[name])).sum() for name in ("input", "key"))
+    results = row.function(**ours), row.function(**theirs)
+    torch.testing.assert_close(explained, (multiplier * (results[0] - results[1])).sum(), rtol=1e-12, atol=1e-12)
+
+    ours, theirs = ({**one, "input": one["input"][:, :2], "key": one["key"][:, :2]} for one in (ours, theirs))
+    found = OfWeightedMean().by_name(ours, theirs, multiplier[:, :2].clone().index_fill(1, torch.tensor(0), 0.0))
+    gates = [torch.sigmoid(one["key"][:, 1] + first - one["key"][:, 0]) for one in (ours, theirs)]
+    gains = [one["input"][:, 1] - one["input"][:, 0] for one in (ours, theirs)]
+    of_value = multiplier[:, 1] * (gates[0] + gates[1]) / 2
+    change = ours["key"][:, 1] - ours["key"][:, 0] - theirs["key"][:, 1] + theirs["key"][:, 0]
+    of_key = multiplier[:, 1] * (gains[0] + gains[1]) / 2 * (gates[0] - gates[1]) / change
+    torch.testing.assert_close(found["input"], torch.stack([multiplier[:, 1] - of_value, of_value], 1), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found["key"], torch.stack([-of_key, of_key], 1), rtol=1e-9, atol=1e-14)
