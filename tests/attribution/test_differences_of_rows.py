@@ -9,12 +9,13 @@ from lrpfx.composites import DeepLIFT
 from lrpfx.operators import table
 from lrpfx.operators.samples import Fixed, Signal, Weight
 
-#: Rows whose samples choose entries or count them: what they choose for the reference may be other entries.
+#: Rows whose samples choose entries or count them: what they choose for the reference may be other entries. What is held is a
+#: constant, whose difference is in the ledger's account of constants.
 CHOICES = {
     *("quantile", "nanquantile", "gather", "take_along_dim", "max_unpool", "median", "nanmedian", "mode", "kthvalue", "topk"),
     *("sort", "msort", "lt", "le", "gt", "ge", "signbit", "logical_and", "logical_or", "logical_xor", "bitwise_and"),
     *("bitwise_or", "bitwise_xor", "bitwise_not", "argmax", "argmin", "argsort", "searchsorted", "bucketize", "bincount"),
-    *("sign", "sgn", "round", "floor", "ceil", "floor_divide", "histc", "one_hot"),
+    *("sign", "sgn", "round", "floor", "ceil", "floor_divide", "histc", "one_hot", "held"),
 }
 #: Rows whose samples are no calls of a network: without signals, or with an argument that only the compiler gives.
 OTHERS = {"outer", "vecdot", "embedding", "embedding_bag", "stochastic_depth", "index_put", "heaviside"}
