@@ -79,8 +79,7 @@ def _found_above(node: fx.Node, rank: int, known: Known) -> int | None:
     own = _of_layer(row, rank)
     if own is not None or not sources:
         return own
-    parts = node_info(sources[0]).operator
-    if node.target is operator.getitem and parts is not None and parts.returns_several:
+    if _is_part(node, sources[0]):
         return _made(sources[0], rank, known)
     if row.dimensions.dimension_before is not None:
         places = sources_of_dimensions(node, rank)
@@ -114,6 +113,10 @@ def _behind_channels(node: fx.Node, source: fx.Node, row: Operator, rank: int, k
         channels = _made(source, rank_before, known)
         return None if channels is None else _place_of(channels, places)
     before, after = node_info(source).shape, node_info(node).shape
+    origins = None if before is None or node.op == "call_module" else _places_of_mixing(node, row, len(before), rank)
+    if before is not None and origins is not None:
+        channels = _made(source, len(before), known)
+        return None if channels is None else _place_of(channels, origins)
     channels = None if before is None else _made(source, len(before), known)
     if before is None or after is None or channels is None:
         return None
@@ -158,6 +161,27 @@ def _places_of_index(node: fx.Node, row: Operator, rank: int) -> tuple[list[int 
     return found, rank_before
 
 
+def _places_of_mixing(node: fx.Node, row: Operator, rank_before: int, rank: int) -> list[int | None] | None:
+    """For each of the `rank` dimensions of what sums, chooses or sorts over some, the same one of its input.
+
+    Dimensions over which it does so come from None, if they stay. None for what does something else.
+    """
+    if row.entries.mixes is None or row.entries.keeps_order:
+        return None
+    bound: dict[Any, Any] = dict(enumerate(node.args))  # arguments without names have their places
+    bound |= bound_arguments(node, row)
+    mixed = {dimension % rank_before for dimension in row.entries.mixes(bound, rank_before)}
+    if rank == rank_before - len(mixed):
+        return [place for place in range(rank_before) if place not in mixed]
+    return [None if place in mixed else place for place in range(rank)] if rank == rank_before else None
+
+
+def _is_part(node: fx.Node, source: fx.Node) -> bool:
+    """Whether a node is one of several results of an operator, such as the values of a maximum, which has places, too."""
+    row = node_info(source).operator
+    return node.target in (operator.getitem, getattr) and row is not None and row.returns_several
+
+
 def _read(node: fx.Node, rank: int, known: Known) -> int | None:
     """The dimension of the channels by what reads the value."""
     if (node, rank) not in known:
@@ -178,6 +202,18 @@ def _found_below(node: fx.Node, user: fx.Node, rank: int, known: Known) -> int |
         after = rank + row.dimensions.added
         below, places = _read(user, after, known), sources_of_dimensions(user, after)
         return None if below is None or places is None else places[below]
+    if not _keeps(row) and row.entries.mixes is not None and user.all_input_nodes == [node]:
+        parts = [part for part in user.users if _is_part(part, user) and node_info(part).role is Role.DATA]
+        values = parts[0] if len(parts) == 1 else user
+        whole, left = node_info(node).shape, node_info(values).shape
+        if whole is None or left is None:
+            return None
+        below = _read(values, len(left), known)
+        if user.op != "call_module":
+            origins = _places_of_mixing(user, row, rank, len(left))
+            return None if below is None or origins is None else origins[below]
+        fitting = [one for one in combinations(range(rank), len(left)) if [whole[place] for place in one] == [*left]]
+        return fitting[0][below] if below is not None and len(fitting) == 1 else None  # its arguments are those of its rule
     if not _keeps(row) or _rank_of(user, rank) != rank:
         return None
     made = _made(user, rank, {})

@@ -7,6 +7,8 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.concepts import Channel, Feature, Head, Token, collect, relevances
+from lrpfx.ir.node import node_info
+from lrpfx.request.layouts import channel_dimension
 
 
 class Mixed(nn.Module):
@@ -29,7 +31,7 @@ class Mixed(nn.Module):
         last = last + self.dense(last)
         back = last.permute(0, 3, 1, 2)
         unknown = back.reshape(len(x), 4, 16, 8)
-        return self.head(unknown.sum((1, 2)) + back.mean((2, 3)))
+        return self.head(unknown.reshape(len(x), 8, 64).sum(2) + back.mean((2, 3)))
 
 
 class Sequences(nn.Module):
@@ -162,3 +164,60 @@ def test_classes_in_the_last_of_four_dimensions_are_refused(target):
         lrpfx.attribute(explain_model, x, target)
     moved = lrpfx.attribute(explain_model, x, lrpfx.Region(1), output=lambda output: output.movedim(3, 1))
     assert moved.relevance.any()
+
+
+class Reduced(nn.Module):
+    """A dense layer on what a function leaves of series (batch, 5, 3), or (batch, 3, 5)."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.dense = change, nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.dense(self.change(x))
+
+
+REDUCTIONS = {
+    "values": lambda x, dim: x.max(dim).values,
+    "first": lambda x, dim: torch.min(x, dim)[0],
+    "places, too": lambda x, dim: (lambda values, places: values + places.float())(*x.max(dim)),
+    "size of one": lambda x, dim: x.max(dim, keepdim=True)[0].squeeze(dim),
+    "median": lambda x, dim: x.median(dim)[0],
+    "amax": lambda x, dim: x.amax(dim),
+    "mean": lambda x, dim: x.mean(dim),
+    "sum": lambda x, dim: x.sum(dim),
+    "deviation": lambda x, dim: x.std(dim),
+    "logarithm of a sum": lambda x, dim: x.logsumexp(dim),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("dim", [1, 2])
+def test_channels_are_followed_through_reductions(name, dim):
+    """To the input, from the layer that reads what is left; and from a convolution to what is left of it."""
+    torch.manual_seed(0)
+    x = torch.rand(2, 5, 3) if dim == 1 else torch.rand(2, 3, 5)
+    read = lrpfx.transform(Reduced(lambda x: REDUCTIONS[name](x, dim)).eval(), EpsilonPlus(), x)
+    assert channel_dimension(next(iter(read.unfused_graph.nodes)), 3) == 3 - dim
+    model = nn.Sequential(nn.Conv1d(2, 3, 1), Left(REDUCTIONS[name])).eval()
+    made = lrpfx.transform(model, EpsilonPlus(), torch.rand(2, 2, 6))
+    nodes = [node for node in made.unfused_graph.nodes if node_info(node).shape == (2, 3)]
+    assert nodes and channel_dimension(nodes[0], 2) == 1
+
+
+class Left(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return self.change(x, 2)
+
+
+@pytest.mark.parametrize("kept", [lambda x: x.sort(2)[0], lambda x: x.topk(2, 2)[0], lambda x: x.cummax(2)[0]])
+def test_channels_stay_where_others_are_sorted(kept):
+    made = lrpfx.transform(
+        nn.Sequential(nn.Conv1d(2, 3, 1), Reduced(lambda x: kept(x).mean(2))).eval(), EpsilonPlus(), torch.rand(2, 2, 6)
+    )
+    sorted_values = next(node for node in made.unfused_graph.nodes if "getitem" in node.name)
+    assert channel_dimension(sorted_values, 3) == 1
