@@ -188,7 +188,8 @@ def transform(
     constants
         Names of inputs that are not signals, such as a floating-point mask; they and values computed only from them get no
         relevance. Inputs of integers or truth values need no declaration, unless the vectors that an embedding looks up for
-        them are not signals either.
+        them are not signals either, or forward reads them as numbers, such as the grid of an image's patches: the graph is then
+        valid for these numbers alone, and a call with others is an `InputError`.
     explain
         "output", or "logits" to return and explain the input of a final softmax or sigmoid: a softmax passes on next to nothing
         of a class that it is sure of.

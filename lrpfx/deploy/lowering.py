@@ -40,7 +40,7 @@ from lrpfx.deploy.program_sizes import (
 )
 from lrpfx.deploy.verification import measured_tolerance, verify
 from lrpfx.errors import InputError, LoweringError, LrpfxError, LrpfxWarning, first_lines
-from lrpfx.ir.guards import is_constant
+from lrpfx.ir.guards import FixedEntries, is_constant
 from lrpfx.ir.node import node_info
 from lrpfx.ir.operator import Probability
 from lrpfx.ir.size_proofs import is_proved
@@ -241,6 +241,12 @@ def _lowered(
     inputs, constants = _named_inputs(module, example_inputs)
     placed = embeddings_of(module, Arguments({**inputs, **constants}, module))
     embeddings = {str(place[0]): tuple(names) for place, names in placed.items()}
+    read = next((one for one in module.guards if isinstance(one, FixedEntries)), None)
+    if read is not None:
+        raise LoweringError(
+            f"forward reads {str(read.place)!r} as numbers, which are constants of the graph, and a program cannot check that it "
+            "gets the same: wrap the model in a module that holds this input, and transform that"
+        )
     is_linear = _computes_output(module, {**inputs, **constants}, output)
     job = Job(
         *(module, tuple(inputs), constants, embeddings, target, fixed, number_of_targets),

@@ -311,7 +311,7 @@ class TorchExport(FrontEnd):
         """The graph of the model on `example` in which these dimensions may vary, as far as the model allows it."""
         model, named = request.model, request.named
         began = log_begin("capture", self.name)
-        program, sizes = capture_export(model, example, dimensions, tied, request.asked.share)
+        program, sizes = capture_export(model, example, dimensions, tied, request.asked.share, request.asked.settings.constants)
         log_end("capture", self.name, len(program.graph.nodes), began)
         program = _normalized(program, self.name, verification, request.asked)
         guards, another = settle(program, sizes, example, run, request.wishes, named)

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -31,7 +31,7 @@ from lrpfx.frontends.naming import (
     with_qualified_names,
 )
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
-from lrpfx.frontends.read_buffers import ReadBuffers
+from lrpfx.frontends.read_numbers import ReadNumbers
 from lrpfx.frontends.symbolic import (
     DIFFERENTIATES,
     lengths_as_sizes,
@@ -42,7 +42,7 @@ from lrpfx.frontends.symbolic import (
     tensors_held,
 )
 from lrpfx.frontends.time_loops import loops_as_operators
-from lrpfx.ir.guards import FixedValue, Guard, Place, SizeCondition, place_of
+from lrpfx.ir.guards import FixedEntries, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.ir.user_files import is_user_file
 from lrpfx.operators.functions import embedding_bag
@@ -119,18 +119,23 @@ def _fits(operator: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> boo
 
 
 def capture_export(
-    model: nn.Module, named: Named, opened: Collection[Dimension] = (), tied: Collection[Dimension] = (), share: bool = False
+    model: nn.Module,
+    named: Named,
+    opened: Collection[Dimension] = (),
+    tied: Collection[Dimension] = (),
+    share: bool = False,
+    constants: Collection[str] = (),
 ) -> tuple[Program, OpenSizes]:
     """Export `model`, called with the arguments `named`, without changing it, and find out which sizes may vary.
 
     The dimensions in `opened` may vary unless the model fixes them, those in `tied` together; all other sizes are those of the
     example. Raises `CaptureError` if torch.export cannot follow the model.
 
-    Only where that fails, or leaves numbers that are read from tensors, may the model read its buffers: to watch all calls for
-    this takes a fifth of an export.
+    Only where that fails, or leaves numbers that are read from tensors, may the model read its buffers, and the inputs in
+    `constants`: to watch all calls for this takes a fifth of an export.
     """
     try:
-        program, sizes = _exported(model, named, opened, tied, share, reads_buffers=False)
+        program, sizes = _exported(model, named, opened, tied, share)
     except FinalCaptureError:
         raise
     except CaptureError as error:
@@ -138,12 +143,18 @@ def capture_export(
     else:
         if not any(node.target in _NUMBERS_OF_TENSORS for node in program.graph.nodes):
             return program, sizes
-    return _exported(model, named, opened, tied, share, reads_buffers=True)
+    return _exported(model, named, opened, tied, share, readable=constants)
 
 
 def _exported(
-    model: nn.Module, named: Named, opened: Collection[Dimension], tied: Collection[Dimension], share: bool, reads_buffers: bool
+    model: nn.Module,
+    named: Named,
+    opened: Collection[Dimension],
+    tied: Collection[Dimension],
+    share: bool,
+    readable: Collection[str] | None = None,
 ) -> tuple[Program, OpenSizes]:
+    """`readable`: the inputs whose values the model may read, as it may read those of buffers; None if neither is allowed."""
     root = shared_copy(model)[0] if share else private_copy(model)  # torch.export runs it on tensors without values
     named = pytree.tree_map(_contiguous, named)  # strides of a view would fix its sizes
     for parameter in root.parameters():  # frozen parameters would let torch.nn take its fused fast paths
@@ -156,7 +167,8 @@ def _exported(
         )
         for name, value in named.items()
     }
-    reads = ReadBuffers(root) if reads_buffers else None
+    inputs = {name: named[name] for name in readable or () if isinstance(named.get(name), torch.Tensor)}
+    reads = None if readable is None else ReadNumbers(root, inputs)
     try:
         with (
             undisturbed(),
@@ -166,7 +178,7 @@ def _exported(
             lengths_as_sizes(root),
             nullcontext() if reads is None else reads,
             _KeepWhole(),
-            _named_arguments(root, list(named)),
+            _named_arguments(root, list(named), None if reads is None else reads.admit),
         ):
             exported = torch.export.export(root, (), distinct(named), dynamic_shapes=shapes, strict=False)
         _refuse_fakes(exported)
@@ -179,7 +191,10 @@ def _exported(
         restore_tensors(model, of_model)  # a hook may read the model by a global name
     exported = _without_transforms(exported, model)
     program, sizes = _to_program(exported, root, type(model).__name__, with_shapes=True)
-    program.frozen.update({} if reads is None else reads.frozen)
+    if reads is not None:
+        program.frozen.update(reads.frozen_buffers)
+        read = reads.frozen_inputs.items()
+        program.guards += [FixedEntries(Place(name), tuple(one.shape), tuple(one.flatten().tolist())) for name, one in read]
     if share:
         share_buffers(program.root, model)
     return program, sizes
@@ -210,17 +225,24 @@ def _without_transforms(exported: ExportedProgram, model: nn.Module) -> Exported
 
 
 @contextmanager
-def _named_arguments(root: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Give `root` a forward with a parameter for each of these arguments, which torch.export needs to know them apart."""
+def _named_arguments(
+    root: nn.Module, names: Sequence[str], admit: Callable[[Mapping[str, Any]], None] | None = None
+) -> Iterator[None]:
+    """Give `root` a forward with a parameter for each of these arguments, which torch.export needs to know them apart.
+
+    `admit` is told the arguments of each run.
+    """
     forward = root.forward
     signature = inspect.signature(forward)
     known = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     gathered = [name for name in names if name not in signature.parameters]
-    if not gathered:
+    if not gathered and admit is None:
         yield
         return
 
     def named_forward(*args: Any, **keywords: Any) -> Any:
+        if admit is not None:
+            admit(keywords)
         return forward(*args, **keywords)
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in gathered]

@@ -81,6 +81,26 @@ class FixedValue(Guard):
         )
 
 
+@dataclass(frozen=True)
+class FixedEntries(Guard):
+    """A tensor that the forward reads as numbers, so that the graph is valid for these alone."""
+
+    place: Place
+    shape: tuple[int, ...]
+    entries: tuple[bool | int | float, ...]  # in the order of memory
+
+    def problem(self, arguments: Mapping[str, Any]) -> str | None:
+        given = self.place.value_in(arguments)
+        if not isinstance(given, torch.Tensor):
+            return None  # another guard says what is wrong
+        if tuple(given.shape) == self.shape and tuple(given.flatten().tolist()) == self.entries:
+            return None
+        return (
+            f"the entries of the argument {str(self.place)!r} differ from those in example_inputs, and forward reads them as "
+            "numbers, so the graph is valid for these alone; for others, transform the model with them in example_inputs"
+        )
+
+
 def _same(given: Any, value: Any) -> bool:
     if given is None or value is None or isinstance(given, torch.Tensor):
         return given is value

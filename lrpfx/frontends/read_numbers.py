@@ -1,0 +1,211 @@
+"""Let a model read numbers from buffers and inputs that are constants, and from values of these, during torch.export.
+
+torch.export treats such values as unknown, as if they were computed from signals. The graph is then valid for the values of
+these buffers and inputs alone.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from lrpfx.ir.node import map_arguments
+from lrpfx.support.torch_internals import DisableTorchFunction, disable_current_modes
+
+_MAKES_CONSTANTS = frozenset({"tensor", "as_tensor", "arange", "full", "ones", "zeros"})
+_READS_NUMBERS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"})
+_SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
+_RANDOM = frozenset(
+    {
+        *("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "poisson", "dropout", "alpha_dropout"),
+        *("random_", "normal_", "uniform_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"),
+    }
+)
+_WRITES_NOTHING = frozenset({"requires_grad_", "detach_", "share_memory_", "retain_grad_"})
+_FROM_NUMBERS = frozenset({"tensor", "as_tensor"})
+_WRITES = re.compile(r".*[^_]_|__set\w*__|__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
+
+
+@dataclasses.dataclass(eq=False)
+class _Known:
+    """A tensor of the export whose value is known, and the names of the buffers and inputs that it depends on.
+
+    Values of views share memory as their tensors do, so what is written into one is in the others.
+    """
+
+    tensor: torch.Tensor
+    value: torch.Tensor
+    names: frozenset[Any]
+
+
+class Input(str):
+    """The name of an argument, told apart from that of a buffer."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return hash((Input, str(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Input) and str(self) == str(other)
+
+
+class ReadNumbers(TorchFunctionMode):
+    """A context for the export of `root`. `frozen`: the buffers and inputs that were read, by name."""
+
+    def __init__(self, root: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
+        """`inputs`: the arguments that may be read, by name."""
+        super().__init__()
+        self.root = root
+        self.values: dict[str | Input, torch.Tensor] = {name: one.detach().clone() for name, one in root.named_buffers()}
+        self.values |= {Input(name): value for name, value in inputs.items()}
+        self.given: dict[Input, torch.Tensor] = {}
+        self.frozen: dict[str | Input, torch.Tensor] = {}
+        self.known: dict[int, _Known] = {}
+        places = ((one, name) for one in root.modules() for name, buffer in one._buffers.items() if buffer is not None)
+        self.first_place = next(places, None)  # each call looks there, and a search would take longer than the export
+        self.first: torch.Tensor | None = None
+
+    @property
+    def frozen_buffers(self) -> dict[str, torch.Tensor]:
+        """Those that were read."""
+        return {name: value for name, value in self.frozen.items() if not isinstance(name, Input)}
+
+    @property
+    def frozen_inputs(self) -> dict[str, torch.Tensor]:
+        """Those that were read."""
+        return {str(name): value for name, value in self.frozen.items() if isinstance(name, Input)}
+
+    def admit(self, arguments: Mapping[str, Any]) -> None:
+        """Note the tensors that stand for inputs in a run of the model."""
+        self.given = {Input(name): value for name, value in arguments.items() if Input(name) in self.values}
+        for name, value in self.given.items():
+            self._know(name, value)
+
+    def _know(self, name: "str | Input", tensor: torch.Tensor) -> None:
+        with DisableTorchFunction(), disable_current_modes():
+            value = self.values[name].clone()
+        self.known[id(tensor)] = _Known(tensor, value, frozenset([name]))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._find_buffers()
+        name = getattr(func, "__name__", "")
+        if name == "__iter__":
+            return iter(self.__torch_function__(torch.unbind, types, args, kwargs))
+        if name == "__getitem__":
+            args = (args[0], map_arguments(args[1], self._number_in_slice), *args[2:])
+            if self._of(args[0]) is None:
+                args = (args[0], map_arguments(args[1], self._positions), *args[2:])
+        leaves = _leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        known = {id(entry.tensor): entry for tensor in tensors if (entry := self._of(tensor)) is not None}
+        is_known = all(id(tensor) in known for tensor in tensors) and name not in _RANDOM
+        if "out" in kwargs or (_WRITES.fullmatch(name) and args and name not in _WRITES_NOTHING):
+            written = kwargs.get("out", args[0] if args else None)
+            if not is_known or "out" in kwargs or name == "__set__":
+                self._forget(written)
+                return func(*args, **kwargs)
+            names = frozenset[Any]().union(*(entry.names for entry in known.values()))
+            for entry in self._sharing_memory(written):
+                entry.names |= names
+        constant = name in _MAKES_CONSTANTS and not any(isinstance(leaf, _SYMBOLS) for leaf in leaves)
+        if not is_known or not (known or constant):
+            return func(*args, **kwargs)
+        names = frozenset[Any]().union(*(entry.names for entry in known.values()))
+        values = map_arguments((args, kwargs), lambda leaf: known[id(leaf)].value if id(leaf) in known else leaf)
+        sized_by_values = _has_sizes_of_values(name, args, kwargs)
+        result: Any = None
+        with torch.no_grad(), DisableTorchFunction(), disable_current_modes():
+            computed = func(*values[0], **values[1])
+            if sized_by_values:  # torch.export could not tell them: the graph has the values as constants
+                result = map_arguments(computed, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+        if name in _READS_NUMBERS:
+            self._freeze(names)
+            return computed
+        if sized_by_values:
+            self._freeze(names)
+        else:
+            result = func(*args, **kwargs)
+        for leaf, value in zip(_leaves(result), _leaves(computed), strict=True):
+            if isinstance(leaf, torch.Tensor) and self._of(leaf) is None:
+                self.known[id(leaf)] = _Known(leaf, value, names)
+        return result
+
+    def _find_buffers(self) -> None:
+        """Look up the buffers again if torch.export has replaced them at the start or end of a run."""
+        if self.first_place is None:
+            return
+        holder, leaf = self.first_place
+        first = holder._buffers.get(leaf)
+        if first is not self.first:
+            self.first = first
+            self.known.clear()
+            for name, value in (*self.root.named_buffers(), *self.given.items()):
+                self._know(name, value)
+
+    def _of(self, value: Any) -> _Known | None:
+        known = self.known.get(id(value))
+        return known if known is not None and known.tensor is value else None
+
+    def _sharing_memory(self, written: Any) -> list[_Known]:
+        memory = {_memory(leaf) for leaf in _leaves(written) if isinstance(leaf, torch.Tensor)}
+        return [entry for entry in self.known.values() if _memory(entry.tensor) in memory]
+
+    def _forget(self, written: Any) -> None:
+        """Tensors that share memory with those written to are unknown from now on."""
+        for entry in self._sharing_memory(written):
+            del self.known[id(entry.tensor)]
+
+    def _freeze(self, names: frozenset[Any]) -> None:
+        self.frozen.update({name: self.values[name] for name in names})
+
+    def _positions(self, leaf: Any) -> Any:
+        """The positions where a known mask holds."""
+        known = self._of(leaf)
+        if known is None or leaf.dtype != torch.bool or leaf.ndim != 1:
+            return leaf
+        self._freeze(known.names)
+        with DisableTorchFunction(), disable_current_modes():
+            return known.value.nonzero()[:, 0]
+
+    def _number_in_slice(self, leaf: Any) -> Any:
+        """An index or slice bound as a number, if it is a known scalar tensor."""
+        known = self._of(leaf)
+        if known is None or leaf.ndim or leaf.dtype == torch.bool:
+            return leaf
+        self._freeze(known.names)
+        with DisableTorchFunction(), disable_current_modes():
+            return known.value.item()
+
+
+def _has_sizes_of_values(name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether the sizes of a result are values of the arguments."""
+    if name in _SIZED_BY_VALUES or (name == "where" and len(args) + len(keywords) == 1):
+        return True
+    if name in _FROM_NUMBERS:
+        return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(args))
+    if name == "repeat_interleave":
+        return any(isinstance(one, torch.Tensor) for one in (*args[1:], *keywords.values()))
+    if name == "__getitem__":
+        return any(isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in _leaves(args[1]))
+    return False
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors that share memory have in common, be they with or without values."""
+    with DisableTorchFunction():
+        return int(tensor.untyped_storage()._cdata)
+
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _leaves(structure: Any) -> list[Any]:
+    found: list[Any] = []
+    map_arguments(structure, found.append)
+    return found

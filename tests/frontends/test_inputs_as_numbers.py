@@ -1,0 +1,177 @@
+"""Inputs that forward reads as numbers, as models of images with text do: the graph is valid for these alone, and says so."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+from lrpfx.composites import AttnLRP, EpsilonPlus
+from lrpfx.errors import CaptureError, InputError, LoweringError
+
+GRID = torch.tensor([[2, 3], [1, 2]])
+
+
+class Splits(nn.Module):
+    """Sizes from a grid, positions that are written in place, and entries at a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.places = nn.Embedding(8, 6)
+
+    def forward(self, patches, grid, mask):
+        lengths = grid.prod(-1)
+        parts = torch.split(self.first(patches), lengths.tolist())
+        pooled = torch.stack([part.relu().mean(0) for part in parts])
+        positions = []
+        for height, width in grid:
+            rows = torch.arange(int(height)).repeat_interleave(int(width))
+            rows[0] += width
+            positions.append(rows)
+        where = torch.cat(positions)
+        where += 1
+        chosen = self.places(where)[mask]
+        return self.last(pooled.sum(0, keepdim=True) + chosen.sum(0, keepdim=True) + self.first(patches)[mask].mean(0))
+
+
+@pytest.fixture
+def case():
+    torch.manual_seed(0)
+    mask = torch.tensor([True, False, True, True, False, False, True, True])
+    return Splits().double().eval(), {"patches": torch.randn(8, 4).double(), "grid": GRID, "mask": mask}
+
+
+def test_what_is_read_is_a_constant_and_guarded(case):
+    model, x = case
+    before = copy.deepcopy(model.state_dict())
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["grid", "mask"])
+    other = {**x, "patches": torch.randn(8, 4).double()}
+    torch.testing.assert_close(explain_model(**other), model(**other))
+    found = lrpfx.attribute(explain_model, other, 1)
+    assert found.relevance["grid"] is found.relevance["mask"] is None
+    ledger = lrpfx.ledger(explain_model, other, 1)
+    assert ledger.balance == pytest.approx(0, abs=1e-9)
+    for changed in ({"grid": GRID.flip(0)}, {"mask": ~x["mask"]}, {"grid": torch.tensor([[3, 2], [2, 1]])}):
+        with pytest.raises(InputError, match=rf"entries of the argument '{next(iter(changed))}' differ"):
+            explain_model(**{**other, **changed})
+    again = pickle.loads(pickle.dumps(explain_model))
+    torch.testing.assert_close(again(**other), model(**other))
+    with pytest.raises(InputError, match="entries of the argument 'grid'"):
+        again(**{**other, "grid": GRID.flip(0)})
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_only_inputs_that_are_named_as_constants_are_read(case):
+    model, x = case
+    with pytest.raises(CaptureError):
+        lrpfx.transform(model, EpsilonPlus(), x)
+
+
+def test_a_program_cannot_check_them(case):
+    model, x = case
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["grid", "mask"])
+    with pytest.raises(LoweringError, match="reads 'grid' as numbers|reads 'mask' as numbers"):
+        lrpfx.lower(explain_model, x)
+
+
+class Scales(nn.Module):
+    """Reads nothing as a number: the constant input stays free."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, x, factor):
+        for _ in range(int(self.count)):
+            x = x * (1 + factor)
+        return self.last(x)
+
+
+def test_constants_that_are_not_read_stay_free():
+    torch.manual_seed(0)
+    model, x = Scales().double().eval(), torch.randn(2, 4).double()
+    given = {"x": x, "factor": torch.tensor([[1], [2]])}
+    explain_model = lrpfx.transform(model, EpsilonPlus(), given, constants=["factor"], capture="export")
+    other = {"x": x, "factor": torch.tensor([[3], [0]])}
+    torch.testing.assert_close(explain_model(**other), model(**other))
+
+
+class Written(nn.Module):
+    """What is written into a value that was read before counts from then on, also through a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x, sizes):
+        first = sizes * 2
+        view = first[1:]
+        before = int(first[1])
+        view += sizes[0]
+        first[0] = 7
+        after = first.tolist()
+        first.add_(x.sum().round().long())  # unknown from here
+        return self.last(x * (before + 10 * after[0] + 100 * after[1])) + (first - first.detach()).sum()
+
+
+def test_values_follow_what_is_written():
+    torch.manual_seed(0)
+    model = Written().double().eval()
+    x = {"x": torch.randn(2, 4).double(), "sizes": torch.tensor([1, 3])}
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["sizes"], capture="export")
+    torch.testing.assert_close(explain_model(**x), model(**x))
+    torch.testing.assert_close(model(**x), model.last(x["x"] * (6 + 70 + 700)))
+
+
+transformers = pytest.importorskip("transformers")
+
+ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+TEXT = {
+    **{"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "rope_parameters": ROPE, "max_position_embeddings": 64},
+    **{"bos_token_id": None, "eos_token_id": None},
+}
+VISION = {"depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+FAMILIES = {
+    "Qwen2VL": {**VISION, "embed_dim": 32, "mlp_ratio": 2},
+    "Qwen2_5_VL": {**VISION, "out_hidden_size": 32, "intermediate_size": 48, "window_size": 16, "fullatt_block_indexes": [1]},
+    "Qwen3VL": {
+        **{**VISION, "out_hidden_size": 32, "intermediate_size": 48, "num_position_embeddings": 64},
+        "deepstack_visual_indexes": [0],
+    },
+}
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_with_text(family):
+    """The image's tokens at another place are refused; other words and another image are not."""
+    torch.manual_seed(0)
+    text = TEXT | ({"head_dim": 8, "rope_parameters": {**ROPE, "mrope_interleaved": True}} if family == "Qwen3VL" else {})
+    special = {"image_token_id": 100, "video_token_id": 101, "vision_start_token_id": 102, "vision_end_token_id": 103}
+    config = getattr(transformers, f"{family}Config")(text_config=text, vision_config=FAMILIES[family], **special)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+
+    def inputs(*before, after=(7, 8, 9)):
+        ids = torch.tensor([[*before, 102, *[100] * 4, 103, *after]])
+        return {
+            **{"input_ids": ids, "pixel_values": torch.randn(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])},
+            **{"attention_mask": torch.ones_like(ids), "mm_token_type_ids": (ids == 100).long()},
+        }
+
+    x = inputs(5, 6)
+    constants = ["image_grid_thw", "attention_mask", "mm_token_type_ids"]
+    explain_model = lrpfx.transform(model, AttnLRP(), x, constants=constants)
+    other = inputs(11, 12, after=(13, 14, 15))
+    torch.testing.assert_close(explain_model(**other)["logits"], model(**other).logits, rtol=1e-4, atol=1e-5)
+    found = lrpfx.attribute(explain_model, other, (-1, 3), output="logits").relevance
+    assert found["input_ids"].abs().sum() > 0
+    assert found["pixel_values"].abs().sum() > 0
+    ledger = lrpfx.ledger(explain_model, other, (-1, 3), output="logits")
+    assert ledger.unexplained < 1e-4
+    with pytest.raises(InputError, match="entries of the argument 'mm_token_type_ids'"):
+        explain_model(**inputs(5, after=(6, 7, 8, 9)))
