@@ -147,6 +147,10 @@ class _Settings(TypedDict, total=False):
     reference: Any
 
 
+#: What processors of images and texts return beside signals, of which some models read numbers.
+_OF_PROCESSORS = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "attention_mask", "pixel_attention_mask")
+
+
 class Explainer(Generic[Found]):
     """Explains what a model says about photographs, sentences or graphs.
 
@@ -914,7 +918,7 @@ class Explainer(Generic[Found]):
             examples = on_device_of(self.model, examples, True)
         source = self.captured or self.model
         own = self.captured is None and isinstance(inputs, Mapping)
-        constants = tuple(name for name in CONSTANTS if own and name in inputs)
+        constants = tuple(name for name in (*CONSTANTS, *_OF_PROCESSORS) if own and name in inputs)
         try:
             made = transform(source, composite, example_inputs=examples, constants=constants)
         except LrpfxError as error:

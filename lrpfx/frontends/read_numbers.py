@@ -21,7 +21,17 @@ _READS_NUMBERS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", 
 _SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
 _RANDOM = frozenset(
     {
-        *("rand_like", "randn_like", "randint_like", "bernoulli", "multinomial", "normal", "poisson", "dropout", "alpha_dropout"),
+        *(
+            "rand_like",
+            "randn_like",
+            "randint_like",
+            "bernoulli",
+            "multinomial",
+            "normal",
+            "poisson",
+            "dropout",
+            "alpha_dropout",
+        ),
         *("random_", "normal_", "uniform_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"),
     }
 )
