@@ -244,8 +244,8 @@ def _lowered(
     read = next((one for one in module.guards if isinstance(one, FixedEntries)), None)
     if read is not None:
         raise LoweringError(
-            f"forward reads {str(read.place)!r} as numbers, which are constants of the graph, and a program cannot check that it "
-            "gets the same: wrap the model in a module that holds this input, and transform that"
+            f"forward reads {str(read.place)!r} as numbers, which are constants of the graph, and a program cannot check that "
+            "it gets the same: wrap the model in a module that holds this input, and transform that"
         )
     is_linear = _computes_output(module, {**inputs, **constants}, output)
     job = Job(

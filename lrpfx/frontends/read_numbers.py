@@ -6,7 +6,7 @@ these buffers and inputs alone.
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ _FROM_NUMBERS = frozenset({"tensor", "as_tensor"})
 _WRITES = re.compile(r".*[^_]_|__set\w*__|__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Known:
     """A tensor of the export whose value is known, and the names of the buffers and inputs that it depends on.
 
@@ -122,7 +122,7 @@ class ReadNumbers(TorchFunctionMode):
                 return func(*args, **kwargs)
             names = frozenset[Any]().union(*(entry.names for entry in known.values()))
             for entry in self._sharing_memory(written):
-                entry.names |= names
+                self.known[id(entry.tensor)] = dataclasses.replace(entry, names=entry.names | names)
         constant = name in _MAKES_CONSTANTS and not any(isinstance(leaf, _SYMBOLS) for leaf in leaves)
         if not is_known or not (known or constant):
             return func(*args, **kwargs)
