@@ -142,8 +142,10 @@ class _Regions:
 
     def _insert(self, node: fx.Node, readers: list[fx.Node], function: Callable[..., Any], name: str, carries: bool) -> None:
         of = node_info(node)
+        several = of.operator is not None and of.operator.returns_several
+        row = of.operator if several else operator_named("view")
         info = replace(
-            NodeInfo(name, source=of.source, operator=operator_named("view"), description=function.__name__),
+            NodeInfo(name, source=of.source, operator=row, description=function.__name__),
             shape=of.shape,
             dtype=of.dtype,
             sign=of.sign,

@@ -388,6 +388,28 @@ def test_inputs_that_hold_tensors():
     assert found[0][0].abs().max() > 0
 
 
+class OfPieces(nn.Module):
+    """Attention on pieces of one projection, of which rules for values alone detach the queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Linear(4, 12)
+
+    def forward(self, x):
+        query, key, value = self.projection(x).split(4, -1)
+        return (query @ key.transpose(-1, -2)).softmax(-1) @ value
+
+
+def test_records_of_conversions_of_several_tensors():
+    explain_model = lrpfx.transform(OfPieces().double().eval(), CPLRP(), torch.randn(2, 3, 4, dtype=torch.float64))
+    assert "split.detached" in lrpfx.node_names(explain_model)
+    inputs = torch.randn(2, 3, 4, dtype=torch.float64)
+    layers = lrpfx.attribute(explain_model, inputs, (-1, 1), record=["*"]).layers
+    assert {"getitem", "getitem_1", "getitem_2"} <= set(layers) and not {"split", "split.detached"} & set(layers)
+    with pytest.raises(lrpfx.InputError, match=r"'split.detached' returns several tensors.*'getitem', 'getitem_1'"):
+        lrpfx.attribute(explain_model, inputs, (-1, 1), record=["split.detached"])
+
+
 def test_not_for_live_weights():
     """Relevance that can be differentiated keeps the rules as written."""
     net, x = network("SwiGLU")
