@@ -200,8 +200,9 @@ def explain_numbers(
             shown.begin(f"explaining {path.name}")
             classes_of(targets, explainers.for_content(contents[path]).categories)
             rows_of, targets_of = [], []
-            for number, target in enumerate(targets or (None,), 1):
-                explained = explainers.explained(contents[path], [] if target is None else [target], masks.get(path))
+            asked = [[target] for target in targets] or [[]]
+            found = [explainers.explained(contents[path], one, masks.get(path)) for one in asked]  # before anything is written
+            for number, explained in enumerate(found, 1):
                 saved = _saved(explained, output_folder / (f"{name}.{number}" if len(targets) > 1 else name))
                 each = each_of(explained)
                 answer = each[0].answers[0]

@@ -258,7 +258,8 @@ class _Run:
         compiled = explainer.compiled_for(inputs)
         if not isinstance(compiled, CompiledModel):
             raise InputTypeError("an exported program is run by its runner: pass an explainer of the model that it was made of")
-        return compiled.module, inputs is not group.inputs and inputs.ndim > group.inputs.ndim
+        (wave, *_), (given, *_) = (pytree.tree_leaves(one) for one in (inputs, group.inputs))
+        return compiled.module, isinstance(wave, torch.Tensor) and wave.ndim > given.ndim
 
     def _sample_explainer(self, module: nn.Module, question: Question, is_cast: bool, others: Sequence[str]) -> SampleExplainer:
         inner = explainable(module, "lrpfx.datasets.attribute")

@@ -130,7 +130,8 @@ class SampleExplainer:
         targets = [ReportedTarget(one.of_labels(known)) for one in given]
         asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
         question = replace(self.question, **asked, output=reported(self.question.output, "output"))
-        given = on_device_of(self.module, inputs[:, None] if self.adds_channel else inputs, self.is_cast)
+        inputs = pytree.tree_map(lambda one: one[:, None], inputs) if self.adds_channel else inputs
+        given = on_device_of(self.module, inputs, self.is_cast)
         given = given if self.heads is None else arguments_of(self.heads, given)
         mean = MeanOverReferences()
         for one in for_each_reference(question):
@@ -158,7 +159,9 @@ class SampleExplainer:
         values: dict[str, torch.Tensor] = {}
         for name, relevance in _leaves(found.of_inputs, self.module):
             embedded = not found.arguments.leaves  # relevance is that of vectors of tokens
-            channels = None if self.reduce is None else _channels_of_input(name, relevance.ndim - len(self.leading), embedded)
+            dimensions = relevance.ndim - len(self.leading)
+            known = 1 if self.adds_channel else None
+            channels = None if self.reduce is None else known or _channels_of_input(name, dimensions, embedded)
             values[name] = self._row(name, relevance, count, self.reduce, channels)
         for name, relevance in found.layers.items():
             reduction, own = self.reductions[name], relevance.ndim - len(self.leading)

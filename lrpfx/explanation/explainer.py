@@ -763,7 +763,13 @@ class Explainer(Generic[Found]):
         return read(frame, "table", self.reading, None if self.preprocess is None else self.preprocess.function)
 
     def with_channel(self, waves: Any) -> Any:
-        """Waves of a data set, (batch, samples), as a call reads them: with the axis of a channel that the model may need."""
+        """Waves of a data set, (batch, samples), as a call reads them: with the axis of a channel that the model may need.
+
+        `waves`: a tensor, or a dict with it alone.
+        """
+        if isinstance(waves, Mapping) and len(waves) == 1:
+            ((name, one),) = waves.items()
+            return {name: self.with_channel(one)}
         is_of_waves = self.reading.rate is not None and isinstance(waves, torch.Tensor) and waves.ndim == 2
         found, are_channels = in_form_of(self.model, waves) if is_of_waves else (waves, False)
         return waves if are_channels else found

@@ -248,6 +248,10 @@ def test_each_of_several_targets(name):
         assert Path(again["relevance"]).read_bytes() == Path(one["relevance"]).read_bytes()
     first, second = (Path(one["relevance"]).read_bytes() for one in found["targets"])
     assert first != second
+    refused(
+        "out of range", explained, f"number_models:{name}", file, *options, "--target", "1", "--target", "7", "--output", "no"
+    )
+    assert not Path("no").exists()
     _, table = explained(f"number_models:{name}", file, *options, "--target", "1", "--target", "0")
     assert len([line for line in table.splitlines() if re.search(r"[10] \(\d+%\)|[10] -?\d", line)]) == 2
 

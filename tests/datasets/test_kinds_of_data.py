@@ -177,3 +177,17 @@ def test_a_first_sample_that_is_not_finite(tmp_path):
     assert list(stored.errors) == [0] and len(stored) == 4
     with pytest.raises(InputError, match="finite"):
         lrpfx.datasets.attribute(lrpfx.Explainer(dense(3)), rows[:1], tmp_path / "other")
+
+
+def test_waves_of_a_channel_in_other_forms(tmp_path):
+    """As entries of dicts, and as sums over the channel, they are what the explainer says."""
+    data = torch.randn(3, 50)
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(convolving(nn.Conv1d(1, 4, 3), 192), rate=100)
+    expected = [one.relevance for one in explainer(data, 1)]
+    for number, items in enumerate(([{"input": one, "label": 1} for one in data], (one for one in data), data[:, None])):
+        stored = lrpfx.datasets.attribute(explainer, items, tmp_path / str(number), target=1)
+        found = stored["relevance" if number else "relevance.input"][:, 0]
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+    stored = lrpfx.datasets.attribute(explainer, data, tmp_path / "sum", target=1, reduce="sum")
+    np.testing.assert_allclose(stored["relevance"][:], expected, rtol=1e-3, atol=1e-6)
