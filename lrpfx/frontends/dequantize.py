@@ -3,6 +3,8 @@
 A dynamically quantized layer rounds its input in every call, with steps that depend on the batch, and computes in integers: it
 has no gradient, and samples cannot be explained separately. lrpfx explains the network with dequantized weights instead.
 Weights that torchao quantized, and sparse weights, are tensors of other classes and layouts, which the rules cannot modify.
+Layers of other libraries (bitsandbytes, HQQ, GPTQ, AWQ and the like) pack their weights in formats of their own: what they
+multiply by is measured, by their results for unit vectors.
 """
 
 from collections import OrderedDict
@@ -11,17 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.errors import CaptureError
+from lrpfx.errors import CaptureError, first_lines
 from lrpfx.passes.program import PassResult
 
 THE_MODEL = "the model"
 _TORCHAO = "torchao."
+#: How much a packed layer may differ from a product with its weight, by rounding its inputs to 8 bits.
+_ROUNDING = 0.02
+#: How many unit vectors a packed layer gets at once.
+_AT_ONCE = 1024
 _QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
 
 
 def is_quantized(model: nn.Module) -> bool:
     """Whether a model has quantized layers or weights, or sparse weights."""
-    return any(map(_is_stored_otherwise, model.parameters())) or any(map(_is_quantized, model.modules()))
+    return any(map(_is_stored_otherwise, model.parameters())) or any(map(_is_quantized_layer, model.modules()))
 
 
 def dequantize(copied: nn.Module) -> tuple[nn.Module, PassResult]:
@@ -34,10 +40,10 @@ def dequantize(copied: nn.Module) -> tuple[nn.Module, PassResult]:
     _replace_weights(copied, stored, result)
     replacements: dict[nn.Module, nn.Module] = {}
     for name, module in list(copied.named_modules(remove_duplicate=False)):
-        if not _is_quantized(module) or any(name.startswith(f"{outer}.") for outer, _ in result.details):
+        if not _is_quantized_layer(module) or any(name.startswith(f"{outer}.") for outer, _ in result.details):
             continue
         if module not in replacements:
-            replacements[module] = _dequantized(name, module)
+            replacements[module] = _dequantized(name, module) if _is_quantized(module) else _measured(name, module)
         result.matches += 1
         result.details.append(
             (name or THE_MODEL, f"explained by its dequantized weight: {module} is now {replacements[module]}")
@@ -51,6 +57,64 @@ def dequantize(copied: nn.Module) -> tuple[nn.Module, PassResult]:
 
 def _is_quantized(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_QUANTIZED)
+
+
+def _is_quantized_layer(module: nn.Module) -> bool:
+    return _is_quantized(module) or _is_packed(module)
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a linear layer of another library holds its weight in integers."""
+    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    if type(module).__module__.startswith("torch.") or not all(type(size) is int and size > 0 for size in sizes):
+        return False
+    tensors = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+    tensors += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    whole = sizes[0] * sizes[1]  # type: ignore[operator]
+    is_dense = any(one.is_floating_point() and one.numel() == whole for one in tensors)
+    return not is_dense and any(
+        not one.is_floating_point() and 8 * one.element_size() * one.numel() >= whole for one in tensors
+    )
+
+
+def _measured(name: str, module: Any) -> nn.Module:
+    """The layer of torch.nn that computes what a packed layer does, up to the rounding of inputs."""
+    inputs, outputs = module.in_features, module.out_features
+    tensors = [*module.parameters(), *module.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+
+    def results(vectors: torch.Tensor) -> torch.Tensor:
+        failure: Exception | None = None
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            try:
+                return torch.cat([module(some.to(device, dtype)).float() for some in vectors.split(_AT_ONCE)])
+            except Exception as error:
+                failure = failure or error
+        assert failure is not None
+        raise CaptureError(
+            f"{name or THE_MODEL} is a {type(module).__name__} with packed weights, which fails on numbers: "
+            f"{first_lines(failure)}. Transform the model as it was before it was quantized.",
+            topic="scripted-and-quantized",
+        ) from failure
+
+    with torch.no_grad():
+        shift = results(torch.zeros(1, inputs))
+        weight = (results(torch.eye(inputs)) - shift).T.contiguous()
+        probe = torch.randn(4, inputs, generator=torch.Generator().manual_seed(0))
+        found = results(probe)
+        expected = nn.functional.linear(probe.to(weight), weight, shift[0])
+        difference = float((found - expected).norm() / found.norm().clamp(min=1e-30))
+    if tuple(found.shape) != (4, outputs) or not difference <= _ROUNDING:
+        raise CaptureError(
+            f"{name or THE_MODEL} is a {type(module).__name__} with packed weights, whose result differs by {difference:.1%} "
+            "from a product with the weight that unit vectors show. Transform the model as it was before it was quantized.",
+            topic="scripted-and-quantized",
+        )
+    linear = nn.Linear(inputs, outputs, bool(shift.any()), device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if linear.bias is not None:
+        linear.bias = nn.Parameter(shift[0], requires_grad=False)
+    return linear.train(module.training)
 
 
 def _dequantized(name: str, module: Any) -> nn.Module:
