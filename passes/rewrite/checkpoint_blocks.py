@@ -14,8 +14,6 @@ from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.compiled_graph import copy_graph
 from lrpfx.runtime.recomputed_blocks import cut_blocks
 
-TOPIC = "recomputed-blocks"
-
 
 def checked_patterns(checkpoint: Any) -> tuple[str, ...]:
     """The patterns that `checkpoint=` gives. `InputTypeError` for anything else."""
@@ -23,7 +21,7 @@ def checked_patterns(checkpoint: Any) -> tuple[str, ...]:
     if patterns is None or not all(isinstance(one, str) for one in patterns):
         raise InputTypeError(
             f'checkpoint is a pattern of paths of modules, such as "model.layers.*", or several of them, not {checkpoint!r}',
-            topic=TOPIC,
+            topic="recomputed-blocks",
         )
     return patterns
 
@@ -60,7 +58,7 @@ class CheckpointBlocks(GraphPass):
                 raise InputError(
                     f"checkpoint={pattern!r}: no relevance flows through what is left of these modules in the graph, so there "
                     "is nothing to compute again: leave the pattern out",
-                    topic=TOPIC,
+                    topic="recomputed-blocks",
                 )
         return result
 
@@ -80,13 +78,13 @@ class CheckpointBlocks(GraphPass):
                 raise InputError(
                     f"checkpoint={blocks[second]!r} matches {stack[second].path}, which is inside {stack[first].path}, which "
                     f"{blocks[first]!r} matches: name either, not both",
-                    topic=TOPIC,
+                    topic="recomputed-blocks",
                 )
             for place in blocks:
                 chosen.update(dict.fromkeys(stack[place:], stack[place]))
         for pattern in self.patterns:
             if pattern not in matched:
-                raise InputError(_no_match(pattern, program), topic=TOPIC)
+                raise InputError(_no_match(pattern, program), topic="recomputed-blocks")
         return chosen
 
 
@@ -131,7 +129,7 @@ def _refuse_interleaved(graph: fx.Graph, around: _CallsAround) -> None:
                 raise InputError(
                     f"checkpoint=: {block.name} cannot be computed again on its own: it reads what {name} computes, which "
                     f"reads what {block.name} computes. Name a module around both, or leave {block.name} out",
-                    topic=TOPIC,
+                    topic="recomputed-blocks",
                 )
         made[block.call] = block.name
 
