@@ -23,13 +23,13 @@ LAYERS = "model.layers.*"
 GRADIENT, GRADIENT_AGAIN = "gradient × input", "gradient × input, checkpointing"
 OURS, OURS_AGAIN = "AttnLRP", f'AttnLRP, `checkpoint="{LAYERS}"`'
 CONTENDERS = (GRADIENT, OURS, GRADIENT_AGAIN, OURS_AGAIN)
-LENGTHS = {2048: 3, 8192: 1}  # tokens -> how often each is timed
+RUNS = ((2048, 1000, 3), (8192, 1000, 1), (2048, 32000, 1))  # tokens, size of the vocabulary, how often each is timed
 
 
-def _model() -> nn.Module:
+def _model(vocabulary: int) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8, "num_hidden_layers": 8}
-    configuration = transformers.LlamaConfig(**sizes, vocab_size=1000, max_position_embeddings=8192, use_cache=False)
+    configuration = transformers.LlamaConfig(**sizes, vocab_size=vocabulary, max_position_embeddings=8192, use_cache=False)
     return transformers.LlamaForCausalLM(configuration).eval().requires_grad_(False)
 
 
@@ -53,12 +53,12 @@ def _ours(model: nn.Module, ids: torch.Tensor, again: bool) -> Callable[[], torc
     return lambda: lrpfx.attribute(explain_model, {"input_ids": ids}, (-1, None), output="logits").relevance["input_ids"]
 
 
-def _measured(contender: str, tokens: int, rounds: int) -> dict[str, float]:
+def _measured(contender: str, tokens: int, vocabulary: int, rounds: int) -> dict[str, float]:
     """The peak of an attribution in MiB above the memory in use before it, and the process time of the fastest in seconds."""
     torch.set_num_threads(1)
     ids = torch.randint(0, 1000, (1, tokens))
     make = _gradient if contender in (GRADIENT, GRADIENT_AGAIN) else _ours
-    run = make(_model(), ids, contender in (GRADIENT_AGAIN, OURS_AGAIN))
+    run = make(_model(vocabulary), ids, contender in (GRADIENT_AGAIN, OURS_AGAIN))
     run()  # one-time setup
     peak, times = peak_of(run), []
     for _ in range(rounds):
@@ -71,21 +71,21 @@ def _measured(contender: str, tokens: int, rounds: int) -> dict[str, float]:
 def main() -> None:
     """Write the table in docs/performance.md, with each contender in a process of its own."""
     lines = [
-        "| tokens | | peak (MiB) | / gradient, checkpointing | time / gradient, checkpointing |",
-        "| ---: | --- | ---: | ---: | ---: |",
+        "| tokens | vocabulary | | peak (MiB) | / gradient, checkpointing | time / gradient, checkpointing |",
+        "| ---: | ---: | --- | ---: | ---: | ---: |",
     ]
-    for tokens, rounds in LENGTHS.items():
-        found = {one: answer_of(__file__, one, str(tokens), str(rounds)) for one in CONTENDERS}
+    for run in RUNS:
+        found = {one: answer_of(__file__, one, *map(str, run)) for one in CONTENDERS}
         known = found[GRADIENT_AGAIN]
         for name, one in found.items():
             shares = " | ".join(f"{one[key] / known[key]:.2f}" for key in ("peak", "seconds"))
-            lines.append(f"| {tokens:,} | {name} | {one['peak']:.0f} | {shares} |")
+            lines.append(f"| {run[0]:,} | {run[1]:,} | {name} | {one['peak']:.0f} | {shares} |")
             print(lines[-1], one, flush=True)
     write_between(Path(__file__).parents[1] / "docs" / "performance.md", "checkpoints", "\n".join(lines))
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        print(json.dumps(_measured(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+        print(json.dumps(_measured(sys.argv[1], *map(int, sys.argv[2:]))))
     else:
         main()
