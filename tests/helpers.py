@@ -11,6 +11,7 @@ import torchvision
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils._pytree import tree_leaves
 
 import lrpfx
 from lrpfx.composites import EpsilonPlus
@@ -269,3 +270,19 @@ NETWORKS = {
     "vgg11_bn": lambda: (torchvision_model("vgg11_bn"), torch.randn(2, 3, 40, 40)),
     "alexnet": lambda: (torchvision_model("alexnet"), torch.randn(2, 3, 64, 64)),
 }
+
+
+def blocks(explain_model):
+    """The names of the blocks that are computed again."""
+    record = lrpfx.history(explain_model)[-1]
+    assert record.name == "checkpoint_blocks"
+    return [name for name, _ in record.details]
+
+
+def assert_same(found, expected):
+    """Two attributions are equal to the bit."""
+    for one, other in zip(*map(tree_leaves, (found.relevance, expected.relevance)), strict=True):
+        assert one is other is None or torch.equal(one, other)
+    assert found.layers.keys() == expected.layers.keys()
+    for name, value in found.layers.items():
+        assert torch.equal(value, expected.layers[name])
