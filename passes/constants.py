@@ -132,7 +132,11 @@ def evaluated(node: fx.Node, known: dict[Any, Any]) -> Any:
         if info.shape is None:
             raise TypeError
         return torch.empty(info.shape, device="meta")
-    return result_of(node, lambda one: evaluated(one, known))
+    read = {one: evaluated(one, known) for one in node.all_input_nodes}
+    if any(isinstance(one, torch.Tensor) and one.is_meta for one in read.values()):
+        # A known tensor may not meet one without values: index_select by such an index returns memory that nobody has written.
+        read = {one: value.to("meta") if isinstance(value, torch.Tensor) else value for one, value in read.items()}
+    return result_of(node, read.__getitem__)
 
 
 def one_among_constants(value: Any) -> tuple[fx.Node, list[Any], list[Any], int] | None:

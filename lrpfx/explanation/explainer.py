@@ -364,6 +364,14 @@ class Explainer(Generic[Found]):
         targets: Sequence[TargetLike] | None = None,
     ) -> Several[DetectionExplanation]: ...
     @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self: "Explainer[DetectionExplanation]",
+        images: _Array,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> DetectionExplanation | Several[DetectionExplanation]: ...
+    @overload
     def __call__(
         self: "Explainer[TableExplanation]",
         images: _Frame,
@@ -989,6 +997,33 @@ def _stated_by(model: Any) -> Preprocessing | None:
     return preprocessing_of(model) if stored is None else Preprocessing(stored)
 
 
+@overload
+def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
+    model: DetectorHeads,
+    images: _Photograph,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    **settings: Unpack[_Settings],
+) -> DetectionExplanation: ...
+@overload
+def explain(  # type: ignore[overload-overlap]  # a graph may be a mapping, too
+    model: DetectorHeads,
+    images: _Photographs,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    **settings: Unpack[_Settings],
+) -> Several[DetectionExplanation]: ...
+@overload
+def explain(  # type: ignore[overload-overlap]  # as above
+    model: DetectorHeads,
+    images: _Array,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    **settings: Unpack[_Settings],
+) -> DetectionExplanation | Several[DetectionExplanation]: ...
 @overload
 def explain(
     model: nn.Module | Runner | Captured,

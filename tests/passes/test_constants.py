@@ -3,9 +3,11 @@
 import operator
 
 import torch
-from torch import fx
+from torch import fx, nn
 
-from lrpfx.passes.constants import number_filling
+import lrpfx
+from lrpfx.composites import EpsilonPlus
+from lrpfx.passes.constants import evaluated, number_filling
 
 
 def sum_of_halves(graph, start, depth):
@@ -31,3 +33,20 @@ def test_sums_with_data_are_no_number_however_deep():
     for _ in range(2000):  # the data is the first term or the last
         x = graph.call_function(operator.add, (x, graph.call_function(torch.relu, (x,))))
     assert number_filling(x) is None
+
+
+class SelectedRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x, index):
+        return torch.index_select(self.layer(x), 0, index).relu()
+
+
+def test_entries_at_an_unknown_index_are_unknown_and_not_what_memory_holds():
+    examples = torch.randn(5, 3), torch.tensor([1, 1, 4])
+    graph = lrpfx.transform(SelectedRows(), EpsilonPlus(), examples).unfused_graph
+    nodes = {node.name: node for node in graph.nodes}
+    found = evaluated(nodes["index_select"], {nodes["layer"]: torch.rand(5, 4)})
+    assert found.is_meta and found.shape == (3, 4)

@@ -30,6 +30,14 @@ explanation.shet()  # wrong
 found = lrpfx.Explainer(lrpfx.detection.heads(model))("photo.jpg")
 found.boxes[0].overlay().save("box.png")
 found.boxes[0].nme  # wrong
+heads = lrpfx.detection.heads(model)
+lrpfx.explain(heads, "photo.jpg").boxes[0].overlay().save("box.png")
+lrpfx.explain(heads, "photo.jpg").boxs  # wrong
+lrpfx.explain(heads, ["photo.jpg"])[0].boxes[0].overlay()
+one_photograph = lrpfx.Explainer(heads)(torch.zeros(3, 8, 8))
+assert isinstance(one_photograph, lrpfx.DetectionExplanation)
+one_photograph.boxes[0].nme  # wrong
+lrpfx.explain(heads, torch.zeros(3, 8, 8)).boxs  # wrong
 explanation.boxes  # wrong
 explanation.heatmap(sigma="wide")  # wrong
 explanation.top(3)[0].nme  # wrong
