@@ -16,6 +16,9 @@ SCORE = "score"
 #: The edges of a box, in the order of their columns.
 EDGES = ("x1", "y1", "x2", "y2")
 
+#: What an error says of another target.
+NO_BOX = "a detector's boxes are explained by lrpfx.Box"
+
 Corners = tuple[float, float, float, float]
 
 
@@ -52,19 +55,22 @@ class Candidates:
 
     def check(self) -> None:
         """Raise `InputError` for an output of another kind."""
-        output = self.output
-        is_such = output.ndim == 3 and output.shape[2] > 7
-        if not is_such or not bool(((self.confidences >= 0) & (self.confidences <= 1.001) & self._have_labels).all()):
+        if not self.are_there:
             raise InputError(
                 f"a box is a target for what lrpfx.detection.heads(detector) returns, not for an output of shape "
-                f"{tuple(output.shape)}: give lrpfx.transform that module, or lrpfx.Explainer the detector itself",
+                f"{tuple(self.output.shape)}: give lrpfx.transform that module, or lrpfx.Explainer the detector itself",
                 topic="detectors",
             )
 
     @property
-    def _have_labels(self) -> torch.Tensor:
-        labels = self.output[..., -2]
-        return ((labels - labels.round()).abs() < 0.01) & (labels > -0.5) & (labels < self.classes - 0.5)
+    def are_there(self) -> bool:
+        """Whether the output is of this kind, as far as its values tell."""
+        if self.output.ndim != 3 or self.classes < 1:
+            return False
+        labels, overlaps = self.output[..., -2], self.output[..., -1]
+        are_labels = ((labels - labels.round()).abs() < 0.01) & (labels > -0.5) & (labels < self.classes - 0.5)
+        are_shares = (self.confidences >= 0) & (self.confidences <= 1.001) & (overlaps > 0) & (overlaps <= 1.001)
+        return bool((are_labels & are_shares).all())
 
     def of_class(self, index: int | None) -> torch.Tensor:
         """The confidences of one class, or of all, (batch, candidates); 0 for others."""
@@ -283,6 +289,4 @@ def as_box(target: Target) -> Box:
         return Box(0)
     if isinstance(target, Class):
         return Box(0, class_=target.index)
-    raise InputTypeError(
-        f"a detector's boxes are explained by lrpfx.Box, or by a class for its first box, not {target}", topic="detectors"
-    )
+    raise InputTypeError(f"{NO_BOX}, or by a class for its first box, not {target}", topic="detectors")

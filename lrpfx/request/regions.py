@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.boxes import NO_BOX, Candidates
 from lrpfx.request.places import has_places, predicted_region, relevance_of_region
 from lrpfx.request.targets import Class, Contrast, IndexOf, NameOf, Target
 from lrpfx.support.numbers import is_whole
@@ -95,6 +96,8 @@ class Region(Target):
                 f"this one is {tuple(output.shape)}: its class alone is the target",
                 topic="targets",
             )
+        if Candidates(output).are_there:
+            raise InputTypeError(f"{NO_BOX}, not {self}", topic="detectors")
         by_class = _classes_first(output)
         Class(self.class_).check(by_class.flatten(2)[..., 0], chosen)
         if isinstance(self.mask, torch.Tensor) and not self._fits(by_class.shape[2:]):

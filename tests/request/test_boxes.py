@@ -91,6 +91,14 @@ def test_other_outputs_are_refused(output):
     assert caught.value.topic == "detectors"
 
 
+@pytest.mark.parametrize("target", [lrpfx.Region(1), lrpfx.Region(4), lrpfx.Region(1, mask=np.ones(len(ROWS)))])
+def test_candidates_are_no_places_of_a_region(target):
+    with pytest.raises(lrpfx.InputTypeError, match=r"lrpfx\.Box, not class") as caught:
+        target.seed(output_of())
+    assert caught.value.topic == "detectors"
+    assert not Candidates(torch.zeros(1, len(ROWS), 11)).are_there
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
