@@ -1,6 +1,7 @@
 """The data that passes work on, and the base class of passes."""
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, fields, replace
@@ -176,14 +177,17 @@ def draws_random_numbers(node: fx.Node) -> bool:
     """Whether a call draws random numbers, according to torch's tags of the operator with its name."""
     if node.op not in ("call_function", "call_method"):
         return False
-    overload: Any = node.target
-    if not isinstance(overload, OpOverload):
-        name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-        if name in _RANDOM:
-            return True
-        packet = getattr(torch.ops.aten, name, None)
-        overload = None if packet is None else getattr(packet, packet.overloads()[0])
-    return isinstance(overload, OpOverload) and torch.Tag.nondeterministic_seeded in overload.tags
+    if isinstance(node.target, OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_random(str(node.target if node.op == "call_method" else getattr(node.target, "__name__", "")))
+
+
+@functools.cache
+def is_random(name: str) -> bool:
+    """Whether functions of this name draw random numbers, or may do so, according to torch's tags of the operator."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() and not name.startswith("__") else None
+    overload = None if packet is None else getattr(packet, packet.overloads()[0])
+    return name in _RANDOM or (isinstance(overload, OpOverload) and torch.Tag.nondeterministic_seeded in overload.tags)
 
 
 def refuse_random(value: fx.Node, name: str, source: str) -> None:

@@ -80,8 +80,10 @@ def dictionary(
     for path in (at, reads):
         if path is not None:
             _checked_path(model, path)
-    if isinstance(getattr(model.get_submodule(at), DICTIONARY, None), nn.Module):
-        raise InputError(f"{at!r} has a dictionary, or another child of this name, already", topic="dictionaries")
+    if hasattr(model.get_submodule(at), DICTIONARY):
+        raise InputError(f"{at!r} has a dictionary, or another attribute of this name, already", topic="dictionaries")
+    if isinstance(model.get_submodule(at), (nn.ModuleList, nn.ModuleDict)):
+        raise InputError(f"{at!r} is not called, but holds modules: name one of them", topic="dictionaries")
     if isinstance(model.get_submodule(at), nn.Sequential):
         inside = [f"{at}.{name}" for name, _ in model.get_submodule(at).named_children()]
         raise InputError(f"{at!r} runs all its children: name the last one, {inside[-1]!r}", topic="dictionaries")
@@ -161,6 +163,9 @@ class _Input:
 
     def keep(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.values[threading.get_ident()] = next(iter((*args, *keywords.values())), None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Input, ()  # a call that failed may have left a value, which no copy and no file needs
 
     def take(self) -> Any:
         return self.values.pop(threading.get_ident(), None)

@@ -16,7 +16,7 @@ from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.computation import Computation
 from lrpfx.concepts.dictionary import DICTIONARY
 from lrpfx.errors import InputError, InputTypeError, os_errors
-from lrpfx.ir.node import ancestors_of, node_info, nodes_by_name
+from lrpfx.ir.node import Role, ancestors_of, node_info, nodes_by_name
 from lrpfx.request.names import resolve_names
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.question import Question
@@ -256,7 +256,8 @@ def latent_graph(
     Raises
     ------
     InputError
-        There is no dictionary, more than one prompt, or a token that does not exist.
+        There is no dictionary, or one at a module that is called more than once; more than one prompt, or no token ids that
+        one embedding reads; or a token that does not exist.
 
     References
     ----------
@@ -278,7 +279,8 @@ def latent_graph(
 def _places(module: ExplainModule) -> list[str]:
     """The modules that have dictionaries, in the order of execution."""
     found: dict[str, None] = {}
-    for name in nodes_by_name(module.unfused_graph):
+    names = nodes_by_name(module.unfused_graph)
+    for name in names:
         match = _ENCODER.fullmatch(name)
         if match:
             found[match[1]] = None
@@ -286,6 +288,9 @@ def _places(module: ExplainModule) -> list[str]:
         raise InputError(
             f"{module.title} has no dictionary: transform what lrpfx.dictionary(model, ...) returns", topic="dictionaries"
         )
+    for place in found:
+        if f"{place}.{DICTIONARY}.error.add_1" in names:
+            raise InputError(f"{place!r} is called more than once, so its latents have no layer", topic="dictionaries")
     return list(found)
 
 
@@ -300,15 +305,17 @@ class _Search:
         self.position = position
         self.output = output
         by_name = nodes_by_name(module.unfused_graph)
-        #: The node with the latents of each dictionary, its decoded value, and the sum with the error.
+        #: The node with the latents of each dictionary, that with all it makes of what it reads, and the sum with the error.
         self.latents = {place: _last(module, f"{place}.{DICTIONARY}.encoder") for place in places}
         self.sums = {place: f"{place}.{DICTIONARY}.error.add" for place in places}
+        self.decoded = {place: _decoded(by_name[total]) for place, total in self.sums.items()}
         #: What cuts relevance that would go on below latents, by place.
         self.cuts = {place: _edges_into(by_name, f"{place}.{DICTIONARY}.encoder") for place in places}
         self.above = {place: ancestors_of(by_name[self.latents[place]], lambda one: True) for place in places}
         self.by_name = by_name
         self.places = places
         self.active: dict[str, list[LatentNode]] = {place: [] for place in places}
+        self.prompt: Any = 0  # the name or number of the input with the tokens
         self.tokens: tuple[int, ...] = ()
         self.probabilities: dict[int, float] = {}
         self.values: dict[LatentNode, float] = {}
@@ -319,7 +326,7 @@ class _Search:
     def logits(self, asked: int | Sequence[int]) -> list[int]:
         """The tokens to explain."""
         plain = self._explained(target=(self.position, 0), output=self.output)
-        ids = _ids_of(self.inputs)
+        self.prompt, ids = _prompt(self.inputs, plain.of_inputs)
         if len(ids) != 1:
             raise InputError(f"a graph of latents is that of one prompt, not of {len(ids)}", topic="dictionaries")
         self.tokens = tuple(ids[0].tolist())
@@ -390,7 +397,7 @@ class _Search:
         return seed
 
     def _recorded(self, places: Sequence[str]) -> list[str]:
-        return [name for place in places for name in (self.latents[place], self.sums[place])]
+        return [name for place in places for name in (self.latents[place], self.decoded[place], self.sums[place])]
 
     def _connect(
         self,
@@ -406,14 +413,13 @@ class _Search:
         def of(relevance: torch.Tensor) -> torch.Tensor:
             return relevance[0, number, 0] if conditioned else relevance[number, 0]
 
-        relevance = found.of_inputs
-        tokens = of(relevance if isinstance(relevance, torch.Tensor) else next(iter(relevance.values()))).sum(-1).tolist()
+        tokens = of(_by_place(found.of_inputs)[self.prompt]).sum(-1).tolist()
         weights = {LatentNode("token", "", at, self.tokens[at]): weight for at, weight in enumerate(tokens)}
         for place in places:
             arriving = of(found.layers[self.latents[place]])
             for node in self.active[place]:
                 weights[node] = float(arriving[node.position, node.index])
-            missed = (of(found.layers[self.sums[place]]).sum(-1) - arriving.sum(-1)).tolist()
+            missed = (of(found.layers[self.sums[place]]).sum(-1) - of(found.layers[self.decoded[place]]).sum(-1)).tolist()
             weights |= {LatentNode("error", place, at, -1): weight for at, weight in enumerate(missed)}
         for source, weight in weights.items():
             if weight:
@@ -428,11 +434,19 @@ def _last(module: ExplainModule, path: str) -> str:
     return node_info(node).name
 
 
+def _decoded(total: fx.Node) -> str:
+    """The node that is summed with the error: the decoded latents, with what a skip connection adds."""
+    (decoded,) = (node for node in total.all_input_nodes if node_info(node).role is Role.DATA)
+    return node_info(decoded).name
+
+
 def _edges_into(by_name: Mapping[str, fx.Node], path: str) -> list[tuple[str, str]]:
     """The edges by which a module reads what is computed outside of it."""
     inside = {name for name in by_name if name == path or name.startswith(f"{path}.")}
     found = []
     for name in inside:
+        if node_info(by_name[name]).role is not Role.DATA:
+            continue  # such as a gate, which takes no relevance
         for source in by_name[name].all_input_nodes:
             info = node_info(source)
             if info.name in by_name and info.name not in inside:
@@ -440,13 +454,23 @@ def _edges_into(by_name: Mapping[str, fx.Node], path: str) -> list[tuple[str, st
     return found
 
 
-def _ids_of(inputs: Inputs) -> torch.Tensor:
-    """The token ids among the inputs: (batch, positions)."""
-    given = inputs.values() if isinstance(inputs, Mapping) else [inputs] if isinstance(inputs, torch.Tensor) else inputs
-    for value in given:
-        if isinstance(value, torch.Tensor) and not value.is_floating_point() and value.ndim == 2:
-            return value
-    raise InputError("a graph of latents is that of a prompt of token ids (1, positions)", topic="dictionaries")
+def _prompt(inputs: Inputs, relevance: Any) -> tuple[Any, torch.Tensor]:
+    """The token ids among the inputs: their name or number, and themselves (batch, positions)."""
+    carried = _by_place(relevance)
+    for place, value in _by_place(inputs).items():
+        is_ids = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.ndim == 2
+        if is_ids and isinstance(carried.get(place), torch.Tensor):  # a mask carries none
+            return place, value
+    raise InputError(
+        "a graph of latents is that of a prompt of token ids (1, positions), which one embedding reads", topic="dictionaries"
+    )
+
+
+def _by_place(values: Any) -> dict[Any, Any]:
+    """Inputs, or what belongs to them, by name or number."""
+    if isinstance(values, Mapping):
+        return dict(values)
+    return dict(enumerate([values] if isinstance(values, torch.Tensor) else values))
 
 
 def _find_influence(graph: "nx.DiGraph[LatentNode]", probabilities: Mapping[int, float]) -> None:

@@ -202,7 +202,7 @@ def resized(named: Mapping[str, Any], sizes: Mapping[Dimension, int]) -> Named:
         place = place_of(name, path)
         for number, old in enumerate(leaf.shape):
             new = sizes.get((place, number), old)
-            if new != old:
+            if new != old and old:  # entries of an empty tensor cannot be repeated
                 leaf = leaf.index_select(number, torch.arange(new, device=leaf.device) % old)
         if fewer and leaf.dtype in (torch.int32, torch.int64) and leaf.numel() and int(leaf.min()) >= 0:
             counted = [new for old, new in fewer.items() if int(leaf.max()) < old]

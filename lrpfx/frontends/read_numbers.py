@@ -6,7 +6,7 @@ these buffers and inputs alone.
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,29 +14,20 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.ir.node import map_arguments
+from lrpfx.passes.program import is_random
 from lrpfx.support.torch_internals import DisableTorchFunction, disable_current_modes
 
 _MAKES_CONSTANTS = frozenset({"tensor", "as_tensor", "arange", "full", "ones", "zeros"})
-_READS_NUMBERS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"})
-_SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
-_RANDOM = frozenset(
+_READS_NUMBERS = frozenset(
     {
-        *(
-            "rand_like",
-            "randn_like",
-            "randint_like",
-            "bernoulli",
-            "multinomial",
-            "normal",
-            "poisson",
-            "dropout",
-            "alpha_dropout",
-        ),
-        *("random_", "normal_", "uniform_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"),
+        *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__format__"),
+        *("__contains__", "equal", "allclose", "is_nonzero"),
     }
 )
+_SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
 _WRITES_NOTHING = frozenset({"requires_grad_", "detach_", "share_memory_", "retain_grad_"})
 _FROM_NUMBERS = frozenset({"tensor", "as_tensor"})
+#: Names of operations that write. Others are told by the versions of tensors, which some of these leave as they are.
 _WRITES = re.compile(r".*[^_]_|__set\w*__|__i(add|sub|mul|matmul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
 
 
@@ -44,12 +35,14 @@ _WRITES = re.compile(r".*[^_]_|__set\w*__|__i(add|sub|mul|matmul|truediv|floordi
 class _Known:
     """A tensor of the export whose value is known, and the names of the buffers and inputs that it depends on.
 
-    Values of views share memory as their tensors do, so what is written into one is in the others.
+    Values of views share memory as their tensors do, so what is written into one is in the others. `version`: the tensor's
+    count of writes for which the value holds, whatever operation wrote.
     """
 
     tensor: torch.Tensor
     value: torch.Tensor
     names: frozenset[Any]
+    version: int
 
 
 class Input(str):
@@ -99,12 +92,12 @@ class ReadNumbers(TorchFunctionMode):
     def _know(self, name: "str | Input", tensor: torch.Tensor) -> None:
         with DisableTorchFunction(), disable_current_modes():
             value = self.values[name].clone()
-        self.known[id(tensor)] = _Known(tensor, value, frozenset([name]))
+        self.known[id(tensor)] = _Known(tensor, value, frozenset([name]), _version(tensor))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._find_buffers()
-        name = getattr(func, "__name__", "")
+        name = getattr(func, "__name__", "").partition(".")[0]  # that of an overload is add_.Tensor
         if name == "__iter__":
             return iter(self.__torch_function__(torch.unbind, types, args, kwargs))
         if name == "__getitem__":
@@ -114,36 +107,34 @@ class ReadNumbers(TorchFunctionMode):
         leaves = _leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         known = {id(entry.tensor): entry for tensor in tensors if (entry := self._of(tensor)) is not None}
-        is_known = all(id(tensor) in known for tensor in tensors) and name not in _RANDOM
-        if "out" in kwargs or (_WRITES.fullmatch(name) and args and name not in _WRITES_NOTHING):
-            written = kwargs.get("out", args[0] if args else None)
-            if not is_known or "out" in kwargs or name == "__set__":
-                self._forget(written)
-                return func(*args, **kwargs)
-            names = frozenset[Any]().union(*(entry.names for entry in known.values()))
-            for entry in self._sharing_memory(written):
-                self.known[id(entry.tensor)] = dataclasses.replace(entry, names=entry.names | names)
+        is_known = all(id(tensor) in known for tensor in tensors) and not is_random(name)
+        writes = _WRITES.fullmatch(name) is not None and name not in _WRITES_NOTHING
+        if "out" in kwargs or name == "__set__" or (writes and not is_known):
+            self._forget(kwargs.get("out", args[:1]))
+            return func(*args, **kwargs)
         constant = name in _MAKES_CONSTANTS and not any(isinstance(leaf, _SYMBOLS) for leaf in leaves)
         if not is_known or not (known or constant):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._forget([entry.tensor for entry in known.values() if entry.version != _version(entry.tensor)])
+            return result
         names = frozenset[Any]().union(*(entry.names for entry in known.values()))
         values = map_arguments((args, kwargs), lambda leaf: known[id(leaf)].value if id(leaf) in known else leaf)
         sized_by_values = _has_sizes_of_values(name, args, kwargs)
-        result: Any = None
         with torch.no_grad(), DisableTorchFunction(), disable_current_modes():
             computed = func(*values[0], **values[1])
-            if sized_by_values:  # torch.export could not tell them: the graph has the values as constants
-                result = map_arguments(computed, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+            constants = map_arguments(computed, _clone) if sized_by_values else None
         if name in _READS_NUMBERS:
             self._freeze(names)
             return computed
-        if sized_by_values:
+        if sized_by_values:  # torch.export could not tell the sizes: the graph has copies of constants, to write into
             self._freeze(names)
+            result = map_arguments(constants, lambda leaf: _COPY(leaf) if isinstance(leaf, torch.Tensor) else leaf)
         else:
             result = func(*args, **kwargs)
+            self._follow_writes(known.values(), names, writes)
         for leaf, value in zip(_leaves(result), _leaves(computed), strict=True):
-            if isinstance(leaf, torch.Tensor) and self._of(leaf) is None:
-                self.known[id(leaf)] = _Known(leaf, value, names)
+            if isinstance(leaf, torch.Tensor) and self._of(leaf) is None and not leaf.is_inference():
+                self.known[id(leaf)] = _Known(leaf, value, names, _version(leaf))
         return result
 
     def _find_buffers(self) -> None:
@@ -160,11 +151,19 @@ class ReadNumbers(TorchFunctionMode):
 
     def _of(self, value: Any) -> _Known | None:
         known = self.known.get(id(value))
-        return known if known is not None and known.tensor is value else None
+        return known if known is not None and known.tensor is value and known.version == _version(value) else None
 
     def _sharing_memory(self, written: Any) -> list[_Known]:
         memory = {_memory(leaf) for leaf in _leaves(written) if isinstance(leaf, torch.Tensor)}
         return [entry for entry in self.known.values() if _memory(entry.tensor) in memory]
+
+    def _follow_writes(self, read: Iterable[_Known], names: frozenset[Any], named_so: bool) -> None:
+        """Let tensors that a known operation has written into, as their values have seen, depend on `names`, too."""
+        for written in [entry for entry in read if named_so or entry.version != _version(entry.tensor)]:
+            for entry in self._sharing_memory(written.tensor):
+                version = _version(entry.tensor)  # a tensor and its .data have counts of their own
+                if entry.version in (written.version, version):
+                    self.known[id(entry.tensor)] = dataclasses.replace(entry, names=entry.names | names, version=version)
 
     def _forget(self, written: Any) -> None:
         """Tensors that share memory with those written to are unknown from now on."""
@@ -212,7 +211,18 @@ def _memory(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written to, or memory that it shares. Tensors without values count this, too."""
+    with DisableTorchFunction():
+        return int(tensor._version)
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_COPY = torch.ops.aten.lift_fresh_copy.default
 
 
 def _leaves(structure: Any) -> list[Any]:

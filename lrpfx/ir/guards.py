@@ -87,18 +87,35 @@ class FixedEntries(Guard):
 
     place: Place
     shape: tuple[int, ...]
-    entries: tuple[bool | int | float, ...]  # in the order of memory
+    dtype: torch.dtype  # a mask of 0 and 1 chooses other rows than one of False and True
+    entries: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, place: Place, tensor: torch.Tensor) -> "FixedEntries":
+        """The guard for the entries of a tensor."""
+        return cls(place, tuple(tensor.shape), tensor.dtype, _bytes_of(tensor))
 
     def problem(self, arguments: Mapping[str, Any]) -> str | None:
         given = self.place.value_in(arguments)
         if not isinstance(given, torch.Tensor):
             return None  # another guard says what is wrong
-        if tuple(given.shape) == self.shape and tuple(given.flatten().tolist()) == self.entries:
+        if given.dtype != self.dtype:
+            return (
+                f"the argument {str(self.place)!r} has dtype {given.dtype}, but the graph was made for {self.dtype}, and "
+                "forward reads its entries as numbers; for others, transform the model with them in example_inputs"
+            )
+        if tuple(given.shape) == self.shape and _bytes_of(given) == self.entries:
             return None
         return (
             f"the entries of the argument {str(self.place)!r} differ from those in example_inputs, and forward reads them as "
             "numbers, so the graph is valid for these alone; for others, transform the model with them in example_inputs"
         )
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """The entries as bytes, which are equal for NaN, too, and soon compared."""
+    entries = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
+    return bytes((torch.view_as_real(entries) if entries.is_complex() else entries).view(torch.uint8).numpy())
 
 
 def _same(given: Any, value: Any) -> bool:

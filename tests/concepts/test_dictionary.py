@@ -356,3 +356,45 @@ def test_files_that_are_no_dictionary(tmp_path):
     for path, match in (("no.safetensors", "no file"), ("weights.pt", "neither"), ("no", "neither")):
         with pytest.raises(InputError, match=match):
             read_dictionary(tmp_path / path)
+
+
+class Named(nn.Linear):
+    """A layer with an attribute of the name that dictionaries take."""
+
+    dictionary = {"a": 1}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(Named(4, 4)), "attribute of this name"),
+        (nn.Sequential(nn.ModuleDict({"a": nn.Linear(4, 4)})), "not called"),
+        (nn.Sequential(nn.ModuleList([nn.Linear(4, 4)])), "not called"),
+    ],
+)
+def test_modules_that_cannot_have_a_dictionary(model, message):
+    with pytest.raises(InputError, match=message):
+        lrpfx.dictionary(model, "0", nn.Linear(4, 9), nn.Linear(9, 4))
+
+
+class Fails(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        if len(x) == 3:
+            raise ValueError("three")
+        return self.last(x)
+
+
+def test_a_call_that_fails_leaves_nothing_that_cannot_be_copied():
+    torch.manual_seed(0)
+    model = Fails().double().eval()
+    late = lrpfx.dictionary(model, "last", *sparse(features=4), reads="first")
+    x = torch.randn(2, 4).double()
+    with pytest.raises(ValueError, match="three"):
+        late(torch.randn(3, 4).double().requires_grad_() * 1)
+    torch.testing.assert_close(copy.deepcopy(late)(x), model(x))
+    torch.testing.assert_close(lrpfx.transform(late, EpsilonPlus(), x)(x), model(x))

@@ -211,3 +211,75 @@ def test_questions_without_a_graph(decoder):
     ):
         with pytest.raises(error, match=match):
             run()
+
+
+def test_what_a_skip_connection_adds_is_no_error():
+    """It reaches the sources past the latents, and the error is what the dictionary misses times what follows."""
+    torch.manual_seed(0)
+    plain = Decoder(attends=False, layers=1).double().eval()
+    encoder = nn.Sequential(nn.Linear(WIDTH, LATENTS, bias=False), nn.ReLU()).double()
+    decoder, skip = nn.Linear(LATENTS, WIDTH).double(), nn.Linear(WIDTH, WIDTH, bias=False).double()
+    model = lrpfx.dictionary(plain, "layers.0.mlp", encoder, decoder, skip=skip, reads="layers.0.mlp")
+    found = latent_graph(lrpfx.transform(model, CPLRP(), IDS), IDS, 1, latents=1000)
+    graph = found.graph
+    (logit,) = (node for node in graph if node.kind == "logit")
+    head = plain.head.weight[logit.index]
+    assert into(graph, logit) == pytest.approx(graph.nodes[logit]["value"] - float(head @ decoder.bias), abs=1e-6)
+    embedded = plain.embed(IDS)[0, -1]
+    read = plain.layers[0].norm(embedded)
+    error = plain.layers[0].mlp(read) - decoder(encoder(read)) - skip(read)
+    weights = {source.kind: data["weight"] for source, _, data in graph.in_edges(logit, data=True) if source.kind != "latent"}
+    assert weights["error"] == pytest.approx(float(head @ error), rel=1e-6)
+    assert weights["token"] == pytest.approx(float(head @ (embedded + skip(read))), rel=1e-6)
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.magnitude, self.gate = nn.Linear(WIDTH, LATENTS, bias=False), nn.Linear(WIDTH, LATENTS)
+
+    def forward(self, x):
+        return self.magnitude(x).relu() * (self.gate(x) > 0).to(x.dtype)
+
+
+def test_gates_take_no_relevance():
+    torch.manual_seed(0)
+    model = Decoder(layers=2).double().eval()
+    for number in (0, 1):
+        place = f"layers.{number}.mlp"
+        model = lrpfx.dictionary(model, place, Gated().double(), nn.Linear(LATENTS, WIDTH, bias=False).double(), reads=place)
+    found = latent_graph(lrpfx.transform(model, CPLRP(), IDS), IDS, 2, latents=1000)
+    nodes = [node for node in found.graph if node.kind in ("latent", "logit")]
+    assert {node.place for node in nodes} == {"layers.0.mlp", "layers.1.mlp", ""}
+    for node in nodes:
+        assert into(found.graph, node) == pytest.approx(found.graph.nodes[node]["value"], rel=1e-5, abs=1e-7)
+
+
+class Masked(Decoder):
+    def forward(self, mask, ids):
+        return super().forward(ids) * mask[..., None].to(self.head.weight.dtype)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_tokens_are_those_that_an_embedding_reads(named):
+    torch.manual_seed(0)
+    model = Masked().double().eval()
+    encoder = nn.Sequential(nn.Linear(WIDTH, LATENTS), nn.ReLU()).double()
+    model = lrpfx.dictionary(model, "layers.1.mlp", encoder, nn.Linear(LATENTS, WIDTH).double())
+    inputs = {"mask": torch.ones_like(IDS), "ids": IDS} if named else (torch.ones_like(IDS), IDS)
+    found = latent_graph(lrpfx.transform(model, CPLRP(), inputs), inputs, 2)
+    assert found.tokens == tuple(IDS[0].tolist())
+    assert {node.index for node in found.graph if node.kind == "token"} <= set(found.tokens)
+
+
+def test_a_place_that_is_called_twice_is_refused():
+    class Twice(Decoder):
+        def forward(self, ids):
+            x = self.embed(ids)
+            return self.head(self.layers[0](self.layers[0](x)))
+
+    model = Twice(layers=1).double().eval()
+    encoder = nn.Sequential(nn.Linear(WIDTH, LATENTS), nn.ReLU()).double()
+    model = lrpfx.dictionary(model, "layers.0.mlp", encoder, nn.Linear(LATENTS, WIDTH).double())
+    with pytest.raises(InputError, match="called more than once"):
+        latent_graph(lrpfx.transform(model, CPLRP(), IDS), IDS)

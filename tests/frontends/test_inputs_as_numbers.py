@@ -9,7 +9,7 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlus
-from lrpfx.errors import CaptureError, InputError, LoweringError
+from lrpfx.errors import CaptureError, InputError, LoweringError, LrpfxError
 
 GRID = torch.tensor([[2, 3], [1, 2]])
 
@@ -125,6 +125,110 @@ def test_values_follow_what_is_written():
     explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["sizes"], capture="export")
     torch.testing.assert_close(explain_model(**x), model(**x))
     torch.testing.assert_close(model(**x), model.last(x["x"] * (6 + 70 + 700)))
+
+
+class Plain(nn.Module):
+    """Reads `sizes` in a way that the tests choose."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.last, self.read = nn.Linear(4, 3), read
+
+    def forward(self, x, sizes, more):
+        return self.last(x) * self.read(sizes, more)
+
+
+def by_an_overload(sizes, more):
+    total = sizes.clone()
+    torch.ops.aten.add_.Tensor(total[:2], more[:2])
+    return total.tolist()[0]
+
+
+def into_places(sizes, more):
+    places = (sizes > 1).nonzero()[:, 0]
+    places += more[0]
+    places[0] = 0
+    return more[:4].sum() + places.tolist()[1] + places[1]
+
+
+READS = {
+    "by an overload": by_an_overload,
+    "into places": into_places,
+    "contains": lambda sizes, more: 2.0 if 3 in sizes and more[0] == 1 else 3.0,
+    "equal": lambda sizes, more: 2.0 if torch.equal(sizes, more) else 3.0,
+    "formatted": lambda sizes, more: {"3": 2.0}.get(f"{sizes[0]}", 3.0) * int(more[0]),
+}
+
+
+@pytest.mark.parametrize("kind", READS)
+def test_all_that_is_read_is_guarded(kind):
+    torch.manual_seed(0)
+    model = Plain(READS[kind]).double().eval()
+    x = {"x": torch.randn(2, 4).double(), "sizes": torch.tensor([3, 1, 2]), "more": torch.tensor([1, 4, 5])}
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["sizes", "more"], capture="export")
+    for _ in range(2):
+        torch.testing.assert_close(explain_model(**x), model(**x))
+    for name in ("sizes", "more"):
+        with pytest.raises(InputError, match=f"entries of the argument '{name}'"):
+            explain_model(**{**x, name: torch.tensor([2, 2, 3])})
+
+
+def add_out(total, x):
+    torch.add(total, x, out=total)
+
+
+@pytest.mark.parametrize("written", [torch.ops.aten.add_.Tensor, add_out], ids=["overload", "out"])
+def test_what_signals_are_written_into_is_unknown(written):
+    """Whatever operation writes, and though it adds zeros in the example, so that a comparison of outputs would not tell."""
+
+    class Overwritten(Plain):
+        def forward(self, x, sizes, more):
+            total = sizes.double()
+            written(total[:2], x[0, :2])
+            return self.last(x) * total.tolist()[0]
+
+    x = {"x": torch.zeros(2, 4).double(), "sizes": torch.tensor([3, 1, 2]), "more": torch.tensor([1, 4, 5])}
+    with pytest.raises(LrpfxError, match="item"):
+        lrpfx.transform(Overwritten(None).double().eval(), EpsilonPlus(), x, constants=["sizes", "more"], capture="export")
+
+
+def test_a_random_number_is_never_a_constant():
+    model = Plain(lambda sizes, more: torch.binomial(sizes.double(), torch.ones(3).double()).tolist()[0]).double().eval()
+    x = {"x": torch.randn(2, 4).double(), "sizes": torch.tensor([3, 1, 2]), "more": torch.tensor([1, 4, 5])}
+    with pytest.raises(CaptureError, match="draws random numbers"):
+        lrpfx.transform(model, EpsilonPlus(), x, constants=["sizes", "more"])
+
+
+class Chosen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x, chosen):
+        return self.last(x[chosen]) * int(chosen.sum())
+
+
+def test_entries_of_another_dtype_are_others():
+    """0 and 1 as integers choose rows by number."""
+    mask = torch.tensor([True, False, True])
+    x = {"x": torch.randn(3, 4).double(), "chosen": mask}
+    explain_model = lrpfx.transform(Chosen().double().eval(), EpsilonPlus(), x, constants=["chosen"])
+    with pytest.raises(InputError, match=r"dtype torch\.int64"):
+        explain_model(x["x"], mask.long())
+
+
+def test_entries_that_are_not_numbers_equal_themselves():
+    model = Plain(lambda sizes, more: int(sizes[1]) + int(more[0])).double().eval()
+    x = {"x": torch.randn(2, 4).double(), "sizes": torch.tensor([torch.nan, 2.0]), "more": torch.tensor([1])}
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["sizes", "more"])
+    torch.testing.assert_close(explain_model(**x), model(**x))
+
+
+def test_an_empty_constant_is_one():
+    model = Plain(lambda sizes, more: 1 + len(sizes.tolist()) + int(more[0])).double().eval()
+    x = {"x": torch.randn(2, 4).double(), "sizes": torch.zeros(0, dtype=torch.long), "more": torch.tensor([1])}
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["sizes", "more"])
+    torch.testing.assert_close(explain_model(**x), model(**x))
 
 
 transformers = pytest.importorskip("transformers")
