@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -34,9 +35,10 @@ from lrpfx.datasets.store import (
 from lrpfx.datasets.view import Attributions
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
-from lrpfx.explanation.arrays import items_of_rows
+from lrpfx.explanation.arrays import items_of_rows, volume_of_sample
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
+from lrpfx.images import nifti
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.boxes import as_box
 from lrpfx.request.conditions import Condition, places_of
@@ -228,15 +230,19 @@ class _Run:
                 raise InputTypeError("a DataFrame is for an lrpfx.Explainer: an explainable module takes tensors of its rows")
             rows = explainer.rows_of(data)
             data, preprocess, self.features = items_of_rows(rows), None, rows.features
+        make: Callable[[Any], torch.Tensor] | None = None
+        if is_own and explainer.reading.form == "volume":
+            data = nifti.files_in(data) or data
+            make, preprocess = partial(volume_of_sample, preprocess=None if preprocess is None else preprocess.function), None
         elif preprocess is not None and (explainer.reading.form is not None or explainer.reading.rate is not None):
             raise InputTypeError(
-                "preprocess= of series, waves and volumes is not applied to data sets: let the data set return what the model "
-                "takes, and leave preprocess= out"
+                "preprocess= of series and waves is not applied to data sets: let the data set return what the model takes, "
+                "and leave preprocess= out"
             )
         names = explainer.argument_names if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
         self.preprocess = preprocess
         self.categories = explainer.categories if is_own else None
-        self.source = source_of(data, Preparation(names, preprocess), workers, self.categories)
+        self.source = source_of(data, Preparation(names, preprocess, make=make), workers, self.categories)
         engine.check(self.source)
         (module, adds_channel), others = (self._compiled(explainer), explainer.record) if is_own else ((explainer, False), ())
         if is_own and question.output is None:

@@ -394,7 +394,7 @@ def _volumes(given: Any, preprocess: Callable[..., Any] | None, model: Any, geom
     if several and not len(files or given):
         raise InputError("there are no volumes", topic="volumes")
     each: list[Any] = files or (list(given) if several else [given])
-    read = [_of_frames(one, preprocess) if _is_of_frames(one) else _volume(one, preprocess) for one in each]
+    read = [_one_volume(one, preprocess) for one in each]
     each = [_clip(one) if _is_of_frames(one) else one for one in each]
     frames_first = all(_has_frames_first(tensor, model) for tensor, _ in read)
     values = [_as_numpy(tensor.transpose(0, 1) if frames_first else tensor) for tensor, _ in read]
@@ -433,6 +433,20 @@ def _scan(
     values, own = nifti.opened(given)
     geometry = VolumeGeometry.of_affines(affine, input.shape[1:], own, values.shape[1:])
     return None if geometry is None else Scan(values, own, geometry)
+
+
+def volume_of_sample(given: Any, preprocess: Callable[..., Any] | None) -> torch.Tensor:
+    """The model's input (channels, depth, height, width) of a sample of a data set, as `read` makes that of one volume.
+
+    `given`: the volume, its file, the frames of a video, or a dict with one of them alone.
+    """
+    if isinstance(given, Mapping) and len(given) == 1:
+        (given,) = given.values()
+    return _one_volume(given, preprocess)[0]
+
+
+def _one_volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
+    return _of_frames(given, preprocess) if _is_of_frames(given) else _volume(given, preprocess)
 
 
 def _is_of_frames(given: Any) -> bool:

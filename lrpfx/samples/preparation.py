@@ -68,13 +68,15 @@ class SampleBatch:
 class Preparation:
     """Makes samples from items. `arguments`: the names of the model's.
 
-    `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`.
+    `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`. `make`: for inputs of an item
+    that are no images, the function to the tensor for the model.
     """
 
     arguments: tuple[str, ...]
     preprocess: Preprocessing | None = None
     collate: Callable[[Any], Any] | None = None
     is_of_batches: bool = True
+    make: Callable[[Any], torch.Tensor] | None = None
 
     def sample(self, number: int, load: Callable[[], Any]) -> Sample:
         """The sample that `load` returns an item of. An exception of the user's code is its problem."""
@@ -97,6 +99,8 @@ class Preparation:
 
     def prepared(self, inputs: Any) -> Any:
         """The inputs for the model."""
+        if self.make is not None:
+            return self.make(inputs)
         if self.preprocess is None:
             return _arguments_in(inputs, self.arguments)
         image = _image(inputs)
@@ -126,7 +130,10 @@ def _image(inputs: Any) -> Image.Image:
         inputs = found[0]
     opened = list(islice(photographs(inputs), 2))
     if len(opened) != 1:
-        raise InputError("a sample is one image, not several", topic="samples")
+        raise InputError(
+            'a sample is one image, not several; frames of a video are for lrpfx.Explainer(model, form="volume", ...)',
+            topic="samples",
+        )
     return opened[0].image
 
 

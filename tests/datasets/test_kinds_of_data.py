@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import lrpfx
@@ -191,3 +192,32 @@ def test_waves_of_a_channel_in_other_forms(tmp_path):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
     stored = lrpfx.datasets.attribute(explainer, data, tmp_path / "sum", target=1, reduce="sum")
     np.testing.assert_allclose(stored["relevance"][:], expected, rtol=1e-3, atol=1e-6)
+
+
+def _half(volume):
+    """Every second slice, of an array or of the frames of a video."""
+    if isinstance(volume, list):
+        return torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in volume], 1)[:, ::2] / 255
+    return torch.as_tensor(np.asarray(volume))[:, ::2]
+
+
+@pytest.mark.parametrize("kind", ["scans", "labelled", "dicts", "files", "folder", "frames"])
+def test_volumes_and_videos_are_preprocessed_one_by_one(kind, tmp_path):
+    rng, preprocess = np.random.default_rng(0), _half
+    volumes = [torch.from_numpy(rng.random((1, 6, 5, 7), np.float32)) for _ in range(2)]
+    model = nn.Sequential(nn.Conv3d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 3)).eval()
+    if kind == "frames":
+        model[0] = nn.Conv3d(3, 2, 3)
+        volumes = [[Image.fromarray(rng.integers(0, 256, (5, 7, 3), np.uint8)) for _ in range(6)] for _ in range(2)]
+    if kind in ("files", "folder"):
+        nibabel, preprocess = pytest.importorskip("nibabel"), None
+        for number, one in enumerate(volumes):
+            nibabel.save(nibabel.Nifti1Image(one[0].numpy(), np.eye(4)), tmp_path / f"{number}.nii.gz")
+        volumes = [tmp_path / f"{number}.nii.gz" for number in range(2)] if kind == "files" else str(tmp_path)
+    labelled = {"labelled": [(one, 1) for one in volumes], "dicts": [{"scan": one, "label": 1} for one in volumes]}
+    data = labelled.get(kind, volumes)
+    explainer = lrpfx.Explainer(model, form="volume", preprocess=preprocess)
+    stored = lrpfx.datasets.attribute(explainer, data, tmp_path / "store", target=1)
+    assert not stored.errors and list(stored["label"][:]) == [1 if kind in ("labelled", "dicts") else -1] * 2
+    for row, one in zip(stored["relevance"][:], explainer(volumes, 1), strict=True):
+        np.testing.assert_allclose(row.sum(0), one.relevance, rtol=1e-4, atol=1e-6)
