@@ -19,7 +19,7 @@ from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, node
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
 from lrpfx.support.numbers import is_whole
-from lrpfx.support.tensors import all_finite, is_floating, not_dense
+from lrpfx.support.tensors import all_finite, is_floating, no_tensors, not_dense
 from lrpfx.support.torch_internals import pytree
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -46,8 +46,7 @@ class Arguments:
             named = dict(enumerate(inputs))
         else:
             raise InputTypeError(
-                f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {type(inputs).__name__}"
-                f"{': pass torch.from_numpy(array)' if isinstance(inputs, np.ndarray) else ''}",
+                f"inputs are a tensor, a tuple of tensors or a dict of tensors, not {no_tensors(inputs)}",
                 topic="kinds-of-inputs",
             )
         if not named:

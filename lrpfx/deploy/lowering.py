@@ -57,7 +57,7 @@ from lrpfx.request.reduction import ALL, checked_reduction
 from lrpfx.request.targets import Largest, TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.interrupts import tracing, undisturbed
-from lrpfx.support.tensors import distinct, is_floating, not_dense
+from lrpfx.support.tensors import distinct, is_floating, no_tensors, not_dense
 from lrpfx.support.torch_internals import (
     FakeTensorMode,
     constant_source,
@@ -326,8 +326,8 @@ def _named_inputs(module: ExplainModule, inputs: ProgramInputs) -> tuple[dict[st
         if unknown:
             raise InputError(f"there is no input {unknown[0]!r}; the inputs are {', '.join(names)}", topic="inputs-do-not-fit")
         named = {name: inputs[name] for name in names if name in inputs}
-    elif not isinstance(inputs, Sequence):
-        raise wrong_type(f"example inputs must be a tensor, several, or a dict of tensors, not {type(inputs).__name__}")
+    elif not isinstance(inputs, Sequence) or isinstance(inputs, (str, bytes)):
+        raise wrong_type(f"example inputs must be a tensor, several, or a dict of tensors, not {no_tensors(inputs)}")
     else:
         if len(inputs) > len(names):
             raise invalid(f"the model takes {len(names)} inputs, not {len(inputs)}")

@@ -71,7 +71,7 @@ from lrpfx.passes.driver import (
 from lrpfx.passes.program import PassResult, Program, random_error
 from lrpfx.passes.stages import Settings, Stage
 from lrpfx.support.checked_indices import checked_indices
-from lrpfx.support.tensors import is_floating, not_dense
+from lrpfx.support.tensors import is_floating, no_tensors, not_dense
 from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
 
 logger = logging.getLogger(__name__)
@@ -700,7 +700,7 @@ def positional(model: nn.Module, example_inputs: ExampleInputs) -> tuple[tuple[A
     if not isinstance(example_inputs, (torch.Tensor, Mapping, tuple, list)):
         raise InputTypeError(
             "example_inputs are a tensor, a tuple of arguments or a dict of keyword arguments, not "
-            f"{type(example_inputs).__name__}; torch.as_tensor makes tensors of arrays",
+            + no_tensors(example_inputs),
             topic="example-inputs",
         )
     try:

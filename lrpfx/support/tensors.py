@@ -7,11 +7,22 @@ import cmath
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import nn
 
 from lrpfx.errors import RuleError
 from lrpfx.support.torch_internals import DisableTorchFunction, is_traced, is_transformed, pytree
+
+
+def no_tensors(value: Any) -> str:
+    """What a value is that a module does not take as its inputs, and what to write for it, for messages."""
+    name = type(value).__name__
+    if isinstance(value, np.ndarray):
+        return f"{name}: pass torch.from_numpy(array)"
+    if hasattr(value, "x") and hasattr(value, "edge_index"):
+        return f'{name}: pass a graph by the names of the model\'s arguments, {{"x": graph.x, "edge_index": graph.edge_index}}'
+    return f"{name}: lrpfx.Explainer(model) takes photographs, texts, tables and files"
 
 
 def not_dense(value: torch.Tensor) -> str | None:

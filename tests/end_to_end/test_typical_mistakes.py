@@ -3,6 +3,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,3 +190,24 @@ def test_the_message_says_what_to_do(mistake, request, tmp_path, monkeypatch):
     with pytest.raises(lrpfx.LrpfxError, match=re.escape(remedy)) as caught:
         call(Own())
     assert caught.value.help.endswith(f"#{caught.value.topic}")
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (SimpleNamespace(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1).long()), '"edge_index": graph.edge_index'),
+        ("cat.jpg", r"lrpfx\.Explainer\(model\)"),
+        (np.ones((1, 3)), "from_numpy"),
+    ],
+)
+def test_what_is_no_tensor_names_its_door(given, remedy):
+    explain_model = lrpfx.transform(nn.Sequential(nn.Linear(3, 2)), EpsilonPlus())
+    doors = (
+        lambda: lrpfx.attribute(explain_model, given),
+        lambda: lrpfx.ledger(explain_model, given),
+        lambda: lrpfx.lower(explain_model, given),
+        lambda: lrpfx.transform(nn.Sequential(nn.Linear(3, 2)), EpsilonPlus(), given),
+    )
+    for door in doors:
+        with pytest.raises(lrpfx.InputTypeError, match=remedy):
+            door()
