@@ -59,16 +59,19 @@ class LRPAttribution(_Registry):
             raise InputTypeError(f"composite is one of lrpfx, not a {type(composite).__name__}", topic="composites")
         self._explain_model: ExplainModule | None = None
 
-    def unhook(self, **options: Any) -> None:
-        """Drop the compiled model at the end of a call, since the model may change.
+    def prepare_and_attribute(self, *arguments: Any, **options: Any) -> Any:
+        """One call of inseq's `attribute`, for the model as it is now.
 
         Parameters
         ----------
-        **options
+        *arguments, **options
             What inseq passes.
         """
-        super().unhook(**options)
         self._explain_model = None
+        try:
+            return super().prepare_and_attribute(*arguments, **options)
+        finally:
+            self._explain_model = None
 
     def attribute_step(self, attribute_fn_main_args: dict[str, Any], attribution_args: dict[str, Any] | None = None) -> Any:
         """Relevance for one generated token of each sample, as inseq's steps return it.

@@ -1,5 +1,7 @@
 """inseq's attributions with the rules of lrpfx."""
 
+import copy
+
 import pytest
 import torch
 import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision
@@ -72,3 +74,17 @@ def test_probabilities_are_no_logits(spoken):
     with pytest.raises(InputError, match="attributed_fn='logit'"):
         asked.attribute(PROMPT, PROMPT + ANSWER, show_progress=False)
     assert isinstance(asked.attribution_method, LRPAttribution)
+
+
+def test_each_call_explains_the_model_as_it_is_then(spoken):
+    model, tokenizer = spoken
+    model = copy.deepcopy(model)
+    asked = inseq.load_model(model, "lrp", tokenizer=tokenizer)
+    scores = []
+    for _ in range(2):
+        found = asked.attribute(PROMPT, PROMPT + ANSWER, attributed_fn="logit", show_progress=False)
+        scores.append(found.aggregate("sum", normalize=False)[0].target_attributions.nan_to_num())
+        with torch.no_grad():
+            model.get_output_embeddings().weight.copy_(model.get_output_embeddings().weight.flip(0))
+    assert not torch.allclose(*scores, rtol=1e-2)
+    assert asked.attribution_method._explain_model is None
