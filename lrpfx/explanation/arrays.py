@@ -206,14 +206,25 @@ def _table(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) 
         order = _columns_of_features(frame, preprocess, inputs)
         columns = None if order is None else tuple(columns[place] for place in order)
         shown = np.full(shown.shape, None) if order is None else shown[:, order]
-    if names is None and columns is not None and len(columns) == count:
-        names = columns
+    if columns is not None and len(columns) == count:
+        check_order(columns, names, "names=")
+        names = names or columns
     if names is not None and len(names) != count:
         raise InputError(
             f"names= has {len(names)} names, but the model is given {count} features", topic="tables-series-and-waves"
         )
     values = tuple(shown if shown.shape[1] == count else np.full((len(shown), count), None))
     return Samples(inputs, several, titles or tuple(f"row {place}" for place in range(len(shown))), names, values)
+
+
+def check_order(columns: Sequence[str], names: Sequence[str] | None, what: str) -> None:
+    """Raise `InputError` if a DataFrame has these columns in another order: features are told by their places."""
+    if names is not None and tuple(names) != tuple(columns) and sorted(names) == sorted(columns):
+        raise InputError(
+            f"the columns of the DataFrame are in another order ({', '.join(columns)}) than {what} ({', '.join(names)}): give "
+            f"it with its columns in that order, frame[{list(names)!r}]",
+            topic="tables-series-and-waves",
+        )
 
 
 def _columns_of_features(frame: Any, preprocess: Callable[..., Any], inputs: Any) -> list[int] | None:
@@ -272,7 +283,9 @@ def _other_values(values: Any) -> Iterator[Any]:
 def _series(given: Any, reading: Reading, preprocess: Callable[..., Any] | None) -> Samples:
     names, steps = reading.names, None
     if is_frame(given):
-        names, steps = names or tuple(map(str, given.columns)), tuple(getattr(given, "index", range(len(given))))
+        columns, steps = tuple(map(str, given.columns)), tuple(getattr(given, "index", range(len(given))))
+        check_order(columns, names, "names=")
+        names = names or columns
         given = numbers_of_frame(given)
     elif _is_pandas_series(given):
         names = names or (str(given.name),) if given.name is not None else names

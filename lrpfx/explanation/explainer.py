@@ -24,7 +24,7 @@ from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.detection.of_masks import is_of_masks, semantic_map
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
-from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, in_form_of, read
+from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, check_order, in_form_of, read
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -80,7 +80,7 @@ from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.identity.structure import Snapshot
 from lrpfx.support.numbers import whole_number
-from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.optional_packages import is_frame, progress_bar
 from lrpfx.support.tensors import on_device_of
 
 logger = logging.getLogger(__name__)
@@ -340,6 +340,7 @@ class Explainer(Generic[Found]):
         self.reading = Reading.of(form, names, rate, channels)
         self._form: Form | None = None
         self._geometries: Geometries = {}
+        self._columns: tuple[str, ...] | None = None  # of the first DataFrame
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
@@ -750,6 +751,9 @@ class Explainer(Generic[Found]):
     def _of_numbers(self, given: Any, form: Form, target: Any, targets: Any) -> Any:
         preprocess = None if self.preprocess is None else self.preprocess.function
         samples = read(given, form, self.reading, preprocess, self.model, self._geometries)
+        if is_frame(given) and samples.names is not None:
+            check_order(samples.names, self._columns, "those of an earlier one")
+            self._columns = self._columns or samples.names
         wanted = TargetsOfSamples(target, targets, len(samples.titles))
         if isinstance(self.model, nn.Module) and form != "volume":
             samples = replace(samples, inputs=on_device_of(self.model, samples.inputs, True))

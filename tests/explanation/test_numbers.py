@@ -614,3 +614,21 @@ def test_relevance_of_zeros_has_no_frequencies():
     with pytest.warns(lrpfx.LrpfxWarning, match="25.0% of the relevance lies on samples that are 0"):
         found = spectrum(wave, relevance, 4.0)
     assert abs(found.relevance.sum() - 0.75) <= 1e-12
+
+
+def test_a_frame_with_columns_in_another_order_is_an_error():
+    """Features are told by their places: with other names, the map would be that of other columns."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).float().eval()
+    frame = pd.DataFrame({"age": [1.0, 2.0], "sun": [3.0, 4.0], "rain": [5.0, 6.0]})
+    with pytest.raises(InputError, match=r"another order \(age, sun, rain\) than names= \(sun, age, rain\)"):
+        lrpfx.explain(model, frame, 1, names=["sun", "age", "rain"])
+    explainer = lrpfx.Explainer(model)
+    explainer(frame, 1)
+    with pytest.raises(InputError, match=r"those of an earlier one \(age, sun, rain\): .*frame\[\['age', 'sun', 'rain'\]\]"):
+        explainer(frame[["sun", "age", "rain"]], 1)
+    explainer(frame.iloc[:1], 1)
+    steps = pd.DataFrame({"wind": range(12), "sun": range(12)}, dtype="float32")
+    series = nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(3, 2)).float().eval()
+    with pytest.raises(InputError, match="another order"):
+        lrpfx.explain(series, steps, 1, form="series", names=["sun", "wind"], channels="first")
