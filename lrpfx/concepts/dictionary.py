@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from lrpfx.concepts.dictionary_files import DictionaryParts, read_dictionary
 from lrpfx.errors import InputError, InputTypeError, nearest
-from lrpfx.frontends.symbolic import private_copy
+from lrpfx.frontends.symbolic import shared_copy
 from lrpfx.operators.functions import held
 
 #: The child of a module that holds its dictionary.
@@ -37,11 +37,11 @@ def dictionary(
     Parameters
     ----------
     model
-        The source model, in evaluation mode. It is not changed; the copy shares its parameters.
+        The source model, in evaluation mode. It is not changed; the copy's parameters share its memory.
     at
         The path of a module, such as "model.layers.5". If it returns a tuple, the dictionary stands for the first tensor.
     encoder, decoder
-        Modules: from the value (..., features) to latents (..., latents), and back. The copy shares their parameters.
+        Modules: from the value (..., features) to latents (..., latents), and back. The copy's parameters share their memory.
     skip
         A linear map of what the encoder reads, which is added to the decoded latents, as transcoders may have.
     weights
@@ -87,7 +87,7 @@ def dictionary(
     if isinstance(model.get_submodule(at), nn.Sequential):
         inside = [f"{at}.{name}" for name, _ in model.get_submodule(at).named_children()]
         raise InputError(f"{at!r} runs all its children: name the last one, {inside[-1]!r}", topic="dictionaries")
-    copied = private_copy(model, share_parameters=True)
+    copied = shared_copy(model)[0]
     place = copied.get_submodule(at)
     spliced = Dictionary(at, parts, _dtype_of(copied))
     place.add_module(DICTIONARY, spliced)
@@ -107,9 +107,9 @@ class Dictionary(nn.Module):
         """`place`: the path of the module, for messages. `dtype`: that of the model, None if it has no weights."""
         super().__init__()
         self.place = place
-        self.encoder = private_copy(parts.encoder, share_parameters=True)
-        self.decoder = private_copy(parts.decoder, share_parameters=True)
-        self.skip = None if parts.skip is None else private_copy(parts.skip, share_parameters=True)
+        self.encoder = shared_copy(parts.encoder)[0]
+        self.decoder = shared_copy(parts.decoder)[0]
+        self.skip = None if parts.skip is None else shared_copy(parts.skip)[0]
         self.error = ReconstructionError(place)
         own = _dtype_of(self)
         #: The dtypes of the dictionary and of the model, if they differ.

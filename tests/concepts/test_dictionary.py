@@ -398,3 +398,15 @@ def test_a_call_that_fails_leaves_nothing_that_cannot_be_copied():
         late(torch.randn(3, 4).double().requires_grad_() * 1)
     torch.testing.assert_close(copy.deepcopy(late)(x), model(x))
     torch.testing.assert_close(lrpfx.transform(late, EpsilonPlus(), x)(x), model(x))
+
+
+def test_casts_of_the_copy_leave_the_model_alone(language_model):
+    """The parameters share memory until one of both is cast or moved."""
+    model, _ = language_model
+    encoder, decoder = sparse()
+    spliced = lrpfx.dictionary(model, AT, encoder, decoder)
+    weight = model.lm_head.weight
+    assert spliced.lm_head.weight.data_ptr() == weight.data_ptr()
+    spliced.float()
+    assert weight.dtype == encoder[0].weight.dtype == torch.float64
+    assert spliced.lm_head.weight.dtype == torch.float32
