@@ -191,7 +191,7 @@ class _WithShares(torch.autograd.Function):
 
 def multiplier_from(value: torch.Tensor, relevance: torch.Tensor) -> torch.Tensor:
     """The multiplier of a value with this relevance, 0 where the value is 0. Relevance of few entries may be sparse."""
-    if relevance.layout is torch.sparse_coo:
+    if not torch.compiler.is_compiling() and relevance.layout is torch.sparse_coo:
         relevance = relevance.coalesce()
         places = tuple(relevance.indices())
         found = torch.zeros_like(value)
