@@ -1,7 +1,7 @@
 """One computation of `lrpfx.attribute`: a forward pass, and relevance for each condition and target."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -366,46 +366,36 @@ class Computation:
             return relevances_of(second.output, tensors, start, second.factors)
 
 
-def for_each_reference(question: Question) -> list[Question]:
-    """A question, or one for each of the references that it lists. Raises `InputError` for an empty list."""
+def computations(explain_model: nn.Module, inputs: Inputs, question: Question) -> Iterator[Computation]:
+    """The computation of a question, or of each of the references that it lists, one after another."""
     references = question.reference if isinstance(question.reference, list) else [question.reference]
     if not references:
         raise InputError("reference= is an empty list", topic="references")
-    return [replace(question, reference=one) for one in references]
+    for one in references:
+        yield Computation(explain_model, inputs, replace(question, reference=one))
 
 
-class MeanOverReferences:
-    """The mean of computations that differ in their reference: of their relevances, and of their outputs for the references.
+def mean_of(found: Iterable[Computation]) -> Computation:
+    """Computations of several references as one, with the means of their relevances and of their outputs for the references.
 
     It holds sums, so that memory does not grow with the number of references.
     """
+    total: Computation | None = None
+    count = 0
+    for one in found:
+        total, count = one if total is None else _with(one, lambda mine, theirs: theirs + mine, total), count + 1
+    assert total is not None
+    return total if count == 1 else _with(total, lambda mine: mine / count)
 
-    _SUMMED = ("of_inputs", "layers", "constants", "multipliers", "signals", "reference_output")
 
-    def __init__(self) -> None:
-        self._total: Computation | None = None
-        self._count = 0
-
-    def add(self, one: Computation) -> None:
-        """Take one more computation into the mean."""
-        total, self._count = self._total, self._count + 1
-        self._total = one if total is None else self._with(one, lambda mine, theirs: theirs + mine, total)
-
-    @property
-    def computation(self) -> Computation:
-        """The mean, in place of one of the computations."""
-        if self._total is None:
-            raise InputError("there are no references", topic="references")
-        return self._total if self._count == 1 else self._with(self._total, lambda mine: mine / self._count)
-
-    def _with(self, one: Computation, function: Callable[..., Any], *others: Computation) -> Computation:
-        """A computation with the results of a function of its tensors and those of others."""
-        changed = copy.copy(one)
-        for name in self._SUMMED:
-            values = [getattr(each, name) for each in (one, *others)]
-            found = pytree.tree_map(lambda *leaves: None if leaves[0] is None else function(*leaves), *values)
-            setattr(changed, name, found)
-        return changed
+def _with(one: Computation, function: Callable[..., Any], *others: Computation) -> Computation:
+    """A computation with the results of a function of its tensors and those of others, which differ in their reference."""
+    changed = copy.copy(one)
+    for name in ("of_inputs", "layers", "constants", "multipliers", "signals", "reference_output"):
+        values = [getattr(each, name) for each in (one, *others)]
+        found = pytree.tree_map(lambda *leaves: None if leaves[0] is None else function(*leaves), *values)
+        setattr(changed, name, found)
+    return changed
 
 
 def _runner(explain_model: nn.Module, module: ExplainModule, traced: TreeGraphModule, several: bool) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Attribution: run an explainable module, and propagate relevance back to its inputs and to recorded layers."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypedDict, TypeVar, overload
 
@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lrpfx.attribution.arguments import Inputs
-from lrpfx.attribution.computation import Computation, MeanOverReferences, for_each_reference
+from lrpfx.attribution.computation import Computation, computations, mean_of
 from lrpfx.attribution.summary import summary_of
 from lrpfx.errors import LrpfxWarning
 from lrpfx.request.conditions import Condition, Index
@@ -194,14 +194,15 @@ def attribute(
     question = Question(
         target, targets, conditions, start, record, record_multipliers, output, chunk_size, constants, progress, reference
     )
-    mean = MeanOverReferences()
-    for one in for_each_reference(question):
-        computation = Computation(explain_model, inputs, one)
-        message = None if torch.compiler.is_compiling() else computation.objection()
-        if message is not None:
-            warnings.warn(message, LrpfxWarning, stacklevel=2)
-        mean.add(computation)
-    found = mean.computation
+
+    def watched() -> Iterator[Computation]:
+        for one in computations(explain_model, inputs, question):
+            message = None if torch.compiler.is_compiling() else one.objection()
+            if message is not None:
+                warnings.warn(message, LrpfxWarning, stacklevel=4)  # of the caller of `attribute`
+            yield one
+
+    found = mean_of(watched())
     return Attribution(
         output=found.output,
         relevance=found.of_inputs,

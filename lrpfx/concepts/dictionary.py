@@ -135,7 +135,8 @@ class Dictionary(nn.Module):
             ) from error
         if self.casts is not None:
             decoded = decoded.to(self.casts[1])
-        return self.error(value, decoded)  # type: ignore[no-any-return]
+        explained: torch.Tensor = self.error(value, decoded)
+        return explained
 
 
 class ReconstructionError(nn.Module):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, os_errors
+from lrpfx.frontends.dequantize import linear_layer
 from lrpfx.support.optional_packages import optional_package
 
 _CONFIGURATION, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
@@ -86,15 +87,6 @@ class GatedEncoder(nn.Module):
         magnitudes: torch.Tensor = functional.relu(self.magnitude(values))
         present: torch.Tensor = self.gate(values) > 0
         return magnitudes * present.to(magnitudes.dtype)
-
-
-def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """A linear layer with the given weight (outputs, inputs) and bias."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias, requires_grad=False)
-    return layer
 
 
 def read_dictionary(path: str | Path) -> DictionaryParts:

@@ -311,7 +311,7 @@ class _Search:
         self.decoded = {place: _decoded(by_name[total]) for place, total in self.sums.items()}
         #: What cuts relevance that would go on below latents, by place.
         self.cuts = {place: _edges_into(by_name, f"{place}.{DICTIONARY}.encoder") for place in places}
-        self.above = {place: ancestors_of(by_name[self.latents[place]], lambda one: True) for place in places}
+        self.above = {place: ancestors_of(by_name[self.latents[place]]) for place in places}
         self.by_name = by_name
         self.places = places
         self.active: dict[str, list[LatentNode]] = {place: [] for place in places}
@@ -373,9 +373,8 @@ class _Search:
 
     def explain_latents(self, graph: "nx.DiGraph[LatentNode]", place: str) -> None:
         """Add the edges into the latents of a dictionary."""
-        below = [one for one in self.places if self.by_name[self.latents[one]] in self.above[place]]
-        start = self.latents[place]
-        below = [one for one in below if one != place]
+        start, above = self.latents[place], self.above[place]
+        below = [one for one in self.places if one != place and self.by_name[self.latents[one]] in above]
         cuts: dict[Any, Any] = {edge: [] for one in below for edge in self.cuts[one]}
         nodes = self.active[place]
         for first in range(0, len(nodes), _AT_ONCE):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrpfx.attribution.computation import Computation, MeanOverReferences, for_each_reference
+from lrpfx.attribution.computation import Computation, computations, mean_of
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
 from lrpfx.detection.detector_heads import DetectorHeads
@@ -133,10 +133,7 @@ class SampleExplainer:
         inputs = pytree.tree_map(lambda one: one[:, None], inputs) if self.adds_channel else inputs
         given = on_device_of(self.module, inputs, self.is_cast)
         given = given if self.heads is None else arguments_of(self.heads, given)
-        mean = MeanOverReferences()
-        for one in for_each_reference(question):
-            mean.add(Computation(self.explain_model, given, one))
-        found = mean.computation
+        found = mean_of(computations(self.explain_model, given, question))
         if self.is_of_features:
             several = tuple(given) if isinstance(given, list) else given  # as batches have them
             found.of_inputs = of_features(found.of_inputs, several, self.module)

@@ -65,15 +65,17 @@ def _is_quantized_layer(module: nn.Module) -> bool:
 
 def _is_packed(module: nn.Module) -> bool:
     """Whether a linear layer of another library holds its weight in integers."""
-    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
-    if type(module).__module__.startswith("torch.") or not all(type(size) is int and size > 0 for size in sizes):
+    inputs, outputs = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    if type(module).__module__.startswith("torch.") or not (isinstance(inputs, int) and isinstance(outputs, int)):
         return False
     tensors = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
     tensors += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    whole = sizes[0] * sizes[1]  # type: ignore[operator]
+    whole = inputs * outputs
     is_dense = any(one.is_floating_point() and one.numel() == whole for one in tensors)
-    return not is_dense and any(
-        not one.is_floating_point() and 8 * one.element_size() * one.numel() >= whole for one in tensors
+    return (
+        whole > 0
+        and not is_dense
+        and any(not one.is_floating_point() and 8 * one.element_size() * one.numel() >= whole for one in tensors)
     )
 
 
@@ -99,7 +101,7 @@ def _measured(name: str, module: Any) -> nn.Module:
 
     with torch.no_grad():
         shift = results(torch.zeros(1, inputs))
-        weight = (results(torch.eye(inputs)) - shift).T.contiguous()
+        weight = (results(torch.eye(inputs)) - shift).T
         probe = torch.randn(4, inputs, generator=torch.Generator().manual_seed(0))
         found = results(probe)
         expected = nn.functional.linear(probe.to(weight), weight, shift[0])
@@ -110,11 +112,16 @@ def _measured(name: str, module: Any) -> nn.Module:
             "from a product with the weight that unit vectors show. Transform the model as it was before it was quantized.",
             topic="scripted-and-quantized",
         )
-    linear = nn.Linear(inputs, outputs, bool(shift.any()), device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    if linear.bias is not None:
-        linear.bias = nn.Parameter(shift[0], requires_grad=False)
-    return linear.train(module.training)
+    return linear_layer(weight, shift[0] if shift.any() else None).train(module.training)
+
+
+def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """A linear layer with the given weight (outputs, inputs) and bias, which are not trained."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
 
 
 def _dequantized(name: str, module: Any) -> nn.Module:

@@ -193,7 +193,7 @@ def _exported(
     program, sizes = _to_program(exported, root, type(model).__name__, with_shapes=True)
     if reads is not None:
         program.frozen.update(reads.frozen_buffers)
-        program.guards += [FixedEntries.of(Place(name), one) for name, one in reads.frozen_inputs.items()]
+        program.guards += [FixedEntries.of(place, one) for place, one in reads.frozen_inputs.items()]
     if share:
         share_buffers(program.root, model)
     return program, sizes

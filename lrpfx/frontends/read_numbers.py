@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from lrpfx.ir.guards import Place
 from lrpfx.ir.node import map_arguments
 from lrpfx.passes.program import is_random
 from lrpfx.support.torch_internals import DisableTorchFunction, disable_current_modes
@@ -45,29 +46,17 @@ class _Known:
     version: int
 
 
-class Input(str):
-    """The name of an argument, told apart from that of a buffer."""
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return hash((Input, str(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Input) and str(self) == str(other)
-
-
 class ReadNumbers(TorchFunctionMode):
-    """A context for the export of `root`. `frozen`: the buffers and inputs that were read, by name."""
+    """A context for the export of `root`. `frozen`: the buffers that were read, by name, and inputs, by place."""
 
     def __init__(self, root: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
         """`inputs`: the arguments that may be read, by name."""
         super().__init__()
         self.root = root
-        self.values: dict[str | Input, torch.Tensor] = {name: one.detach().clone() for name, one in root.named_buffers()}
-        self.values |= {Input(name): value for name, value in inputs.items()}
-        self.given: dict[Input, torch.Tensor] = {}
-        self.frozen: dict[str | Input, torch.Tensor] = {}
+        self.values: dict[str | Place, torch.Tensor] = {name: one.detach().clone() for name, one in root.named_buffers()}
+        self.values |= {Place(name): value for name, value in inputs.items()}
+        self.given: dict[Place, torch.Tensor] = {}
+        self.frozen: dict[str | Place, torch.Tensor] = {}
         self.known: dict[int, _Known] = {}
         places = ((one, name) for one in root.modules() for name, buffer in one._buffers.items() if buffer is not None)
         self.first_place = next(places, None)  # each call looks there, and a search would take longer than the export
@@ -76,20 +65,20 @@ class ReadNumbers(TorchFunctionMode):
     @property
     def frozen_buffers(self) -> dict[str, torch.Tensor]:
         """Those that were read."""
-        return {name: value for name, value in self.frozen.items() if not isinstance(name, Input)}
+        return {name: value for name, value in self.frozen.items() if isinstance(name, str)}
 
     @property
-    def frozen_inputs(self) -> dict[str, torch.Tensor]:
+    def frozen_inputs(self) -> dict[Place, torch.Tensor]:
         """Those that were read."""
-        return {str(name): value for name, value in self.frozen.items() if isinstance(name, Input)}
+        return {place: value for place, value in self.frozen.items() if isinstance(place, Place)}
 
     def admit(self, arguments: Mapping[str, Any]) -> None:
         """Note the tensors that stand for inputs in a run of the model."""
-        self.given = {Input(name): value for name, value in arguments.items() if Input(name) in self.values}
+        self.given = {Place(name): value for name, value in arguments.items() if Place(name) in self.values}
         for name, value in self.given.items():
             self._know(name, value)
 
-    def _know(self, name: "str | Input", tensor: torch.Tensor) -> None:
+    def _know(self, name: str | Place, tensor: torch.Tensor) -> None:
         with DisableTorchFunction(), disable_current_modes():
             value = self.values[name].clone()
         self.known[id(tensor)] = _Known(tensor, value, frozenset([name]), _version(tensor))
@@ -146,8 +135,10 @@ class ReadNumbers(TorchFunctionMode):
         if first is not self.first:
             self.first = first
             self.known.clear()
-            for name, value in (*self.root.named_buffers(), *self.given.items()):
-                self._know(name, value)
+            for name, buffer in self.root.named_buffers():
+                self._know(name, buffer)
+            for place, value in self.given.items():
+                self._know(place, value)
 
     def _of(self, value: Any) -> _Known | None:
         known = self.known.get(id(value))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lrpfx
-from lrpfx.attribution import arguments, compute
+from lrpfx.attribution import arguments, computation
 from lrpfx.composites import DeepLIFT
 
 WIDTH = 8
@@ -466,7 +466,7 @@ def test_several_references_are_averaged():
 def test_memory_does_not_grow_with_the_number_of_references(monkeypatch):
     alive, most = weakref.WeakSet(), []
 
-    class Counted(compute.Computation):
+    class Counted(computation.Computation):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             alive.add(self.output)
@@ -474,7 +474,7 @@ def test_memory_does_not_grow_with_the_number_of_references(monkeypatch):
 
     x = torch.randn(4, 5, dtype=torch.float64)
     explain_model = lrpfx.transform(network(), DeepLIFT(), x)
-    monkeypatch.setattr(compute, "Computation", Counted)
+    monkeypatch.setattr(computation, "Computation", Counted)
     lrpfx.attribute(explain_model, x, 1, reference=list(torch.randn(12, 1, 5, dtype=torch.float64)))
     assert len(most) == 12 and max(most) <= 3
 

@@ -361,7 +361,7 @@ def test_files_that_are_no_dictionary(tmp_path):
 class Named(nn.Linear):
     """A layer with an attribute of the name that dictionaries take."""
 
-    dictionary = {"a": 1}  # noqa: RUF012
+    dictionary = ("a", 1)
 
 
 @pytest.mark.parametrize(
