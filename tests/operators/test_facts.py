@@ -575,6 +575,10 @@ def check_ratio(row):
         assert min(near[0], near[2]) - 1e-6 <= near[1] <= max(near[0], near[2]) + 1e-6, bound
 
 
+# torch's kernel multiplies by 1/6 in float32 in double precision, too: its gradient is off by 3e-8 (2.13).
+EXACT_IN_DOUBLE = {nn.functional.hardsigmoid: lambda x, **_: nn.functional.relu6(x + 3) / 6}
+
+
 def check_derivative(row):
     """It is what autograd finds, in both tails, too."""
     if row.values.derivative is None:
@@ -585,7 +589,8 @@ def check_derivative(row):
             if one.function is not row.canonical:
                 continue
             x = bound.pop("input").clone().requires_grad_()
-            (expected,) = torch.autograd.grad(row.canonical(x, **bound).sum(), x)
+            function = EXACT_IN_DOUBLE.get(row.canonical, row.canonical)
+            (expected,) = torch.autograd.grad(function(x, **bound).sum(), x)
             found = row.values.derivative(x.detach(), {"input": x, **bound})
             torch.testing.assert_close(found, expected, rtol=1e-12 if x.dtype == torch.float64 else 1e-5, atol=1e-12)
 
