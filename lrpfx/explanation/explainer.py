@@ -36,7 +36,7 @@ from lrpfx.explanation.compiled import (
 from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
 from lrpfx.explanation.doors import check_no_list, is_file_name, misread, what_it_is
-from lrpfx.explanation.explanation import Explained, Explanation, Explanations, Several
+from lrpfx.explanation.explanation import Explanation, Explanations, Several
 from lrpfx.explanation.generation import GenerationExplanation, explain_generated
 from lrpfx.explanation.graphs import (
     GraphData,
@@ -104,10 +104,35 @@ Found = TypeVar(
 )
 _File = str | os.PathLike[str]
 _Photograph = str | os.PathLike[str] | Image.Image | IO[bytes]
-_Array = torch.Tensor | np.ndarray[Any, Any]
+
+
+class _Column(Protocol):
+    """A Series of pandas or polars: a row of a table, a series, or one of paths or texts."""
+
+    def to_frame(self, *args: Any, **settings: Any) -> Any: ...
+    def to_numpy(self, *args: Any, **settings: Any) -> Any: ...
+
+
+class _Frame(Protocol):
+    """A DataFrame of pandas or polars."""
+
+    @property
+    def columns(self) -> Any: ...
+    def to_numpy(self, *args: Any, **settings: Any) -> Any: ...
+
+
+class _Scan(Protocol):
+    """An image of nibabel."""
+
+    @property
+    def affine(self) -> Any: ...
+    def get_fdata(self, *args: Any, **settings: Any) -> Any: ...
+
+
+_Array = torch.Tensor | np.ndarray[Any, Any] | _Column
 _Photographs = Sequence[_Photograph | _Array] | Iterator[_Photograph]
 _Text = str | Sequence[int] | Sequence[Mapping[str, Any]]
-_Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text | Mapping[str, Any]]
+_Texts = Sequence[str] | Sequence[Sequence[int]] | Iterator[_Text | Mapping[str, Any]] | _Column
 _OfArray = (
     Explanation
     | Explanations
@@ -120,14 +145,6 @@ _OfArray = (
 )
 _OfInputs = JointExplanation | JointExplanations | GraphExplanation
 _OfTextsAndOthers = TextExplanation | JointExplanation | JointExplanations
-
-
-class _Frame(Protocol):
-    """A DataFrame of pandas or polars."""
-
-    @property
-    def columns(self) -> Any: ...
-    def to_numpy(self, *args: Any, **settings: Any) -> Any: ...
 
 
 class _Settings(TypedDict, total=False):
@@ -374,22 +391,6 @@ class Explainer(Generic[Found]):
     ) -> DetectionExplanation | Several[DetectionExplanation]: ...
     @overload
     def __call__(
-        self: "Explainer[TableExplanation]",
-        images: _Frame,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
-    ) -> TableExplanations: ...
-    @overload
-    def __call__(
-        self: "Explainer[SeriesExplanation]",
-        images: _Frame,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
-    ) -> SeriesExplanation: ...
-    @overload
-    def __call__(
         self: "Explainer[VolumeExplanation]",
         images: _File,
         target: TargetLike = None,
@@ -470,6 +471,38 @@ class Explainer(Generic[Found]):
     ) -> _OfArray: ...
     @overload
     def __call__(
+        self: "Explainer[SeriesExplanation]",
+        images: _Frame,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> SeriesExplanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation] | Explainer[TableExplanation]",
+        images: _Frame,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> TableExplanations: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation] | Explainer[VolumeExplanation]",
+        images: _Scan,
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> VolumeExplanation: ...
+    @overload
+    def __call__(
+        self: "Explainer[Explanation] | Explainer[VolumeExplanation]",
+        images: Sequence[_Scan],
+        target: TargetLike = None,
+        *,
+        targets: Sequence[TargetLike] | None = None,
+    ) -> VolumeExplanations: ...
+    @overload
+    def __call__(
         self: "Explainer[Explanation]",
         images: Mapping[str, Any],
         target: TargetLike = None,
@@ -540,11 +573,6 @@ class Explainer(Generic[Found]):
         *,
         targets: Sequence[TargetLike] | None = None,
     ) -> TextExplanations: ...
-    @overload
-    def __call__(
-        self, images: object, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None
-    ) -> Explained | Several[Explained]: ...
-
     def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any:
         """The explanation of a photograph or a text, or `Explanations` of several.
 
@@ -1031,26 +1059,6 @@ def explain(  # type: ignore[overload-overlap]  # as above
 @overload
 def explain(
     model: nn.Module | Runner | Captured,
-    images: _Frame,
-    target: TargetLike = None,
-    *,
-    targets: Sequence[TargetLike] | None = None,
-    form: Literal["series"],
-    **settings: Unpack[_Settings],
-) -> SeriesExplanation: ...
-@overload
-def explain(
-    model: nn.Module | Runner | Captured,
-    images: _Frame,
-    target: TargetLike = None,
-    *,
-    targets: Sequence[TargetLike] | None = None,
-    form: Literal["table"] | None = None,
-    **settings: Unpack[_Settings],
-) -> TableExplanations: ...
-@overload
-def explain(
-    model: nn.Module | Runner | Captured,
     images: _File,
     target: TargetLike = None,
     *,
@@ -1153,6 +1161,46 @@ def explain(
 @overload
 def explain(
     model: nn.Module | Runner | Captured,
+    images: _Frame,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["series"],
+    **settings: Unpack[_Settings],
+) -> SeriesExplanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Frame,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["table"] | None = None,
+    **settings: Unpack[_Settings],
+) -> TableExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: _Scan,
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["volume"] | None = None,
+    **settings: Unpack[_Settings],
+) -> VolumeExplanation: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
+    images: Sequence[_Scan],
+    target: TargetLike = None,
+    *,
+    targets: Sequence[TargetLike] | None = None,
+    form: Literal["volume"] | None = None,
+    **settings: Unpack[_Settings],
+) -> VolumeExplanations: ...
+@overload
+def explain(
+    model: nn.Module | Runner | Captured,
     images: Mapping[str, Any],
     target: TargetLike = None,
     *,
@@ -1240,20 +1288,6 @@ def explain(
     tokenizer: Callable[..., Any],
     **settings: Unpack[_Settings],
 ) -> TextExplanations: ...
-@overload
-def explain(
-    model: nn.Module | Runner | Captured,
-    images: object,
-    target: TargetLike = None,
-    *,
-    targets: Sequence[TargetLike] | None = None,
-    tokenizer: Any = None,
-    form: Form | None = None,
-    rate: float | None = None,
-    **settings: Unpack[_Settings],
-) -> Explained | Several[Explained]: ...
-
-
 def explain(
     model: nn.Module | Runner | Captured,
     images: Any,

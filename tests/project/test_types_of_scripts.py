@@ -96,6 +96,39 @@ lrpfx.explain(model, Frame(), form="series").beeswarm()  # wrong
 lrpfx.Explainer(model, form="table")(Frame()).relevance.sum()
 lrpfx.Explainer(model, form="series")(Frame()).steps
 lrpfx.Explainer(model, form="series")(Frame()).waterfall()  # wrong
+lrpfx.Explainer(model)(Frame()).waterfall()  # wrong
+
+
+class Column:  # as a Series
+    def to_frame(self) -> Frame:
+        return Frame()
+
+    def to_numpy(self) -> Any:
+        return None
+
+
+class Scan:  # as an image of nibabel
+    affine = np.eye(4)
+
+    def get_fdata(self) -> Any:
+        return None
+
+
+def of_arrays(values: np.ndarray, waves: list[np.ndarray]) -> None:  # arrays of any values are no Any
+    lrpfx.explain(model, values).shet()  # wrong
+    lrpfx.explain(model, values, form="table").beeswrm()  # wrong
+    lrpfx.explain(model, waves, rate=16000)[0].spectrm()  # wrong
+    lrpfx.Explainer(model)(values).shet()  # wrong
+    lrpfx.Explainer(model, form="series")(values).shet()  # wrong
+
+
+lrpfx.explain(model, Column(), form="table").relevance.sum()
+lrpfx.explain(model, Column()).shet()  # wrong
+lrpfx.explain(model, Column(), tokenizer=tokenizer)[0].picture.to_image()
+lrpfx.explain(model, Scan()).planes()
+lrpfx.explain(model, [Scan()])[0].afine  # wrong
+lrpfx.Explainer(model, form="volume")(Scan()).afine  # wrong
+lrpfx.explain(model, 3)  # wrong
 lrpfx.explain(model, "head.nii.gz", form="volume").planes().save("planes.png")
 lrpfx.explain(model, "head.nii.gz", form="volume").heatmap()  # wrong
 lrpfx.explain(model, [torch.zeros(1, 2, 2, 2)], form="volume")[0].montage(6)
@@ -146,6 +179,7 @@ def run(script, *command):
 def test_mypy(script):
     settings = [
         "--strict",
+        "--allow-any-generics",
         "--no-warn-unused-ignores",
         "--follow-imports",
         "silent",
