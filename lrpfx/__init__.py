@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.attribution.condition_module import condition
+    from lrpfx.attribution.weights import relevance_of_weights
     from lrpfx.concepts.circuit import Circuit, circuits
     from lrpfx.concepts.dictionary import dictionary
     from lrpfx.deploy.artefact import load, package, save, sign
@@ -81,7 +82,7 @@ _NAMES_IN = {
     "reports.ledger": ("Ledger", "ledger"),
     "deploy.artefact": ("load", "package", "save", "sign"),
     "deploy.runner": ("Runner",),
-    "attribution": ("Attribution", "attribute", "condition"),
+    "attribution": ("Attribution", "attribute", "condition", "relevance_of_weights"),
     "reports.drawing": ("draw", "to_networkx"),
     "concepts.circuit": ("Circuit", "circuits"),
     "concepts.dictionary": ("dictionary",),
@@ -207,6 +208,7 @@ __all__ = [
     "node_names",
     "package",
     "pictures",
+    "relevance_of_weights",
     "report",
     "request",
     "rules",

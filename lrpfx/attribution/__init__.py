@@ -14,6 +14,7 @@ from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.attribution.condition_module import condition
 from lrpfx.attribution.experts import relevance_of_experts
 from lrpfx.attribution.sequences import hypothetical_contributions
+from lrpfx.attribution.weights import relevance_of_weights
 
 __all__ = [
     "Attribution",
@@ -29,4 +30,5 @@ __all__ = [
     "identity",
     "occlude_independent",
     "relevance_of_experts",
+    "relevance_of_weights",
 ]

@@ -5,16 +5,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lrpfx.attribution.arguments import Arguments, Inputs
+from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.infinite_masks import bound_inputs
+from lrpfx.attribution.node_values import node_values
 from lrpfx.errors import InputError
 from lrpfx.ir.node import Role, node_info
 from lrpfx.ir.operator import Repeats
 from lrpfx.request.mixtures import experts_of_rows, lookup_of, mixtures_of, routing_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike
-from lrpfx.runtime.explain_module import ExplainModule, explainable
+from lrpfx.runtime.explain_module import explainable
 
 
 def relevance_of_experts(
@@ -35,8 +35,7 @@ def relevance_of_experts(
         raise InputError("the model has no mixture of experts with grouped or batched products", topic="conditions")
     names = {path: node_info(products[-1]).name for path, products in mixtures.items()}
     layers = attribute(module, inputs, target, record=list(names.values()), output=output).layers
-    with torch.no_grad():
-        values = _values(module, inputs)
+    values = node_values(module, inputs)
     found = {}
     for path, products in mixtures.items():
         routing = [values[node] for node in routing_of(products[-1]) or ()]
@@ -46,15 +45,6 @@ def relevance_of_experts(
         total = relevance.new_zeros(int(tokens.max()) + 1, count)
         found[path] = total.index_put((tokens, experts), relevance, accumulate=True)
     return found
-
-
-def _values(module: ExplainModule, inputs: Inputs) -> dict[fx.Node, Any]:
-    """The values of all nodes."""
-    interpreter = fx.Interpreter(module, garbage_collect_values=False)
-    arguments = Arguments(inputs, module)
-    arguments.admit(module)
-    arguments.call(lambda *args, **options: interpreter.run(*bound_inputs(module.graph, args, options)))
-    return interpreter.env
 
 
 def _tokens_of_rows(product: fx.Node, values: dict[fx.Node, Any]) -> torch.Tensor:

@@ -89,6 +89,14 @@ class Rule:
         """
         return None
 
+    def relevance_of_parameter(self, call: LayerCall, relevance: torch.Tensor, place: int) -> torch.Tensor | None:
+        """What `propagate` sends through each entry of a parameter of a linear layer; None if this is not known.
+
+        In the shape of the parameter, summed over all inputs and outputs that it connects. `call` and `relevance`: as for
+        `propagate`. `place`: that of the parameter in `call.parameters`.
+        """
+        return None
+
     def check(self, layer: Layer) -> None:
         """Raise `RuleError` unless the rule fits a `layer`: a call in a graph, or a module before any call."""
 

@@ -60,6 +60,9 @@ class Shortcut(Rule):
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed | None:
         return self.rule.absorbed(call.with_modified(self.rule.parameter_modifiers), relevance)
 
+    def relevance_of_parameter(self, call: LayerCall, relevance: torch.Tensor, place: int) -> torch.Tensor | None:
+        return self.rule.relevance_of_parameter(call.with_modified(self.rule.parameter_modifiers), relevance, place)
+
 
 # --- rules that treat positive and negative inputs separately ----------------------------------------------------------------
 

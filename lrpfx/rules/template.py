@@ -145,6 +145,22 @@ class BasicHook(Hook):
             for position, input in enumerate(call.inputs)
         )
 
+    def relevance_of_parameter(self, call: LayerCall, relevance: torch.Tensor, place: int) -> torch.Tensor | None:
+        weigh = getattr(self.reducer, "branch_weights", None)
+        plain = all(isinstance(modify, Unchanged) for modify in self.output_modifiers)
+        if type(self).propagate is not BasicHook.propagate or self.has_code or weigh is None or not plain:
+            return None
+        weights: Sequence[float] = weigh(len(self.input_modifiers))
+        inputs = [_modified(modify, call.inputs) for modify in self.input_modifiers]
+        outputs = [self._run_branch(branch, call, one)[0] for branch, one in enumerate(inputs)]
+        found = torch.zeros_like(call.parameters[place])
+        for branch, gradient in enumerate(self._mapped(relevance, outputs)):
+            if gradient is not None and weights[branch]:
+                parameters = call.branches[branch]
+                pulled = call.parameter_gradient(gradient, place, inputs[branch], parameters)
+                found = found + weights[branch] * parameters[place] * pulled
+        return found
+
     def _mapped(self, relevance: torch.Tensor, outputs: Tensors) -> tuple[torch.Tensor | None, ...]:
         """What the gradient mapper makes of the relevance, for each branch. `RuleError` for anything else.
 

@@ -196,6 +196,18 @@ class LayerCall:
         pulled = vjp(lambda *changed: self.operation(self.values(changed, parameters)), *inputs)
         return pulled[1](gradient)
 
+    def parameter_gradient(
+        self, gradient: torch.Tensor, place: int, inputs: Sequence[torch.Tensor], parameters: Sequence[Any]
+    ) -> torch.Tensor:
+        """The ordinary gradient of the parameter at a place, for other inputs and parameters."""
+
+        def run(changed: torch.Tensor) -> Any:
+            given = [changed if at == place else value for at, value in enumerate(parameters)]
+            return self.operation(self.values(inputs, given))
+
+        found: torch.Tensor = vjp(run, parameters[place])[1](gradient)[0]
+        return found
+
     def parameter_gradients(
         self, gradient: torch.Tensor, places: Sequence[int], wanted: Sequence[int]
     ) -> tuple[torch.Tensor, ...]:

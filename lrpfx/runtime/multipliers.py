@@ -55,6 +55,10 @@ class MultiplierForm(ABC):
         """Relevance that no input receives, for the multiplier of the output; None if the rule's own account holds."""
         return None
 
+    def relevance_of_parameter(self, call: LayerCall, multiplier: torch.Tensor, place: int) -> torch.Tensor | None:
+        """What a linear layer sends through each entry of a parameter (see `Rule`), for the multiplier of the output."""
+        return None
+
 
 @dataclass(frozen=True)
 class Derivative(MultiplierForm):
@@ -90,6 +94,12 @@ class Derivative(MultiplierForm):
         inputs = tuple(call.inputs[place] for place in places)
         _, taken = call.with_remainders(run, inputs, call.parameters, factors)
         return {part: amount / factors for part, amount in taken(multiplier).items()}
+
+    def relevance_of_parameter(self, call: LayerCall, multiplier: torch.Tensor, place: int) -> torch.Tensor | None:
+        if self.shares is not None and any(share != 1.0 for share in self.shares):
+            return None
+        weight: torch.Tensor = call.parameters[place]
+        return weight * call.parameter_gradient(multiplier, place, call.inputs, call.parameters)
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,9 @@ class WithoutRelevance(MultiplierForm):
 
     def absorbed(self, call: LayerCall, multiplier: torch.Tensor) -> Absorbed | None:
         return {}
+
+    def relevance_of_parameter(self, call: LayerCall, multiplier: torch.Tensor, place: int) -> torch.Tensor | None:
+        return torch.zeros_like(call.parameters[place])
 
 
 def with_shares(shares: Sequence[float], *values: torch.Tensor) -> Sequence[torch.Tensor]:

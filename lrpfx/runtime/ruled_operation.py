@@ -41,6 +41,8 @@ class Rule(Protocol):
 
     def propagate(self, call: LayerCall, relevance: torch.Tensor) -> tuple[torch.Tensor | None, ...]: ...
 
+    def relevance_of_parameter(self, call: LayerCall, relevance: torch.Tensor, place: int) -> torch.Tensor | None: ...
+
 
 def relevances_from(rule: Any, result: Any, shapes: Sequence[torch.Size] | None = None) -> tuple[torch.Tensor | None, ...]:
     """What a rule returned, as one relevance for each input, of these shapes. `RuleError` for anything else."""
