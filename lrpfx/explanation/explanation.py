@@ -2,7 +2,7 @@
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -121,6 +121,14 @@ class Explained(PlainData, ABC):
     def recorded(self) -> dict[str, Array]:
         """Relevance of the recorded layers by name, without the batch."""
         return self.answers[0].layers
+
+    def _figures(self, of_answer: Callable[[Any], Mapping[str, Array]]) -> dict[str, Array]:
+        """What a file of arrays holds: those of each answer, with a first axis for several targets; the output; their names."""
+        each = [of_answer(one) for one in self.answers]
+        if len(each) == 1:
+            return {**each[0], "output": self.output}
+        names = np.array([one.category.name for one in self.answers])
+        return {**{name: np.stack([one[name] for one in each]) for name in each[0]}, "output": self.output, "targets": names}
 
     def _layers(self, names: Sequence[str] | None, form: tuple[str, ...]) -> dict[str, Array]:
         """Relevance of layers, the sum over their channels, by name; by default of those recorded, or the last of each size.
@@ -408,14 +416,18 @@ class Explanation(Explained):
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz.
 
-        `path`: the file. Its ending names the form. Returns the path.
+        `path`: the file. Its ending names the form. In .npz, relevance for several targets is on a first axis, and `targets`
+        has their names. Returns the path.
         """
         target = as_path(path)
-        if target.suffix == ".npz":
-            layers = {f"layers/{name}": value for name, value in self.recorded.items()}
-            arrays = {"relevance": self.relevance, "input_relevance": self.input_relevance, "output": self.output, **layers}
-            return save_arrays(arrays, target)
-        return save_picture(self.sheet(), target)
+        if target.suffix != ".npz":
+            return save_picture(self.sheet(), target)
+
+        def arrays(answer: Answer) -> dict[str, Array]:
+            layers = {f"layers/{name}": value for name, value in answer.layers.items()}
+            return {"relevance": self._relevance_of(answer), "input_relevance": answer.input_relevance, **layers}
+
+        return save_arrays(self._figures(arrays), target)
 
     def _repr_html_(self) -> str:
         rows = [

@@ -94,6 +94,16 @@ class AnswerOfGraph(Answer):
     messages: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
+    def of_nodes(self) -> Array:
+        """Relevance of each node, (nodes,): the sum over its features."""
+        return np.asarray(self.input_relevance.astype(np.float64).sum(1))
+
+    @property
+    def of_messages(self) -> Array:
+        """Relevance of the messages along each edge, (edges,): the sum over the layers."""
+        return np.asarray(self.messages.sum(0))
+
+    @property
     def balance(self) -> Balance:
         """How much of the output's relevance reached the features of nodes and edges."""
         of_edges = sum(float(one.sum(dtype=np.float64)) for one in self.of_edges.values())
@@ -125,7 +135,7 @@ class GraphExplanation(Explained):
     @property
     def nodes(self) -> Array:
         """Relevance of each node, (nodes,): the sum over its features."""
-        return np.asarray(self.answers[0].input_relevance.astype(np.float64).sum(1))
+        return self.answers[0].of_nodes
 
     @property
     def relevance(self) -> Array:
@@ -139,7 +149,7 @@ class GraphExplanation(Explained):
         What flows from a node to itself without an edge of the data is left out. Each layer passes on all relevance, so the
         total is not that of the nodes.
         """
-        return np.asarray(self.layers_of_edges.sum(0))
+        return self.answers[0].of_messages
 
     @property
     def layers_of_edges(self) -> Array:
@@ -255,13 +265,14 @@ class GraphExplanation(Explained):
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz.
 
-        `path`: the file. Its ending names the form. Returns the path.
+        `path`: the file. Its ending names the form. In .npz, relevance for several targets is on a first axis, and `targets`
+        has their names. Returns the path.
         """
         target = as_path(path)
         if target.suffix != ".npz":
             return save_picture(self.sheet(), target)
-        arrays = {"nodes": self.nodes, "edges": self.edges, "edge_index": self.edge_index, "output": self.output}
-        return save_arrays(arrays, target)
+        arrays = self._figures(lambda answer: {"nodes": answer.of_nodes, "edges": answer.of_messages})
+        return save_arrays({**arrays, "edge_index": self.edge_index}, target)
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))

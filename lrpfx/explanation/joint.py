@@ -60,6 +60,13 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 @dataclass(frozen=True, eq=False)
+class AnswerOfInputs(Answer):
+    """The relevance of each input for one class, (inputs,). `maps`: that of the entries of each input, without the batch."""
+
+    maps: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class AnswerOfInput(Answer):
     """The relevance of one input among several. `others`: the total relevance of the other inputs."""
 
@@ -79,8 +86,7 @@ class JointExplanation(Explained):
 
     `answers`: for each explained class, the relevance of each input, (inputs,). `names`: of these inputs. Inputs without
     relevance, such as masks, are left out. `parts`: the explanations of those inputs that are photographs, texts, rows of
-    numbers, series or volumes. `maps`: relevance of each entry of each input for the first class, without the batch; of words,
-    that of their vectors.
+    numbers, series or volumes.
 
     Examples
     --------
@@ -92,9 +98,9 @@ class JointExplanation(Explained):
     {'first': 48.0, 'second': 96.0}
     """
 
+    answers: tuple[AnswerOfInputs, ...]
     names: tuple[str, ...]
     parts: Mapping[str, Explained]
-    maps: Mapping[str, Array] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Explained:
         """The explanation of one input. Raises `InputError` for one that has no form of its own."""
@@ -102,6 +108,11 @@ class JointExplanation(Explained):
             known = f"there are {', '.join(self.parts)}" if self.parts else "there is none"
             raise InputError(f"no explanation of an input {name!r}: {known}; `maps` has relevance of all", topic=_TOPIC)
         return self.parts[name]
+
+    @property
+    def maps(self) -> dict[str, Array]:
+        """Relevance of each entry of each input for the first class, without the batch; of words, that of their vectors."""
+        return self.answers[0].maps
 
     @property
     def relevance(self) -> Array:
@@ -147,12 +158,14 @@ class JointExplanation(Explained):
     def save(self, path: str | Path) -> Path:
         """Write the sheet as a picture, or the figures as .npz: `relevance.NAME` of the entries of each input, and the output.
 
-        `path`: the file. Its ending names the form. Returns the path.
+        `path`: the file. Its ending names the form. In .npz, relevance for several targets is on a first axis, and `targets`
+        has their names. Returns the path.
         """
         target = as_path(path)
         if target.suffix != ".npz":
             return save_picture(self.sheet(), target)
-        return save_arrays({"output": self.output, **{f"relevance.{name}": one for name, one in self.maps.items()}}, target)
+        arrays = self._figures(lambda answer: {f"relevance.{name}": one for name, one in answer.maps.items()})
+        return save_arrays(arrays, target)
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
@@ -597,11 +610,21 @@ class CompiledJoint(Compiled):
         output = run.outputs[0]
         for one, part in kept.items():
             keep_origin(part, Origin(self._of_part(one), inputs, run.targets[0], output))
-        facts = (output, self.categories, run.answers[0], run.rules, run.scores)
         shown = {one: self._shown(one) for one in of_inputs}
         parts = {shown[one]: part for one, part in kept.items()}
-        maps = {shown[one]: value[0] for one, value in of_inputs.items()}
-        found = JointExplanation(name, *facts, tuple(shown.values()), parts, maps)
+        answers = tuple(
+            AnswerOfInputs(
+                one.category,
+                one.input_relevance,
+                one.layers,
+                one.region,
+                one.difference,
+                maps={shown[name]: value[place] for name, value in of_inputs.items()},
+            )
+            for place, one in enumerate(run.answers[0])
+        )
+        facts = (output, self.categories, answers, run.rules, run.scores)
+        found = JointExplanation(name, *facts, tuple(shown.values()), parts)
         keep_origin(found, Origin(self, inputs, run.targets[0], output))
         return found
 

@@ -312,12 +312,11 @@ class VolumeExplanation(Explained):
         """Write the sheet as a picture, the relevance as a volume (.nii, .nii.gz), or all figures as .npz.
 
         `path`: the file. Its ending names the form. `affine`: that of a volume whose own is not known, (4, 4). Relevance for
-        several targets is on a fourth axis of the volume, and on a first axis in .npz. Returns the path. Raises `InputError`
-        for a volume without an affine, or without nibabel.
+        several targets is on a fourth axis of the volume, and on a first axis in .npz, where `targets` has their names. Returns
+        the path. Raises `InputError` for a volume without an affine, or without nibabel.
         """
         target = as_path(path)
-        maps = np.stack([answer.summed for answer in self.answers])
-        maps = maps[0] if len(maps) == 1 else maps
+        arrays = self._figures(lambda answer: {"relevance": answer.summed, "input_relevance": answer.input_relevance})
         if nifti.is_file_name(target):
             known = self.affine if affine is None else np.asarray(affine, dtype=np.float64)
             if known is None:
@@ -326,10 +325,8 @@ class VolumeExplanation(Explained):
                     "as that of the image, or save .npz",
                     topic="volumes",
                 )
-            return written(target, nifti.encoded(maps, known, target.name.lower().endswith(".gz")))
+            return written(target, nifti.encoded(arrays["relevance"], known, target.name.lower().endswith(".gz")))
         if target.suffix == ".npz":
-            each = np.stack([answer.input_relevance for answer in self.answers])
-            arrays = {"relevance": maps, "input_relevance": each[0] if len(each) == 1 else each, "output": self.output}
             if self.affine is not None:
                 arrays["affine"] = self.affine
             return save_arrays(arrays, target)

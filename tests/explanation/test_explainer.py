@@ -492,12 +492,18 @@ def test_layers_and_the_ledger(explainer, photographs):
         explanation.layers(["classes"])
 
 
-def test_pictures_and_files(explanation, tmp_path):
+def test_pictures_and_files(explanation, explainer, photographs, tmp_path):
     assert explanation.overlay().size == explanation.photograph.size == explanation.heatmap().size
     for name in ("a.png", "b.jpg", "deep/c.webp"):
         assert Image.open(explanation.save(tmp_path / name)).width > 500
     with np.load(explanation.save(tmp_path / "a.npz")) as figures:
         np.testing.assert_array_equal(figures["relevance"], explanation.relevance)
+        assert "targets" not in figures
+    both = explainer(photographs[0], targets=["fish", "snail"])
+    with np.load(both.save(tmp_path / "both.npz")) as figures:
+        np.testing.assert_array_equal(figures["relevance"][0], explanation.relevance)
+        np.testing.assert_array_equal(figures["input_relevance"], [one.input_relevance for one in both.answers])
+        assert list(figures["targets"]) == ["fish", "snail"]
     with pytest.raises(InputError, match="saved as"):
         explanation.save(tmp_path / "a.txt")
     (tmp_path / "file").write_text("")

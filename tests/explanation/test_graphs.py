@@ -189,6 +189,11 @@ def test_pictures_and_data(tmp_path):
     assert found.heatmap((300, 200)).size == (300, 200) and found.save(tmp_path / "graph.png").exists()
     with np.load(found.save(tmp_path / "graph.npz")) as arrays:
         np.testing.assert_array_equal(arrays["edges"], found.edges)
+    both = lrpfx.explain(Network().double().eval(), graph(), targets=[0, 1])
+    with np.load(both.save(tmp_path / "both.npz")) as arrays:
+        assert arrays["nodes"].shape == (2, 5) and arrays["edges"].shape == (2, 7) and arrays["edge_index"].shape == (2, 7)
+        np.testing.assert_array_equal(arrays["edges"], [one.of_messages for one in both.answers])
+        assert list(arrays["targets"]) == ["0", "1"]
     drawn = found.to_networkx()
     assert drawn.number_of_edges() == 7 and drawn.edges[1, 2]["relevance"] == found.edges[2]
     assert "graph 1" in found._repr_html_() and len(found.to_pandas()) == 1

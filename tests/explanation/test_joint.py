@@ -320,3 +320,25 @@ def test_a_list_is_no_input(questions, words):
     given = {"image": torch.rand(1, 3, 8, 8), "input_ids": words, "facts": torch.ones(1, 2)}
     with pytest.raises(lrpfx.InputTypeError, match="a list with a dict for each"):
         lrpfx.explain(questions, given, tokenizer=Tokenizer())
+
+
+def test_figures_of_several_targets_are_saved_with_an_axis_for_targets(tmp_path):
+    torch.manual_seed(0)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 2).double(), nn.Linear(4, 2).double()
+
+        def forward(self, first, second):
+            return self.first(first) + self.second(second).relu()
+
+    model, inputs = Both().eval(), {"first": torch.randn(1, 3).double(), "second": torch.randn(1, 4).double()}
+    explainer = lrpfx.Explainer(model, categories=["no", "yes"])
+    with np.load(explainer(inputs, targets=["yes", 0]).save(tmp_path / "both.npz")) as arrays:
+        assert list(arrays["targets"]) == ["yes", "no"]
+        for place, one in enumerate((1, 0)):
+            alone = explainer(inputs, one).maps
+            assert not np.array_equal(arrays["relevance.first"][place], arrays["relevance.first"][1 - place])
+            for name in inputs:
+                np.testing.assert_array_equal(arrays[f"relevance.{name}"][place], alone[name])
