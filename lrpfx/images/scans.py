@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ _VOXELS = 2
 _LEVELS = 9
 #: Edges along an axis between the two values of a volume, and voxels of an axis that has two periods of a sine.
 _EDGES, _LONG = 5, 24
+#: Voxels are within a half if they differ by less than this share from others there; filters mix those at its edges.
+_OFF_PLATEAU = 0.05
 #: How far edges, in voxels, and sines of height 1 are off, if they are sure.
 _SURE = 0.02
 
@@ -217,17 +220,30 @@ def _by_edges(seen: Callable[[Array], Array], values: Array, low: float, high: f
 
     Volumes of two values show where the edges between them go, whatever a function makes of the values. Beside each is one with
     both exchanged: what is the same in both is padding. Where the lower value makes no difference to the background, such as a
-    zero that is left out of the mean, a higher one does.
+    zero that is left out of the mean, a higher one does. Where padding comes first, and so has another value in both, they have
+    the same values in the other halves of another axis, and the same mean.
     """
-    for lower in (low, low + (high - low) / 4):
+    for in_halves, lower in product((False, True), (low, low + (high - low) / 4)):
 
-        def change(along: int, shares: Array, lower: float = lower) -> Array:
-            """What is made of values along an axis, from 0 for the lower to 1, less what is made of them exchanged."""
-            pair = [lower + (high - lower) * one for one in (shares, 1 - shares)]
-            pair = [one.round() if values.dtype.kind in "iu" else one for one in pair]
-            wide = [np.expand_dims(one, [other for other in range(values.ndim) if other != along]) for one in pair]
-            made = [seen(np.broadcast_to(one, values.shape).astype(values.dtype)) for one in wide]
+        def difference(shares: Array, lower: float = lower) -> Array:
+            """What is made of values from 0 for the lower to 1, less what is made of them exchanged."""
+            pair = [lower + (high - lower) * np.broadcast_to(one, values.shape) for one in (shares, 1 - shares)]
+            made = [seen((one.round() if values.dtype.kind in "iu" else one).astype(values.dtype)) for one in pair]
             return np.asarray((made[0] - made[1]).mean(0))
+
+        def change(along: int, shares: Array, in_halves: bool = in_halves, of: Callable[[Array], Array] = difference) -> Array:
+            """The difference for values along an axis, in one half of another axis alone if they are in halves."""
+            others = [one for one in range(values.ndim) if one != along]
+            wide = np.expand_dims(shares, others)
+            if not in_halves:
+                return of(wide)
+            longest = max(others, key=lambda one: values.shape[one])
+            is_first = np.arange(values.shape[longest]) * 2 < values.shape[longest]
+            halves = np.expand_dims(is_first, [one for one in range(values.ndim) if one != longest])
+            apart = of(halves * 1.0)
+            apart = apart * np.sign(apart.max() + apart.min() or 1.0)  # the half that shows more, where one is cropped away
+            inside = np.abs(apart - np.median(apart[apart > apart.max() / 2])) < _OFF_PLATEAU * apart.max()
+            return np.where(inside, of(np.where(halves, wide, 1 - wide)), 0.0)
 
         each = [_axis_by_edges(partial(change, along), length, shape) for along, length in enumerate(values.shape)]
         found = {one[0]: (along, one[1]) for along, one in enumerate(each) if one is not None}

@@ -393,7 +393,20 @@ def test_volumes_that_are_standardized_by_themselves(values_of, dtype):
         "mirrored": (lambda one: np.ascontiguousarray(standardized(one)[:, ::-1]), (0, 20, 0), (1, -1, 1)),
         "half": (lambda one: half(standardized(one)), (0, 0, 0), (2, 2, 2)),
         "padded": (lambda one: np.pad(standardized(one), ((3, 1), (0, 0), (2, 0))), (-3, 0, -2), (1, 1, 1)),
+        "padded before": (lambda one: standardized(np.pad(one, ((3, 1), (0, 0), (2, 0)))), (-3, 0, -2), (1, 1, 1)),
+        "padded on one side before": (lambda one: standardized(np.pad(one, ((0, 0), (9, 0), (0, 5)))), (0, -9, 0), (1, 1, 1)),
+        "padded with another value before": (
+            lambda one: standardized(np.pad(one, 3, constant_values=400)),
+            (-3, -3, -3),
+            (1, 1, 1),
+        ),
     }
+    if values_of is not of_zero_mean_but_background:  # which makes the lowest values of voxels that mix background and body
+        ways["half, cropped and padded before"] = (
+            lambda one: standardized(np.pad(half(one)[:, 2:], ((3, 1), (0, 0), (2, 2)))),
+            (-6, 4, -4),
+            (2, 2, 2),
+        )
     for name, (preprocess, starts, steps) in ways.items():
         found = lrpfx.explain(Weighted().to(torch.float64), scan, 0, preprocess=lambda one, of=preprocess: of(one)[None])
         axes = found.scan.geometry.axes
