@@ -16,7 +16,7 @@ from torch.nn import functional
 from lrpfx.demo import torchvision_cpu  # noqa: F401  # before torchvision, which facenet-pytorch imports
 from lrpfx.detection import DetectorHeads, RawHeads
 from lrpfx.detection.detector_heads import sampled_regions, without_background
-from lrpfx.request.boxes import Candidates
+from lrpfx.request.candidates import Candidates
 from lrpfx.support.optional_packages import optional_package
 
 CATEGORIES = ("no face", "face")

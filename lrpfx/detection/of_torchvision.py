@@ -19,7 +19,7 @@ from lrpfx.detection.detector_heads import (
     without_background,
 )
 from lrpfx.errors import CaptureError, InputError
-from lrpfx.request.boxes import Candidates
+from lrpfx.request.candidates import Candidates
 
 #: The side of an image that shows how much smaller maps are.
 _PROBE = 256

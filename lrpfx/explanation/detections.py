@@ -25,7 +25,8 @@ from lrpfx.pictures.boxes import with_boxes
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.pipeline import transform
 from lrpfx.reports.history import history
-from lrpfx.request.boxes import EDGES, SCORE, Box, Candidates, Corners, as_box
+from lrpfx.request.boxes import EDGES, SCORE, Box, as_box
+from lrpfx.request.candidates import Candidates, Corners
 from lrpfx.request.targets import ForEach, Target, as_target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule

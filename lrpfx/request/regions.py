@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.request.boxes import NO_BOX, Candidates
+from lrpfx.request.candidates import Candidates
 from lrpfx.request.places import has_places, predicted_region, relevance_of_region
-from lrpfx.request.targets import Class, Contrast, IndexOf, NameOf, Target
+from lrpfx.request.targets import NO_BOX, Class, Contrast, IndexOf, NameOf, Target
 from lrpfx.support.numbers import is_whole
 
 #: The mask that is the places where a class is predicted.

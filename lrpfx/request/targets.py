@@ -12,13 +12,15 @@ import numpy as np
 import torch
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.request.candidates import Candidates
 from lrpfx.request.classes import is_index, out_of_range
 from lrpfx.request.outputs import one_place
 from lrpfx.request.places import has_places, largest_classes, predicted_region, relevance_of_region
 from lrpfx.runtime.multipliers import multiplier_from
 from lrpfx.support.tensors import not_dense, reads_values
 
-_BOXES = ", or give lrpfx.Box for what lrpfx.detection.heads returns"
+#: What an error says of a target that is no box.
+NO_BOX = "a detector's boxes are explained by lrpfx.Box"
 #: What to write for a class at some places of an output, for messages.
 AT_PLACES = "a class at places of an output, such as pixels, is lrpfx.Region(class, mask)"
 _ALMOST_ZERO = 1e-30  # a normal number in float32
@@ -134,15 +136,16 @@ class _OfClasses(Target):
 
     def check(self, output: torch.Tensor, chosen: str = "output") -> None:
         whole = "a tensor of the output's shape, or a function of the output"
+        if Candidates(output).are_there:
+            box = f"lrpfx.Box(0, class_={self.index!r})" if isinstance(self, Class) else "lrpfx.Box(0)"
+            raise InputTypeError(f"{NO_BOX}: target={box}, not {self}", topic="detectors")
         if output.ndim == 3:
-            forms = (
-                "(position, class), (position, {class: weight, ...}), lrpfx.Region(class) for all positions at which it is the "
-                f"largest, a list with one of these for each sample, {whole}"
+            raise InputError(
+                f"the output has shape {tuple(output.shape)}: the target is (position, class), lrpfx.Region(class) for all "
+                f"positions at which it is the largest, {whole}; for a class, {one_place(3, chosen)}, or give one for each "
+                f"place (batch, height, width) as output=lambda output: {chosen}[:, None]",
+                topic="targets",
             )
-            several = "several targets of each sample are passed as targets="
-            message = f"the target is {forms}; {several}; for a class, {one_place(3, chosen)}{_BOXES}"
-            one_class = f"for one class at places (batch, height, width), pass output=lambda output: {chosen}[:, None]"
-            raise InputError(f"the output has shape {tuple(output.shape)}: {message}; {one_class}", topic="targets")
         if output.ndim < 2:
             remedy = (
                 f"{one_place(output.ndim, chosen)}, or give lrpfx.attribute the relevance of the output as the target: {whole}"

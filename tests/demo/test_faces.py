@@ -11,7 +11,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.demo import faces, photographs
 from lrpfx.request import Box
-from lrpfx.request.boxes import overlap_of
+from lrpfx.request.candidates import overlap_of
 
 pytest.importorskip("facenet_pytorch")
 pytest.importorskip("skimage")

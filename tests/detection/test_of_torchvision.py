@@ -14,7 +14,7 @@ import lrpfx
 from lrpfx.composites import EpsilonPlus, GammaByDepth
 from lrpfx.detection.of_torchvision import pooled_regions
 from lrpfx.request import Box
-from lrpfx.request.boxes import Candidates
+from lrpfx.request.candidates import Candidates
 
 #: Of random weights that find several classes, where 0 does not.
 SEEDS = {"KeypointRCNN": 1}

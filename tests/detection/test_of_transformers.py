@@ -9,7 +9,7 @@ from small_detectors import TRANSFORMERS, of_transformers, transformers
 import lrpfx
 from lrpfx.composites import AttnLRP
 from lrpfx.request import Box
-from lrpfx.request.boxes import Candidates
+from lrpfx.request.candidates import Candidates
 
 FAMILIES = [pytest.param(name, marks=[pytest.mark.slow] if name == "RTDetr" else []) for name in TRANSFORMERS]
 PROCESSORS = {"RTDetr": "RTDetrImageProcessor", "ConditionalDetr": "ConditionalDetrImageProcessor"}

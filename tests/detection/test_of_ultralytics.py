@@ -11,7 +11,7 @@ from torch import nn
 import lrpfx
 from lrpfx.composites import EpsilonPlus
 from lrpfx.request import Box
-from lrpfx.request.boxes import Candidates
+from lrpfx.request.candidates import Candidates
 
 
 @pytest.fixture(params=[False, True], ids=["with doubles", "without doubles"])

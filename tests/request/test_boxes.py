@@ -1,6 +1,7 @@
 """Boxes as targets of candidates: which one is chosen, what of it, and what is refused."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import lrpfx
 from lrpfx.request import Box, as_target
-from lrpfx.request.boxes import Candidates, overlap_of
+from lrpfx.request.candidates import Candidates, overlap_of
 
 ROWS = [  # x1, y1, x2, y2, confidence, class
     (0, 0, 10, 10, 0.9, 1),
@@ -97,6 +98,17 @@ def test_candidates_are_no_places_of_a_region(target):
         target.seed(output_of())
     assert caught.value.topic == "detectors"
     assert not Candidates(torch.zeros(1, len(ROWS), 11)).are_there
+
+
+@pytest.mark.parametrize(
+    ("target", "box"),
+    [(1, "Box(0, class_=1)"), (None, "Box(0)"), ({1: 1.0, 0: -1.0}, "Box(0, class_=1)"), ([2], "Box(0, class_=2)")],
+)
+def test_the_error_for_a_class_of_candidates_is_the_line_to_write(target, box):
+    with pytest.raises(lrpfx.InputTypeError, match=re.escape(f"explained by lrpfx.Box: target=lrpfx.{box}, not")) as caught:
+        as_target(target).seed(output_of())
+    assert len(str(caught.value)) < 128 and caught.value.topic == "detectors"
+    eval(box, {"Box": Box}).seed(output_of())
 
 
 @pytest.mark.parametrize(
