@@ -35,7 +35,7 @@ from lrpfx.datasets.store import (
 from lrpfx.datasets.view import Attributions
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
-from lrpfx.explanation.arrays import items_of_rows, volume_of_sample
+from lrpfx.explanation.arrays import Reading, items_of_rows, sample_of_numbers, volume_of_sample
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.images import nifti
@@ -230,15 +230,13 @@ class _Run:
                 raise InputTypeError("a DataFrame is for an lrpfx.Explainer: an explainable module takes tensors of its rows")
             rows = explainer.rows_of(data)
             data, preprocess, self.features = items_of_rows(rows), None, rows.features
-        make: Callable[[Any], torch.Tensor] | None = None
+        make: Callable[[Any], Any] | None = None
         if is_own and explainer.reading.form == "volume":
             data = nifti.files_in(data) or data
             make, preprocess = partial(volume_of_sample, preprocess=None if preprocess is None else preprocess.function), None
-        elif preprocess is not None and (explainer.reading.form is not None or explainer.reading.rate is not None):
-            raise InputTypeError(
-                "preprocess= of series and waves is not applied to data sets: let the data set return what the model takes, "
-                "and leave preprocess= out"
-            )
+        elif preprocess is not None and explainer.reading != Reading():
+            make = partial(sample_of_numbers, reading=explainer.reading, preprocess=preprocess.function)
+            preprocess = None
         names = explainer.argument_names if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
         self.preprocess = preprocess
         self.categories = explainer.categories if is_own else None

@@ -458,6 +458,20 @@ def volume_of_sample(given: Any, preprocess: Callable[..., Any] | None) -> torch
     return _one_volume(given, preprocess)[0]
 
 
+def sample_of_numbers(given: Any, reading: Reading, preprocess: Callable[..., Any]) -> Any:
+    """The model's inputs of a sample of a data set without a batch, as `read` makes those of one row, series or wave.
+
+    `given`: a row (features,), a series (steps, features) or a DataFrame of it, a wave (samples,) or (channels, samples), or a
+    dict with one of them alone. What `reading` does not say is told by the number of axes.
+    """
+    if isinstance(given, Mapping) and len(given) == 1:
+        (given,) = given.values()
+    axes = np.ndim(given)
+    form = reading.form or ("wave" if reading.rate is not None else "series" if axes == 2 else "table")
+    samples = read(given[None] if form == "wave" and axes == 2 else given, form, reading, preprocess)
+    return each_tensor(samples.inputs, lambda one: one[0])
+
+
 def _one_volume(given: Any, preprocess: Callable[..., Any] | None) -> tuple[torch.Tensor, np.ndarray[Any, Any] | None]:
     return _of_frames(given, preprocess) if _is_of_frames(given) else _volume(given, preprocess)
 

@@ -810,7 +810,8 @@ class Explainer(Generic[Found]):
         if isinstance(waves, Mapping) and len(waves) == 1:
             ((name, one),) = waves.items()
             return {name: self.with_channel(one)}
-        is_of_waves = self.reading.rate is not None and isinstance(waves, torch.Tensor) and waves.ndim == 2
+        is_given = self.reading.rate is not None and self.preprocess is None
+        is_of_waves = is_given and isinstance(waves, torch.Tensor) and waves.ndim == 2
         found, are_channels = in_form_of(self.model, waves) if is_of_waves else (waves, False)
         return waves if are_channels else found
 

@@ -69,14 +69,14 @@ class Preparation:
     """Makes samples from items. `arguments`: the names of the model's.
 
     `collate`: of a DataLoader, for one sample at a time, in a batch of one if `is_of_batches`. `make`: for inputs of an item
-    that are no images, the function to the tensor for the model.
+    that are no images, the function to the tensor or tensors for the model.
     """
 
     arguments: tuple[str, ...]
     preprocess: Preprocessing | None = None
     collate: Callable[[Any], Any] | None = None
     is_of_batches: bool = True
-    make: Callable[[Any], torch.Tensor] | None = None
+    make: Callable[[Any], Any] | None = None
 
     def sample(self, number: int, load: Callable[[], Any]) -> Sample:
         """The sample that `load` returns an item of. An exception of the user's code is its problem."""

@@ -151,10 +151,74 @@ def test_graphs_have_another_door(make, tmp_path):
     assert len(lrpfx.Explainer(OfNodes().eval())(graphs)) == 2
 
 
-def test_preprocessing_of_waves_is_that_of_the_data_set(tmp_path):
-    explainer = lrpfx.Explainer(dense(50), rate=100, preprocess=lambda wave: wave / 2)
-    with pytest.raises(InputTypeError, match="preprocess="):
-        lrpfx.datasets.attribute(explainer, torch.rand(3, 50), tmp_path / "store")
+def standardized(values):
+    """Rows, series or waves in a batch, as a user's function prepares them."""
+    values = torch.as_tensor(np.asarray(values), dtype=torch.float32)
+    return (values - 0.5) * 3
+
+
+#: The explainer, a sample, and how the explainer itself is given one.
+PREPROCESSED = {
+    "wave": (lambda: lrpfx.Explainer(dense(50), rate=100, preprocess=standardized), np.zeros(50), lambda one: one),
+    "wave with a channel that preprocessing adds": (
+        lambda: lrpfx.Explainer(
+            convolving(nn.Conv1d(1, 4, 3), 192), form="wave", rate=100, preprocess=lambda wave: standardized(wave)[:, None]
+        ),
+        np.zeros(50),
+        lambda one: one,
+    ),
+    "wave of two channels": (
+        lambda: lrpfx.Explainer(convolving(nn.Conv1d(2, 4, 3), 192), rate=100, preprocess=standardized),
+        np.zeros((2, 50)),
+        lambda one: one[None],
+    ),
+    "series": (
+        lambda: lrpfx.Explainer(nn.Sequential(nn.Flatten(), dense(20)).eval(), form="series", preprocess=standardized),
+        np.zeros((10, 2)),
+        lambda one: one,
+    ),
+    "series with names alone": (
+        lambda: lrpfx.Explainer(nn.Sequential(nn.Flatten(), dense(20)).eval(), names=["a", "b"], preprocess=standardized),
+        np.zeros((10, 2)),
+        lambda one: one[None],
+    ),
+    "row": (lambda: lrpfx.Explainer(dense(3), form="table", preprocess=standardized), np.zeros(3), lambda one: one),
+}
+
+
+@pytest.mark.parametrize("form", ["arrays", "tensors", "labelled", "dicts"])
+@pytest.mark.parametrize("kind", PREPROCESSED)
+def test_numbers_are_preprocessed_one_by_one(kind, form, tmp_path):
+    make, like, given = PREPROCESSED[kind]
+    samples = [np.random.default_rng(number).random(like.shape) for number in range(3)]
+    data = {
+        "arrays": samples,
+        "tensors": [torch.from_numpy(one) for one in samples],
+        "labelled": [(one, 1) for one in samples],
+        "dicts": [{"values": one, "label": 1} for one in samples],
+    }[form]
+    explainer = make()
+    stored = lrpfx.datasets.attribute(explainer, data, tmp_path / "store", target=1)
+    assert not stored.errors and list(stored["label"][:]) == [1 if form in ("labelled", "dicts") else -1] * 3
+    for row, one in zip(stored["relevance"][:], samples, strict=True):
+        found = explainer(given(one), 1)
+        alone = found if isinstance(found, lrpfx.explanation.explanation.Explained) else found[0]
+        np.testing.assert_allclose(row, alone.answers[0].input_relevance.reshape(row.shape), rtol=1e-4, atol=1e-6)
+
+
+def test_a_series_of_a_data_frame_is_preprocessed(tmp_path):
+    frames = [pd.DataFrame(np.random.default_rng(one).random((10, 2)), columns=["a", "b"]) for one in range(2)]
+    explainer = lrpfx.Explainer(nn.Sequential(nn.Flatten(), dense(20)).eval(), form="series", preprocess=standardized)
+    stored = lrpfx.datasets.attribute(explainer, frames, tmp_path / "store", target=1)
+    for row, frame in zip(stored["relevance"][:], frames, strict=True):
+        np.testing.assert_allclose(row, explainer(frame, 1).relevance, rtol=1e-4, atol=1e-6)
+
+
+def test_preprocessing_that_fails_on_a_sample_is_its_problem(tmp_path):
+    explainer = lrpfx.Explainer(dense(50), rate=100, preprocess=standardized)
+    with pytest.warns(lrpfx.errors.LrpfxWarning, match="integers|int16"):
+        stored = lrpfx.datasets.attribute(explainer, [np.zeros(50), np.zeros(50, np.int16), np.ones(50)], tmp_path / "store")
+    assert list(stored.errors) == [1]
 
 
 def test_a_data_frame_is_not_collected(tmp_path):
