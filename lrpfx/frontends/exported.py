@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from lrpfx.frontends.naming import (
     with_qualified_names,
 )
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
-from lrpfx.frontends.read_numbers import ReadNumbers
+from lrpfx.frontends.read_numbers import ReadNumbers, WatchReads
 from lrpfx.frontends.symbolic import (
     DIFFERENTIATES,
     lengths_as_sizes,
@@ -131,8 +131,8 @@ def capture_export(
     The dimensions in `opened` may vary unless the model fixes them, those in `tied` together; all other sizes are those of the
     example. Raises `CaptureError` if torch.export cannot follow the model.
 
-    Only where that fails, or leaves numbers that are read from tensors, may the model read its buffers, and the inputs in
-    `constants`: to watch all calls for this takes a fifth of an export.
+    Only where that fails, or the model reads numbers of tensors, may it read those of its buffers, and of the inputs in
+    `constants`: to follow their values takes a fifth of an export.
     """
     try:
         program, sizes = _exported(model, named, opened, tied, share)
@@ -168,7 +168,7 @@ def _exported(
         for name, value in named.items()
     }
     inputs = {name: named[name] for name in readable or () if isinstance(named.get(name), torch.Tensor)}
-    reads = None if readable is None else ReadNumbers(root, inputs)
+    reads = WatchReads() if readable is None else ReadNumbers(root, inputs)
     try:
         with (
             undisturbed(),
@@ -176,9 +176,9 @@ def _exported(
             torch.enable_grad(),
             loops_as_operators(root),
             lengths_as_sizes(root),
-            nullcontext() if reads is None else reads,
+            reads,
             _KeepWhole(),
-            _named_arguments(root, list(named), None if reads is None else reads.admit),
+            _named_arguments(root, list(named), reads.admit if isinstance(reads, ReadNumbers) else None),
         ):
             exported = torch.export.export(root, (), distinct(named), dynamic_shapes=shapes, strict=False)
         _refuse_fakes(exported)
@@ -189,9 +189,17 @@ def _exported(
     finally:
         restore_tensors(root, before)  # tensors that forward stored during the export are fake
         restore_tensors(model, of_model)  # a hook may read the model by a global name
+    lost = reads.lost(exported.graph_module)
+    if lost is not None:
+        raise CaptureError(
+            f"forward of {type(model).__name__} reads a number of a tensor ({lost.operation}, "
+            f"{lost.source or 'source unknown'}), and what becomes of it is not in the graph, which would be wrong for other "
+            "numbers. Write it with tensor operations such as torch.where; if the number depends on no signal, name the inputs "
+            "that it depends on in constants=; if nothing needs it, remove it."
+        )
     exported = _without_transforms(exported, model)
     program, sizes = _to_program(exported, root, type(model).__name__, with_shapes=True)
-    if reads is not None:
+    if isinstance(reads, ReadNumbers):
         program.frozen.update(reads.frozen_buffers)
         program.guards += [FixedEntries.of(place, one) for place, one in reads.frozen_inputs.items()]
     if share:

@@ -5,24 +5,30 @@ these buffers and inputs alone.
 """
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from lrpfx.ir.guards import Place
-from lrpfx.ir.node import map_arguments
+from lrpfx.ir.node import ancestors_of, function_name, map_arguments
+from lrpfx.ir.user_files import is_report, user_source
+from lrpfx.operators.table import writes_in_place
 from lrpfx.passes.program import is_random
-from lrpfx.support.torch_internals import DisableTorchFunction, disable_current_modes
+from lrpfx.support.torch_internals import DisableTorchFunction, disable_current_modes, unknown_in
 
+_MAKES_TEXT = frozenset({"__format__", "__repr__"})
 _MAKES_CONSTANTS = frozenset({"tensor", "as_tensor", "arange", "full", "ones", "zeros"})
-_READS_NUMBERS = frozenset(
+#: Names of functions and methods that make Python's numbers and text of tensors.
+READS_NUMBERS = frozenset(
     {
-        *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__", "__format__"),
-        *("__contains__", "equal", "allclose", "is_nonzero"),
+        *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"),
+        *("__contains__", "__complex__", "equal", "allclose", "is_nonzero", "_local_scalar_dense"),
+        *_MAKES_TEXT,
     }
 )
 _SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
@@ -46,7 +52,85 @@ class _Known:
     version: int
 
 
-class ReadNumbers(TorchFunctionMode):
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """A number, or size, that the forward read: what stands for it in the graph; nothing, if it became text or could not be."""
+
+    symbols: tuple[Any, ...]
+    operation: str
+    source: str
+
+
+class WatchReads(TorchFunctionMode):
+    """A context for an export that notes where the forward reads numbers that the graph cannot hold.
+
+    torch.export puts a symbol in place of each number. It refuses a branch on a symbol, but not its text, in which the name of
+    the symbol stands for the number, and it loses a number that nothing in the graph uses.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[_Read] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = _name_of(func)
+        if name not in READS_NUMBERS and not _has_sizes_of_values(name, args, kwargs):
+            return func(*args, **kwargs)
+        source = user_source()
+        try:
+            result = func(*args, **kwargs)
+        except Exception:  # which the forward may handle, as if its condition did not hold
+            self.reads.append(_Read((), name, source))
+            raise
+        numbers = [size for leaf in _leaves(result) for size in (leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,))]
+        symbols = tuple(one for one in numbers if isinstance(one, _SYMBOLS) and unknown_in(one))
+        if (symbols or name in _MAKES_TEXT) and not is_report():
+            self.reads.append(_Read(symbols, name, source))
+        return result
+
+    def lost(self, exported: fx.GraphModule) -> _Read | None:
+        """A number that was read and on which no value of the exported graph depends; None if there is none."""
+        kept = set[Any]()
+        for graph in (part.graph for part in exported.modules() if isinstance(part, fx.GraphModule)):
+            for node in _effective(graph):
+                values = [one for one in _leaves(node.meta.get("val")) if isinstance(one, (torch.Tensor, *_SYMBOLS))]
+                kept.update(*map(unknown_in, values))
+        return next(
+            (read for read in self.reads if not read.symbols or any(unknown_in(one) - kept for one in read.symbols)), None
+        )
+
+
+def lost_calls(graph: fx.Graph) -> list[fx.Node]:
+    """The calls of a symbolic trace that read numbers, or make sizes of values, and on which nothing in the graph depends."""
+    effective = _effective(graph)
+    return [node for node in graph.nodes if node.op.startswith("call") and node not in effective and _reads_a_number(node)]
+
+
+def _reads_a_number(node: fx.Node) -> bool:
+    if node.target is operator.getitem:  # by a mask, perhaps
+        index = node.args[1]
+        return any(isinstance(one, fx.Node) for one in (index if isinstance(index, tuple) else (index,)))
+    if (
+        function_name(node) in (*READS_NUMBERS, "storage", "untyped_storage")
+        or getattr(node.target, "__module__", "") == "math"
+    ):
+        return True
+    return _has_sizes_of_values(function_name(node), node.args, node.kwargs)
+
+
+def _effective(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes on which the output depends, or what is written; assertions are none of them."""
+    last = [node for node in graph.nodes if node.op == "output" or _writes(node)]
+    return set(last).union(*map(ancestors_of, last))
+
+
+def _writes(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return "out" in node.kwargs or writes_in_place(node) or (schema is not None and schema.is_mutable)
+
+
+class ReadNumbers(WatchReads):
     """A context for the export of `root`. `frozen`: the buffers that were read, by name, and inputs, by place."""
 
     def __init__(self, root: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -86,7 +170,7 @@ class ReadNumbers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._find_buffers()
-        name = getattr(func, "__name__", "").partition(".")[0]  # that of an overload is add_.Tensor
+        name = _name_of(func)
         if name == "__iter__":
             return iter(self.__torch_function__(torch.unbind, types, args, kwargs))
         if name == "__getitem__":
@@ -100,10 +184,10 @@ class ReadNumbers(TorchFunctionMode):
         writes = _WRITES.fullmatch(name) is not None and name not in _WRITES_NOTHING
         if "out" in kwargs or name == "__set__" or (writes and not is_known):
             self._forget(kwargs.get("out", args[:1]))
-            return func(*args, **kwargs)
+            return super().__torch_function__(func, types, args, kwargs)
         constant = name in _MAKES_CONSTANTS and not any(isinstance(leaf, _SYMBOLS) for leaf in leaves)
         if not is_known or not (known or constant):
-            result = func(*args, **kwargs)
+            result = super().__torch_function__(func, types, args, kwargs)
             self._forget([entry.tensor for entry in known.values() if entry.version != _version(entry.tensor)])
             return result
         names = frozenset[Any]().union(*(entry.names for entry in known.values()))
@@ -112,8 +196,9 @@ class ReadNumbers(TorchFunctionMode):
         with torch.no_grad(), DisableTorchFunction(), disable_current_modes():
             computed = func(*values[0], **values[1])
             constants = map_arguments(computed, _clone) if sized_by_values else None
-        if name in _READS_NUMBERS:
-            self._freeze(names)
+        if name in READS_NUMBERS:
+            if name not in _MAKES_TEXT or not is_report():
+                self._freeze(names)
             return computed
         if sized_by_values:  # torch.export could not tell the sizes: the graph has copies of constants, to write into
             self._freeze(names)
@@ -181,6 +266,11 @@ class ReadNumbers(TorchFunctionMode):
         self._freeze(known.names)
         with DisableTorchFunction(), disable_current_modes():
             return known.value.item()
+
+
+def _name_of(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    return name.partition(".")[0]  # that of an overload is add_.Tensor
 
 
 def _has_sizes_of_values(name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import re
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +27,11 @@ from lrpfx.frontends.naming import (
     stands_for_call,
     with_qualified_names,
 )
+from lrpfx.frontends.read_numbers import READS_NUMBERS, lost_calls
 from lrpfx.frontends.traceable import make_traceable, traceable
 from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
-from lrpfx.ir.node import attribute_of
-from lrpfx.ir.user_files import is_user_file, user_source
+from lrpfx.ir.node import attribute_of, function_name
+from lrpfx.ir.user_files import is_report, is_user_file, user_source
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import tracing, undisturbed
@@ -86,6 +88,9 @@ def capture_copy(
             raise
         except Exception as error:
             raise CaptureError(_explain(error, root, tracer.failed)) from error
+        lost = [tracer.source_of_node[node] for node in lost_calls(traced) if node not in tracer.reports]
+        if lost or tracer.refused is not None:
+            raise CaptureError(_loses_a_number(root, lost[0] if lost else tracer.refused))
         names = with_qualified_names(
             traced, names_in(root), tracer.call_of_node.get, lambda node: tracer.source_of_node.get(node, "")
         )
@@ -351,6 +356,14 @@ def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
     return made
 
 
+def _loses_a_number(model: nn.Module, source: str | None) -> str:
+    return (
+        f"the forward of {type(model).__name__} reads a number of a value that depends on the input, and what becomes of it is "
+        f"not in the graph ({source or 'source unknown'}). Write it with tensor operations such as torch.where, or remove it "
+        "if nothing needs it."
+    )
+
+
 def packs_sequences(error: BaseException) -> bool:
     """Whether an error comes from packed sequences."""
     trace = error.__traceback__
@@ -450,6 +463,27 @@ class _Proxy(fx.Proxy):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         return super().__getattr__(name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self.clone()
+
+    def __repr__(self) -> str:
+        return self._text(repr) or super().__repr__()
+
+    def __str__(self) -> str:
+        return self._text(str) or super().__repr__()
+
+    def __format__(self, how: str) -> str:
+        return self._text(lambda value: format(value, how)) or super().__format__(how)
+
+    def _text(self, made: Callable[[Any], str]) -> str:
+        """What the forward makes a text of; empty where the text is nothing that a value could depend on."""
+        if not is_user_file(sys._getframe(2).f_code.co_filename) or is_report() or _is_size(self.node):
+            return ""
+        value = self.tracer.known.value(self.node)
+        if value is None:
+            raise CaptureError(_loses_a_number(self.tracer.root, user_source()))
+        return made(value)
+
     def __len__(self) -> int:
         constant = self.tracer.known.constant(self.node)
         count = self.tracer.known.count_of_sizes(self.node) if constant is None else len(constant)
@@ -474,6 +508,7 @@ class _Proxy(fx.Proxy):
                 "x.shape[0] for int(x.shape[0])"
             )
         if value is None:
+            self.tracer.refused = user_source()
             raise TypeError("a value that depends on the input, or on parameters, is read as a number")
         return value
 
@@ -517,6 +552,8 @@ class _Tracer(fx.Tracer):
         self.source_of_node: dict[fx.Node, str] = {}
         self.names_of_tensors: dict[int, str] = {}
         self.thread = threading.get_ident()
+        self.reports: set[fx.Node] = set()  # calls that read numbers to tell the user
+        self.refused: str | None = None  # where a number was read that is not known, an error that the forward may handle
 
     def release(self) -> None:
         """Release the model: fx leaves a reference cycle through the tracer, which would keep its memory."""
@@ -576,6 +613,8 @@ class _Tracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         value = self.known.value(obj.node)
+        if value is None and not _is_size(obj.node):
+            self.refused = user_source()
         return super().to_bool(obj) if value is None else bool(value)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
@@ -620,6 +659,8 @@ class _Tracer(fx.Tracer):
             raise CaptureError(f"forward differentiates by torch.autograd ({user_source()}). {DIFFERENTIATES}")
         node = super().create_node(*args, **kwargs)
         self.source_of_node[node] = user_source()
+        if function_name(node) in READS_NUMBERS and is_report():
+            self.reports.add(node)
         if self.open_calls and node.op.startswith("call"):
             self.call_of_node[node] = self.open_calls[-1]
             self.open_calls[-1].last_node = node

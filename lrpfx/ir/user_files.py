@@ -1,9 +1,14 @@
 """Which lines of source code are the user's."""
 
+import ast
+import functools
 import importlib.util
+import linecache
 import os
+import re
 import sys
 import sysconfig
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,10 +32,51 @@ def is_user_file(filename: str) -> bool:
 
 def user_source() -> str:
     """file:line of the innermost frame outside torch and lrpfx."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if is_user_file(filename):
-            return f"{filename}:{frame.f_lineno}"
+    frame = _user_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _user_frame() -> Any:
+    frame: Any = sys._getframe(2)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return ""
+    return frame
+
+
+#: Names of functions that tell a user something and compute nothing: print, the levels of a log, and checks with a message.
+_REPORTS = re.compile(r"print|log|debug|(info|warn|warning)(_once)?|error|exception|critical|\w*check\w*")
+
+
+def is_report() -> bool:
+    """Whether the line of the innermost frame of the user's is a message, of which nothing in the model's output can depend."""
+    frame = _user_frame()
+    if frame is None:
+        return False
+    statements = [one for one in _statements(frame.f_code.co_filename) if frame.f_lineno in _lines(one)]
+    return bool(statements) and all(map(_is_report, statements))
+
+
+@functools.lru_cache(maxsize=8)
+def _statements(filename: str) -> tuple[ast.stmt, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:  # a cell of a notebook with commands
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.stmt))
+
+
+def _lines(statement: ast.stmt) -> range:
+    """The lines of a statement, without those of the statements in it."""
+    inner: Iterator[ast.stmt] = (one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt))
+    first = min((one.lineno for one in inner), default=None)
+    end = statement.end_lineno if first is None or first == statement.lineno else first - 1
+    return range(statement.lineno, (end or statement.lineno) + 1)
+
+
+def _is_report(statement: ast.stmt) -> bool:
+    if isinstance(statement, (ast.Raise, ast.Assert)):
+        return True
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    function = call.func if isinstance(call, ast.Call) else None
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return _REPORTS.fullmatch(name) is not None

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.export import ExportedProgram
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -133,6 +134,11 @@ def aten(name: str) -> OpOverload | None:
 
 
 # --- programs -----------------------------------------------------------------------------------------------------------------
+
+
+def unknown_in(value: Any) -> frozenset[Any]:
+    """The symbols of a number, or of a tensor's sizes, that torch.export knows no value of, not even for the example."""
+    return frozenset(free_unbacked_symbols(value))
 
 
 def constant_source(name: str) -> Any:

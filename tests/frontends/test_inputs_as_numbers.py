@@ -1,8 +1,12 @@
 """Inputs that forward reads as numbers, as models of images with text do: the graph is valid for these alone, and says so."""
 
 import copy
+import json
+import math
+import operator
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -171,6 +175,108 @@ def test_all_that_is_read_is_guarded(kind):
     for name in ("sizes", "more"):
         with pytest.raises(InputError, match=f"entries of the argument '{name}'"):
             explain_model(**{**x, name: torch.tensor([2, 2, 3])})
+
+
+def handled(condition):
+    try:
+        return condition()
+    except Exception:  # as a condition that cannot be told
+        return False
+
+
+#: What is true of numbers that begin with 3, and cannot be told of the graph: no node is left of the number that was read.
+LOST = {
+    "text of a number": lambda n: str(n[0].item()) == "3",
+    "a number in a text": lambda n: f"{n[0].item()} rows" == "3 rows",
+    "an entry in a text": lambda n: f"{n[0]} rows" == "3 rows",
+    "text of a tensor": lambda n: str(n[0]) == "tensor(3)",
+    "representation": lambda n: "[3" in repr(n),
+    "key": lambda n: {3: True}.get(n[0].item(), False),
+    "hash": lambda n: hash(n[0].item()) == 3,
+    "text of a list": lambda n: str(n.tolist()) == "[3, 1, 2]",
+    "list": lambda n: n.tolist() == [3, 1, 2],
+    "set": lambda n: bool({3} & set(n.tolist())),
+    "json": lambda n: json.dumps(n.tolist(), default=str) == "[3, 1, 2]",
+    "array": lambda n: np.asarray(n)[0] == 3,
+    "text of an array": lambda n: str(n.numpy()) == "[3 1 2]",
+    "identity": lambda n: n[0].item() is [3][0],
+    "detached": lambda n: str(n.detach().cpu().max().item()) == "3",
+    "copied": lambda n: str(copy.deepcopy(n)[0].item()) == "3",
+    "index": lambda n: str(operator.index(n[0])) == "3",
+    "floor": lambda n: str(math.floor(n[0])) == "3",
+    "complex": lambda n: str(complex(n[0])) == "(3+0j)",
+    "overload": lambda n: str(torch.ops.aten._local_scalar_dense.default(n[0])) == "3",
+    "handled": lambda n: handled(lambda: int(n[0]) == 3),
+    "handled truth": lambda n: handled(lambda: bool(n[0] == 3)),
+    "size of a choice": lambda n: str((n == 3).nonzero().shape[0]) == "1",
+    "size at a mask": lambda n: str(n[n == 3].shape[0]) == "1",
+    "loop": lambda n: any(str(one.item()) == "3" for one in n),
+}
+
+
+class Branches(nn.Module):
+    def __init__(self, holds, kind):
+        super().__init__()
+        self.last, self.holds, self.kind = nn.Linear(4, 3), holds, kind
+        self.register_buffer("sizes", torch.tensor([7, 1, 2]))
+
+    def forward(self, x, n):
+        sizes = self.sizes if self.kind == "buffer" else x.flatten()[:3].long() if self.kind == "signal" else n
+        return self.last(x) * (2.0 if self.holds(sizes) else 5.0) + 0 * n.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "capture"), [("constant", "export"), ("signal", "export"), ("input", "symbolic"), ("buffer", "symbolic")]
+)
+@pytest.mark.parametrize("read", LOST)
+def test_what_becomes_of_a_number_outside_the_graph_is_never_silent(read, kind, capture):
+    """Both numbers of an example take the other branch: no comparison of outputs tells. Errors name the place."""
+    torch.manual_seed(0)
+    model = Branches(LOST[read], kind).double().eval()
+    x = {"x": torch.full((2, 4), 7.0).double(), "n": torch.tensor([7, 1, 2])}
+    try:
+        explain_model = lrpfx.transform(model, EpsilonPlus(), x, constants=["n"] if kind == "constant" else (), capture=capture)
+    except LrpfxError as error:
+        assert capture == "symbolic" or kind in ("input", "signal") or read == "copied", error
+        return
+    torch.testing.assert_close(explain_model(**x), model(**x))
+    other = {"x": torch.full((2, 4), 3.0).double(), "n": torch.tensor([3, 1, 2])}
+    if kind == "buffer":
+        with pytest.raises(InputError, match="the loaded value of sizes differs"):
+            explain_model.load_state_dict({**model.state_dict(), "sizes": other["n"]})
+    else:
+        assert kind == "constant"
+        with pytest.raises(InputError, match="entries of the argument 'n' differ"):
+            explain_model(**other)
+
+
+class Reports(nn.Module):
+    """Tells about its numbers, as models do in messages of errors and logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x, n):
+        print(x.sum().item(), f"{n[0]}", n)
+        check_sum(
+            n,
+            f"{n.sum()} is not positive",
+        )
+        return self.last(x) * (1 + n).sum()
+
+
+def check_sum(n, message):
+    pass
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize("constants", [(), ("n",)])
+def test_messages_are_no_numbers_that_are_read(constants, capture, capsys):
+    model, x = Reports().double().eval(), torch.randn(2, 4).double()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), (x, torch.tensor([1, 2])), constants=constants, capture=capture)
+    other = x, torch.tensor([3, 4])
+    torch.testing.assert_close(explain_model(*other), model(*other))
 
 
 def add_out(total, x):
