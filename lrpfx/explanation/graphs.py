@@ -369,7 +369,7 @@ def _explained(
     values: Mapping[str, Any],
     given: Sequence[Target],
 ) -> GraphExplanation:
-    inputs = {name: on_device_of(model, value, True) for name, value in _inputs(model, values).items()}
+    inputs = _placed_inputs(model, values)
     compiled = compiled_for(_with_edges(inputs))
     module, count = compiled.explain_model, len(inputs["x"])
     with torch.no_grad():
@@ -405,6 +405,15 @@ def _explained(
     explanation = GraphExplanation(name, *facts, edge_index, _positions(values, edge_index, count), node)
     keep_origin(explanation, Origin(compiled.with_output(output), inputs, tuple(targets), outputs))
     return explanation
+
+
+def inputs_of_graph(model: nn.Module, graph: Any) -> dict[str, Any]:
+    """The arguments of a model for a graph, by name, on its device. `InputError` and `InputTypeError` if they do not fit."""
+    return _placed_inputs(model, _values_of(graph))
+
+
+def _placed_inputs(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: on_device_of(model, value, True) for name, value in _inputs(model, values).items()}
 
 
 def _with_edges(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from lrpfx.measures.metrics import (
     METRICS,
     Complexity,
     Metric,
+    PartDeletion,
     PointingGame,
+    RandomDeletion,
     Randomization,
     RandomMasks,
     RegionPerturbation,
@@ -16,14 +18,21 @@ from lrpfx.measures.metrics import (
     Sensitivity,
     Sparseness,
 )
+from lrpfx.measures.part_data import PartData
+from lrpfx.measures.parts import Edges, Parts, Tokens, Values
 
 __all__ = [
     "METHODS",
     "METRICS",
     "Complexity",
+    "Edges",
     "ImageData",
     "Metric",
+    "PartData",
+    "PartDeletion",
+    "Parts",
     "PointingGame",
+    "RandomDeletion",
     "RandomMasks",
     "Randomization",
     "RegionPerturbation",
@@ -32,4 +41,6 @@ __all__ = [
     "Score",
     "Sensitivity",
     "Sparseness",
+    "Tokens",
+    "Values",
 ]

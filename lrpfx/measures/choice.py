@@ -10,11 +10,13 @@ import torch
 
 from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.measures.evaluation import Evaluation, Score, measured
-from lrpfx.measures.image_data import ImageData, classes_of, invalid, outputs_of, wrong_type
+from lrpfx.measures.data import Data, invalid
+from lrpfx.measures.evaluation import Evaluation, Score, check_data, measured, methods_for
+from lrpfx.measures.image_data import ImageData
 from lrpfx.measures.intervals import means, resampled_means
 from lrpfx.measures.methods import Methods, named_methods
 from lrpfx.measures.metrics import as_metrics
+from lrpfx.measures.part_methods import DEFAULT, PartMethods
 from lrpfx.support.numbers import counted, whole_number
 
 BASELINE = "baseline"
@@ -83,7 +85,7 @@ def _amount(score: Score) -> str:
 
 def choose(
     space: Any,
-    data: ImageData,
+    data: Data,
     objective: Any = "random_masks",
     *,
     baseline: Any = None,
@@ -111,8 +113,8 @@ def choose(
         A metric, as for `lrpfx.evaluate`, that says which direction is better. Of several columns, the first one counts. By
         default masks that all methods share, so that a further method costs no more than its maps.
     baseline
-        What the methods must beat: a method, by default `lrpfx.Explainer(data.model)`, whose rules are chosen by what
-        the model consists of.
+        What the methods must beat: a method, by default what an `lrpfx.Explainer` does without `composite=`: rules that are
+        chosen by what the model consists of.
     budget
         How many methods of the space are tried at most, drawn at random; by default all.
     batch_size
@@ -145,10 +147,9 @@ def choose(
     >>> choice.name
     'baseline'
     """
-    if not isinstance(data, ImageData):
-        raise wrong_type(f"data is a lrpfx.measures.ImageData(model, images), not {type(data).__name__}")
-    size = whole_number(batch_size, "batch_size is a number of images", 1, "evaluation")
-    metrics = as_metrics([objective], data.masks is not None)
+    size = whole_number(batch_size, "batch_size is a number of inputs", 1, "evaluation")
+    check_data(data)
+    metrics = as_metrics([objective], data)
     column, better = next(iter(metrics[0].columns.items()))
     if not better:
         raise invalid(f"{column} describes maps, and does not rank them: choose another objective")
@@ -161,8 +162,8 @@ def choose(
     count = data.number_of_groups
     if count < 3:
         raise invalid(f"there are {count} groups: to choose on some and compare on others takes three or more")
-    methods = {BASELINE: Explainer(data.model) if baseline is None else baseline, **candidates}
-    built, rejected = _plausible(methods, data, size)
+    methods = {BASELINE: _default(data) if baseline is None else baseline, **candidates}
+    built, rejected = _plausible(methods, data)
     if len(built.explain) == 1:
         raise invalid("every method was left out: " + "; ".join(f"{name}: {why}" for name, why in rejected.items()))
     if count < ENOUGH:
@@ -178,6 +179,11 @@ def choose(
     optimistic = Score(names[best], column, *simultaneous(gains, best), "higher")
     name = names[best] if min(found.low, optimistic.low) > 0 else BASELINE
     return Choice(name, methods[name], found, optimistic, tuple(names[one] for one in of_folds), rejected, evaluation)
+
+
+def _default(data: Data) -> Any:
+    """What explains the inputs if nothing is said."""
+    return Explainer(data.model) if isinstance(data, ImageData) else DEFAULT
 
 
 def held_out(gains: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
@@ -218,17 +224,15 @@ def _of(values: torch.Tensor) -> tuple[float, float, float]:
     return found.mean, found.low, found.high
 
 
-def _plausible(methods: Mapping[str, Any], data: ImageData, size: int) -> tuple[Methods, dict[str, str]]:
-    """The baseline and the methods whose maps of the first two images are plausible, and why the others are not."""
-    images = data.images[:2]
-    targets = classes_of(data, outputs_of(data, size))[:2]
-    built = Methods(methods, data)
+def _plausible(methods: Mapping[str, Any], data: Data) -> tuple[Methods | PartMethods, dict[str, str]]:
+    """The baseline and the methods whose maps of the first two inputs are plausible, and why the others are not."""
+    built = methods_for(methods, data)
     rejected = {}
     for name in list(methods)[1:]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", LrpfxWarning)
             try:
-                maps = built.maps(name, images, targets, 0)
+                maps = built.first_maps(name)
             except InputError as error:
                 rejected[name] = str(error)
                 continue

@@ -1,28 +1,24 @@
 """`lrpfx.evaluate`: methods beside each other, by metrics with confidence intervals."""
 
-import statistics
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from PIL import Image
-from torch import nn
 
 from lrpfx.errors import nearest
-from lrpfx.measures.image_data import ImageData, classes_of, invalid, names_of_groups, outputs_of, wrong_type
+from lrpfx.measures.data import Data, invalid, names_of_groups, wrong_type
+from lrpfx.measures.image_data import ImageData
 from lrpfx.measures.intervals import Mean, means
-from lrpfx.measures.methods import Methods, gradient
+from lrpfx.measures.methods import Methods
 from lrpfx.measures.metrics import Metric, as_metrics
-from lrpfx.measures.perturbation import Sample
+from lrpfx.measures.part_data import PartData
+from lrpfx.measures.part_methods import PartMethods
 from lrpfx.pictures import Style
 from lrpfx.pictures.charts import ranges, stacked
-from lrpfx.request.outputs import are_probabilities
 from lrpfx.support.html import element
 from lrpfx.support.numbers import whole_number
-from lrpfx.support.optional_packages import progress_bar
 from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {
     **dict.fromkeys(("method", "metric", "better"), "str"),
-    **dict.fromkeys(("mean", "low", "high", "gradients"), "float64"),
+    **dict.fromkeys(("mean", "low", "high"), "float64"),
 }
 
 
@@ -61,13 +57,18 @@ class Evaluation:
     metrics
         The names of the columns, with what is better: "higher", "lower", or "" for neither.
     samples
-        The number of each image, (methods, metrics, images), float64.
+        The number of each input, (methods, metrics, inputs), float64.
     groups
-        What each image belongs to.
+        What each input belongs to.
     prices
-        The time of a map by each method, in gradients: the median over the batches of its time divided by that of a gradient.
+        The time of a map by each method, in the `unit`: the median over the batches of its time divided by that of a gradient,
+        or for `PartData` over the inputs, by that of a forward.
     notes
         What was chosen for a method, by its name, such as the layer of Grad-CAM.
+    unit
+        "gradients" or "forwards".
+    noun
+        What an input is, such as "image".
     scores
         The means, methods first.
     """
@@ -78,6 +79,8 @@ class Evaluation:
     groups: tuple[Hashable, ...]
     prices: Mapping[str, float]
     notes: Mapping[str, str]
+    unit: str = "gradients"
+    noun: str = "image"
     scores: tuple[Score, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,7 +127,7 @@ class Evaluation:
         rows = [
             (one.method, one.metric, one.better, one.mean, one.low, one.high, self.prices[one.method]) for one in self.scores
         ]
-        return Table(_DTYPES, rows).to_pandas()
+        return Table({**_DTYPES, self.unit: "float64"}, rows).to_pandas()
 
     def plot(self, style: Style | None = None) -> Image.Image:
         """A chart for each metric: the mean of each method and its interval, the best above.
@@ -155,13 +158,15 @@ class Evaluation:
         cells: dict[str, list[str]] = {method: [] for method in self.methods}
         for one in self.scores:
             cells[one.method].append(str(Mean(one.mean, one.low, one.high)))
-        columns = {"method": "str", **dict.fromkeys(self.metrics, "float64"), "gradients": "float64"}
+        columns = {"method": "str", **dict.fromkeys(self.metrics, "float64"), self.unit: "float64"}
         return Table(columns, [(name, *row, f"{self.prices[name]:.1f}") for name, row in cells.items()])
 
     def _remarks(self) -> list[str]:
         """What the table does not say: its counts, which direction is better, what was chosen."""
         count = len(set(self.groups))
-        remarks = [f"means over {count} groups of {len(self.groups)} images, with 95 % bootstrap intervals over the groups"]
+        remarks = [
+            f"means over {count} groups of {len(self.groups)} {self.noun}s, with 95 % bootstrap intervals over the groups"
+        ]
         lower = [name for name, better in self.metrics.items() if better == "lower"]
         neither = [name for name, better in self.metrics.items() if not better]
         if lower:
@@ -177,7 +182,7 @@ def _place(what: str, name: str, known: Sequence[str]) -> int:
     return known.index(name)
 
 
-def evaluate(methods: Any, data: ImageData, metrics: Any = None, *, batch_size: int = 16, progress: bool = False) -> Evaluation:
+def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int = 16, progress: bool = False) -> Evaluation:
     """Measure how good the maps of several methods are, beside each other on the same images.
 
     A map is the sum of relevance over the channels. Everything random has a fixed seed. What is filled with the "mean", the
@@ -222,67 +227,39 @@ def evaluate(methods: Any, data: ImageData, metrics: Any = None, *, batch_size: 
     >>> [(score.method, score.metric) for score in evaluation.scores]
     [('epsilon_plus', 'random_masks_mean'), ('random', 'random_masks_mean')]
     """
-    if not isinstance(data, ImageData):
-        raise wrong_type(f"data is a lrpfx.measures.ImageData(model, images), not {type(data).__name__}")
-    size = whole_number(batch_size, "batch_size is a number of images", 1, "evaluation")
-    chosen = as_metrics(metrics, data.masks is not None)
-    return measured(Methods(methods, data), chosen, size, progress)
+    size = whole_number(batch_size, "batch_size is a number of inputs", 1, "evaluation")
+    check_data(data)
+    built = methods_for(methods, data)
+    return measured(built, as_metrics(metrics, data), size, progress)
 
 
-def measured(built: Methods, metrics: Sequence[Metric], size: int, progress: bool) -> Evaluation:
-    """The methods by the metrics. `size`: how many images run together."""
-    data = built.data
-    outputs = outputs_of(data, size)
-    targets = classes_of(data, outputs)
-    probabilities = partial(_probabilities, data.model, are_probabilities(outputs))
-    names = list(built.explain)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:  # what happens at a first call is no part of the price
-        built.maps(name, data.images[:1], targets[:1], 0)
-    gradient(data.model, data.images[:1], targets[:1])
-    columns = []
-    batches = list(zip(data.images.split(size), targets.split(size), strict=True))
-    number = 0
-    for images, classes in progress_bar(batches, progress, "evaluate", "batch"):
-        unit = _seconds(partial(gradient, data.model, images, classes))[1]
-        maps = []
-        for name in names:
-            found, taken = _seconds(partial(built.maps, name, images, classes, number))
-            maps.append(found)
-            seconds[name].append(taken / unit)
-        for image, target, of_image in zip(images, classes, torch.stack(maps, 1), strict=True):
-            mask = None if data.masks is None else data.masks[number]
-            sample = Sample(
-                number,
-                image,
-                mask,
-                partial(probabilities, int(target)),
-                size,
-                partial(built.maps_of_copies, target, number, size),
-                partial(built.with_other_weights, image[None], target[None], number),
-            )
-            columns.append(torch.stack([one for metric in metrics for one in metric.scores(sample, of_image)], 1))
-            number += 1
+def check_data(data: Any) -> None:
+    """Raise `InputTypeError` for what no method is measured on."""
+    if not isinstance(data, (ImageData, PartData)):
+        raise wrong_type(
+            "data is a lrpfx.measures.ImageData(model, images), or for texts, arrays and graphs a "
+            f"lrpfx.measures.PartData(parts, inputs), not {type(data).__name__}"
+        )
+
+
+def methods_for(methods: Any, data: Data) -> Methods | PartMethods:
+    """The methods, ready to explain the inputs."""
+    return Methods(methods, data) if isinstance(data, ImageData) else PartMethods(methods, cast("PartData", data))
+
+
+def measured(built: Methods | PartMethods, metrics: Sequence[Metric], size: int, progress: bool) -> Evaluation:
+    """The methods by the metrics. `size`: how many copies of an input run together."""
+    columns = [
+        torch.stack([one for metric in metrics for one in metric.scores(sample, maps)], 1)
+        for sample, maps in built.samples(size, progress)
+    ]
     return Evaluation(
-        tuple(names),
+        tuple(built.explain),
         {name: better for metric in metrics for name, better in metric.columns.items()},
         torch.stack(columns, -1),
-        names_of_groups(data),
-        {name: statistics.median(ratios) for name, ratios in seconds.items()},
+        names_of_groups(built.data),
+        built.prices(),
         built.notes,
+        built.unit,
+        built.data.noun,
     )
-
-
-@torch.no_grad()
-def _probabilities(model: nn.Module, known: bool, target: int, images: torch.Tensor) -> torch.Tensor:
-    """The probability of a class, (n,). `known`: whether the model returns probabilities."""
-    outputs: torch.Tensor = model(images)
-    return outputs[:, target] if known else outputs.softmax(1)[:, target]
-
-
-def _seconds(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
-    """What a function returns, and the seconds that it takes; devices finish first."""
-    start = time.perf_counter()
-    found = function()
-    found.sum().item()  # waits for the device
-    return found, time.perf_counter() - start

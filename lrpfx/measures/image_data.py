@@ -1,25 +1,19 @@
 """What methods are measured on: a model, images, and what is known about them."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.request.classes import out_of_range
-from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.numbers import counted
-
-#: Errors about what is measured.
-invalid = partial(InputError, topic="evaluation")
-wrong_type = partial(InputTypeError, topic="evaluation")
+from lrpfx.measures.data import Data, check_masks, check_model, invalid, wrong_type
+from lrpfx.measures.perturbation import ImageSample
+from lrpfx.measures.sample import Sample
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData:
+class ImageData(Data):
     """A classifier with images, for `lrpfx.evaluate`.
 
     Attributes
@@ -45,6 +39,8 @@ class ImageData:
         Something has the wrong type.
     """
 
+    sample_type: ClassVar[type[Sample]] = ImageSample
+    noun: ClassVar[str] = "image"
     model: nn.Module
     images: torch.Tensor
     targets: Any = None
@@ -52,12 +48,7 @@ class ImageData:
     masks: Any = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
-            raise wrong_type(f"the model is a torch.nn.Module, not {type(self.model).__name__}")
-        if isinstance(self.model, ExplainModule):
-            raise invalid("the model has rules already: pass the model that was transformed")
-        if self.model.training:
-            raise InputError("the model is in training mode. Call model.eval() first", topic="training-mode")
+        check_model(self.model)
         if not isinstance(self.images, torch.Tensor) or not self.images.is_floating_point():
             kind = self.images.dtype if isinstance(self.images, torch.Tensor) else type(self.images).__name__
             raise wrong_type(f"images are a tensor of floating-point numbers, not {kind}")
@@ -72,31 +63,14 @@ class ImageData:
                 object.__setattr__(self, "masks", _masks_of_boxes(self.masks, self.images.shape[2:]))
             self._check_masks(self.masks)
 
-    @property
-    def number_of_groups(self) -> int:
-        """How many groups the images belong to."""
-        return len(set(names_of_groups(self)))
-
-    def _check_groups(self) -> None:
-        count = len(self.images)
-        groups = names_of_groups(self)
-        if len(groups) != count:
-            raise invalid(f"there are {counted(count, 'image')} and {counted(len(groups), 'group')}: pass one for each image")
-        if not all(isinstance(one, Hashable) for one in groups):
-            raise wrong_type("groups are names or numbers, one for each image")
-        if self.number_of_groups < 2:
-            raise invalid(
-                "there is one group, and so no interval: intervals tell how much results vary between groups. Pass images of "
-                "two groups or more; without groups=, each image is one"
-            )
+    def __len__(self) -> int:
+        return len(self.images)
 
     def _check_masks(self, masks: torch.Tensor) -> None:
         expected = (len(self.images), *self.images.shape[2:])
         if masks.shape != expected:
             raise invalid(f"masks have the shape (N, H, W), which is {expected}, not {tuple(masks.shape)}")
-        for number, mask in enumerate(masks):
-            if mask.all() or not mask.any():
-                raise invalid(f"mask {number} is {'full' if mask.all() else 'empty'}, and so tells nothing about a map")
+        check_masks(masks)
 
 
 def _masks_of_boxes(boxes: Any, size: Sequence[int]) -> torch.Tensor:
@@ -114,12 +88,6 @@ def _masks_of_boxes(boxes: Any, size: Sequence[int]) -> torch.Tensor:
     return inside_rows[:, :, None] & inside_columns[:, None, :]
 
 
-def names_of_groups(data: ImageData) -> tuple[Hashable, ...]:
-    """What each image belongs to, as a plain value."""
-    groups: Iterable[Hashable] = range(len(data.images)) if data.groups is None else data.groups
-    return tuple(groups.tolist() if isinstance(groups, torch.Tensor) else groups)
-
-
 def outputs_of(data: ImageData, batch_size: int) -> torch.Tensor:
     """What the model returns for the images, (N, classes). `InputError` unless it is finite, and of two classes or more."""
     with torch.no_grad():
@@ -131,22 +99,3 @@ def outputs_of(data: ImageData, batch_size: int) -> torch.Tensor:
     if not outputs.isfinite().all():
         raise invalid("the model returns values that are not finite")
     return outputs
-
-
-def classes_of(data: ImageData, outputs: torch.Tensor) -> torch.Tensor:
-    """The class to explain for each image, (N,), int64. `InputError` if `targets` are not such classes."""
-    if data.targets is None:
-        return outputs.argmax(1)
-    try:
-        given = torch.as_tensor(data.targets, device=outputs.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise wrong_type(f"targets are indices of classes, not {type(data.targets).__name__}") from error
-    if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool:
-        raise wrong_type(f"targets are indices of classes, not {given.dtype}")
-    count = len(outputs)
-    if given.ndim and given.shape != (count,):
-        raise invalid(f"targets have the shape {tuple(given.shape)}, and there are {counted(count, 'image')}")
-    outside = given[(given < 0) | (given >= outputs.shape[1])].flatten()
-    if len(outside):
-        raise invalid(out_of_range(f"target {int(outside[0])}", outputs.shape[1]))
-    return given.long().expand(count)

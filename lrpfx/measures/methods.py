@@ -3,8 +3,10 @@
 import copy
 import dataclasses
 import inspect
+import statistics
+import time
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,10 +19,13 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
 from lrpfx.errors import add_note, nearest
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.measures.image_data import ImageData, invalid, wrong_type
-from lrpfx.measures.perturbation import default_side, mean_colors, pixels_of_blocks
+from lrpfx.measures.data import classes_of, invalid, wrong_type
+from lrpfx.measures.image_data import ImageData, outputs_of
+from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, pixels_of_blocks
 from lrpfx.measures.shuffling import with_shuffled_weights
 from lrpfx.pipeline import Captured, capture, transform
+from lrpfx.request.outputs import are_probabilities
+from lrpfx.support.optional_packages import progress_bar
 
 #: Relevance, as `_as_maps` takes it, of a batch of images, (n, C, H, W), for the classes of all of them, (n,).
 Explain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,7 +43,7 @@ def gradient(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> t
     return Gradient(model)(images, weights_of(targets))[1]
 
 
-def _gradient_times_input(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def gradient_times_input(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return gradient(model, images, targets) * images
 
 
@@ -56,7 +61,7 @@ def integrated_gradients(
     return found
 
 
-def _smooth_grad(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def smooth_grad(model: nn.Module, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
         torch.manual_seed(0)
         return SmoothGrad(model)(images, weights_of(targets))[1].abs()
@@ -131,9 +136,9 @@ def _random(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 _FUNCTIONS: dict[str, ExplainModel] = {
-    "gradient_times_input": _gradient_times_input,
+    "gradient_times_input": gradient_times_input,
     "integrated_gradients": _integrated_gradients,
-    "smooth_grad": _smooth_grad,
+    "smooth_grad": smooth_grad,
     "occlusion": _occlusion,
 }
 
@@ -142,7 +147,12 @@ METHODS: tuple[str, ...] = (*COMPOSITES, *_FUNCTIONS, "grad_cam", "random")
 
 
 class Methods:
-    """Methods for one model and its images, ready to explain. `notes`: what was chosen for a method, by its name."""
+    """Methods for one model and its images, ready to explain.
+
+    `notes`: what was chosen for a method, by its name. `unit`: what prices count.
+    """
+
+    unit = "gradients"
 
     def __init__(self, methods: Any, data: ImageData) -> None:
         self.data = data
@@ -151,6 +161,7 @@ class Methods:
         self._named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self._named.items()}
         self._with_other_weights: dict[int, list[Methods]] = {}
+        self._seconds: dict[str, list[float]] = {name: [] for name in self.explain}
 
     def _built(self, name: str, method: Any) -> Explain:
         model, images = self.data.model, self.data.images
@@ -172,7 +183,7 @@ class Methods:
                 f"the method {name!r} is {kind}: a method is a name, a composite, an explainer, or a function of "
                 "(model, images, targets)"
             )
-        return _reporting(name, partial(method, model))
+        return reporting(name, partial(method, model))
 
     def _of_composite(self, method: str | Composite) -> Explain:
         images = self.data.images
@@ -200,6 +211,46 @@ class Methods:
         explainer.compiled_for(self.data.images[:2])
         explain_model, options = explainer.explain_model, {"output": explainer.output, "reference": explainer.reference}
         return lambda images, targets: attribute(explain_model, images, targets, **options).relevance
+
+    def first_maps(self, name: str) -> torch.Tensor:
+        """The maps of the first two images, (2, H, W)."""
+        images = self.data.images[:2]
+        targets = classes_of(self.data, outputs_of(self.data, 16))
+        return self.maps(name, images, targets[:2], 0)
+
+    def samples(self, size: int, progress: bool) -> Iterator[tuple[ImageSample, torch.Tensor]]:
+        """Each image, with the maps by all methods, (methods, H, W). `size`: how many images run together."""
+        data, outputs = self.data, outputs_of(self.data, size)
+        targets = classes_of(data, outputs)
+        probabilities = partial(_probabilities, data.model, are_probabilities(outputs))
+        for name in self.explain:  # what happens at a first call is no part of the price
+            self.maps(name, data.images[:1], targets[:1], 0)
+        gradient(data.model, data.images[:1], targets[:1])
+        batches = list(zip(data.images.split(size), targets.split(size), strict=True))
+        number = 0
+        for images, classes in progress_bar(batches, progress, "evaluate", "batch"):
+            unit = timed(partial(gradient, data.model, images, classes))[1]
+            maps = []
+            for name in self.explain:
+                found, taken = timed(partial(self.maps, name, images, classes, number))
+                maps.append(found)
+                self._seconds[name].append(taken / unit)
+            for image, target, of_image in zip(images, classes, torch.stack(maps, 1), strict=True):
+                sample = ImageSample(
+                    number,
+                    None if data.masks is None else data.masks[number],
+                    image,
+                    partial(probabilities, int(target)),
+                    size,
+                    partial(self.maps_of_copies, target, number, size),
+                    partial(self.with_other_weights, image[None], target[None], number),
+                )
+                yield sample, of_image
+                number += 1
+
+    def prices(self) -> dict[str, float]:
+        """The time of a map by each method, in gradients: the median over the batches."""
+        return {name: statistics.median(self._seconds[name]) for name in self.explain}
 
     def maps_of_copies(self, target: torch.Tensor, first: int, batch_size: int, copies: torch.Tensor) -> torch.Tensor:
         """The maps by all methods, (methods, n, H, W), of changed copies of the image with the number `first`."""
@@ -278,14 +329,29 @@ def named_methods(methods: Any) -> dict[str, Any]:
     return named
 
 
-def _reporting(name: str, function: Explain) -> Explain:
+def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of a user, whose errors say which one it is."""
 
-    def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def explain(*given: Any) -> Any:
         try:
-            return function(images, targets)
+            return function(*given)
         except Exception as error:
             add_note(error, f"in the method {name!r} of lrpfx.evaluate")
             raise
 
     return explain
+
+
+@torch.no_grad()
+def _probabilities(model: nn.Module, known: bool, target: int, images: torch.Tensor) -> torch.Tensor:
+    """The probability of a class, (n,). `known`: whether the model returns probabilities."""
+    outputs: torch.Tensor = model(images)
+    return outputs[:, target] if known else outputs.softmax(1)[:, target]
+
+
+def timed(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+    """What a function returns, and the seconds that it takes; devices finish first."""
+    start = time.perf_counter()
+    found = function()
+    found.sum().item()  # waits for the device
+    return found, time.perf_counter() - start

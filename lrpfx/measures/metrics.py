@@ -1,4 +1,4 @@
-"""Metrics: numbers that say how good a map is. Each gives all methods' maps of one image their numbers at once."""
+"""Metrics: numbers that say how good a map is. Each gives all methods' maps of one input their numbers at once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,16 +8,21 @@ from typing import Any, ClassVar
 import torch
 
 from lrpfx.errors import nearest
-from lrpfx.measures.deletion import deletions
-from lrpfx.measures.image_data import invalid, wrong_type
-from lrpfx.measures.perturbation import FILLS, Sample, default_side, random_masks, sums_over_blocks
+from lrpfx.measures.data import Data, invalid, wrong_type
+from lrpfx.measures.deletion import ScoreMasked, deletions
+from lrpfx.measures.perturbation import FILLS, ImageSample, default_side, sums_over_blocks
+from lrpfx.measures.sample import PartSample, Sample, random_masks
 from lrpfx.support.numbers import positive_number, whole_number
 
 
 class Metric(ABC):
-    """Base of the metrics. It has a `name`, and says whether it `needs_masks`, and whether it `explains_again`."""
+    """Base of the metrics.
+
+    It has a `name`, and says which `samples` it takes, whether it `needs_masks`, and whether it `explains_again`.
+    """
 
     name: ClassVar[str]
+    samples: ClassVar[type[Sample]] = Sample
     needs_masks: ClassVar[bool] = False
     explains_again: ClassVar[bool] = False
 
@@ -30,7 +35,8 @@ class Metric(ABC):
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The numbers of each column for all methods, (methods,), float64.
 
-        `sample`: the image. `maps`: the relevance of its pixels by each method, (methods, H, W), float64, on the CPU.
+        `sample`: the input. `maps`: the relevance of its pixels by each method, (methods, H, W), or of its parts, (methods, 1,
+        parts), float64, on the CPU.
         """
 
 
@@ -38,6 +44,7 @@ class Metric(ABC):
 class _Perturbing(Metric):
     """Base of metrics that fill blocks of pixels. As Rong et al. 2022 found, the fill decides much: compare several."""
 
+    samples: ClassVar[type[Sample]] = ImageSample
     fill: str = "mean"
     block: int | None = None
 
@@ -47,7 +54,7 @@ class _Perturbing(Metric):
         if self.block is not None:
             whole_number(self.block, "block is the side of blocks in pixels", 1, "evaluation")
 
-    def _side(self, sample: Sample) -> int:
+    def _side(self, sample: ImageSample) -> int:
         side = default_side(sample.image) if self.block is None else self.block
         size = tuple(sample.image.shape[1:])
         if side >= max(size):
@@ -98,11 +105,56 @@ class RegionPerturbation(_Perturbing):
         return {f"{self.name}_{self.fill}": "higher", f"morf_{self.fill}": "lower", f"lerf_{self.fill}": "higher"}
 
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert isinstance(sample, ImageSample)
         side = self._side(sample)
-        relevances = {str(number): one for number, one in enumerate(sums_over_blocks(maps, side))}
-        curves = deletions(lambda masks: sample.scores(masks, self.fill, side), relevances, self.steps).values()
-        areas = [(one.area, one.area_most_relevant_first, one.area_least_relevant_first) for one in curves]
-        return tuple(torch.tensor(areas, dtype=torch.float64).T)
+        return _areas(lambda masks: sample.scores(masks, self.fill, side), sums_over_blocks(maps, side), self.steps)
+
+
+def _areas(score: ScoreMasked, relevance: torch.Tensor, steps: int | None) -> tuple[torch.Tensor, ...]:
+    """The areas between the two curves, and under both, for the relevance of units by all methods, (methods, units)."""
+    curves = deletions(score, {str(number): one for number, one in enumerate(relevance)}, steps).values()
+    areas = [(one.area, one.area_most_relevant_first, one.area_least_relevant_first) for one in curves]
+    return tuple(torch.tensor(areas, dtype=torch.float64).T)
+
+
+@dataclass(frozen=True)
+class PartDeletion(Metric):
+    """Area between two curves: the score of an input while the least, and the most relevant of its parts are deleted first.
+
+    As `RegionPerturbation`, for parts of any kind, such as tokens, samples and edges [1]_. Columns: "deletion", the area
+    between the curves, of which chance has 0, "morf" (most relevant first) and "lerf" (least relevant first). Parts of equal
+    relevance are deleted in their order, and backwards in the second curve.
+
+    Attributes
+    ----------
+    steps
+        In how many steps, equal to rounding, all parts are deleted; None for one by one.
+
+    Raises
+    ------
+    InputError
+        `steps` is not positive.
+
+    References
+    ----------
+    .. [1] Samek et al. 2017, https://doi.org/10.1109/TNNLS.2016.2599820
+    """
+
+    name: ClassVar[str] = "deletion"
+    samples: ClassVar[type[Sample]] = PartSample
+    steps: int | None = 14
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            whole_number(self.steps, "steps is a number of steps, or None", 1, "evaluation")
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return {self.name: "higher", "morf": "lower", "lerf": "higher"}
+
+    def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert isinstance(sample, PartSample)
+        return _areas(sample.scores, maps[:, 0], self.steps)
 
 
 @dataclass(frozen=True)
@@ -144,11 +196,51 @@ class RandomMasks(_Perturbing):
         return {f"{self.name}_{self.fill}": "higher"}
 
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert isinstance(sample, ImageSample)
         side = self._side(sample)
         relevance = sums_over_blocks(maps, side)
         masks = random_masks(sample, self.count, relevance.shape[1])
-        whole, *lost = sample.scores(torch.cat([torch.zeros_like(masks[:1]), masks]), self.fill, side)
-        return (correlations(relevance @ masks.double().T, whole - torch.stack(lost)),)
+        return (_agreement(lambda some: sample.scores(some, self.fill, side), relevance, masks),)
+
+
+def _agreement(score: ScoreMasked, relevance: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """The correlation of the relevance that masks, (n, units), take away with what the score loses, for all methods."""
+    whole, *lost = score(torch.cat([torch.zeros_like(masks[:1]), masks]))
+    return correlations(relevance @ masks.double().T, whole - torch.stack(lost))
+
+
+@dataclass(frozen=True)
+class RandomDeletion(Metric):
+    """Correlation of what random deletions take away, by the map, and what the score loses (faithfulness correlation [1]_).
+
+    As `RandomMasks`, for parts of any kind: each mask deletes half of them. All methods share the masks.
+
+    Attributes
+    ----------
+    count
+        How many masks there are for each input.
+
+    Raises
+    ------
+    InputError
+        `count` is too small.
+
+    References
+    ----------
+    .. [1] Bhatt et al. 2020, https://www.ijcai.org/proceedings/2020/417
+    """
+
+    name: ClassVar[str] = "random_deletion"
+    samples: ClassVar[type[Sample]] = PartSample
+    count: int = 40
+
+    def __post_init__(self) -> None:
+        whole_number(self.count, "count is a number of masks", 3, "evaluation")
+
+    def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert isinstance(sample, PartSample)
+        relevance = maps[:, 0]
+        return (_agreement(sample.scores, relevance, random_masks(sample, self.count, relevance.shape[1])),)
 
 
 def correlations(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -304,6 +396,7 @@ class Sensitivity(Metric):
     """
 
     name: ClassVar[str] = "sensitivity"
+    samples: ClassVar[type[Sample]] = ImageSample
     explains_again: ClassVar[bool] = True
     radius: float = 0.02
     count: int = 10
@@ -317,6 +410,7 @@ class Sensitivity(Metric):
         return {self.name: ""}
 
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert isinstance(sample, ImageSample)
         image = sample.image
         size = self.radius * (image.amax((1, 2), keepdim=True) - image.amin((1, 2), keepdim=True))
         random = torch.rand((self.count, *image.shape), generator=sample.generator(), dtype=torch.float64).to(image)
@@ -351,6 +445,7 @@ class Randomization(Metric):
     """
 
     name: ClassVar[str] = "randomization"
+    samples: ClassVar[type[Sample]] = ImageSample
     explains_again: ClassVar[bool] = True
     steps: int = 4
 
@@ -362,6 +457,7 @@ class Randomization(Metric):
         return {self.name: "lower", f"{self.name}_blank": ""}
 
     def scores(self, sample: Sample, maps: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        assert isinstance(sample, ImageSample)
         others = sample.with_other_weights(self.steps)
         alike = [torch.stack([rank_correlation(*pair) for pair in zip(maps, other, strict=True)]) for other in others]
         blank = [((maps == 0) & (other == 0)).double().mean((1, 2)) for other in others]
@@ -387,6 +483,8 @@ METRICS: dict[str, type[Metric]] = {
     for one in (
         RegionPerturbation,
         RandomMasks,
+        PartDeletion,
+        RandomDeletion,
         PointingGame,
         RelevanceMass,
         RelevanceRank,
@@ -399,20 +497,24 @@ METRICS: dict[str, type[Metric]] = {
 """The metrics by name."""
 
 
-def as_metrics(values: Any, has_masks: bool) -> list[Metric]:
+def as_metrics(values: Any, data: Data) -> list[Metric]:
     """The metrics that names and metrics stand for. `InputError` if they do not fit.
 
     None stands for all that the data allow and that do not explain again.
     """
+    fitting = {name: one for name, one in METRICS.items() if issubclass(data.sample_type, one.samples)}
+    has_masks = data.masks is not None
     if values is None:
-        return [one() for one in METRICS.values() if not one.explains_again and (has_masks or not one.needs_masks)]
+        return [one() for one in fitting.values() if not one.explains_again and (has_masks or not one.needs_masks)]
     values = [values] if isinstance(values, (str, Metric)) else list(values)
     metrics = [_as_metric(value) for value in values]
     if not metrics:
-        raise invalid(f"there is no metric; there are {', '.join(METRICS)}")
+        raise invalid(f"there is no metric; there are {', '.join(fitting)}")
     for one in metrics:
+        if not issubclass(data.sample_type, one.samples):
+            raise invalid(f"{one.name} is not for {type(data).__name__}, which has the metrics {', '.join(fitting)}")
         if one.needs_masks and not has_masks:
-            raise invalid(f"{one.name} needs masks: pass ImageData(..., masks=), which say where the evidence is")
+            raise invalid(f"{one.name} needs masks: pass {type(data).__name__}(..., masks=), which say where the evidence is")
     columns = [column for one in metrics for column in one.columns]
     twice = next((column for column in columns if columns.count(column) > 1), None)
     if twice is not None:

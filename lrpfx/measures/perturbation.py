@@ -1,37 +1,31 @@
 """Perturbed copies of an image, in which blocks of pixels are filled with something else."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from lrpfx.measures.sample import Sample
+
 #: Blocks along the shorter side of an image, where no size is stated.
 BLOCKS = 14
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class ImageSample(Sample):
     """One image, (C, H, W), with the class that is explained, and its mask, (H, W), if there is one.
 
-    `number`: its place among the images, which seeds what is random. `probabilities`: the probability of the class, (n,), in
-    copies of the image, (n, C, H, W), of which `batch_size` run together. `explain`: the maps of such copies by all methods,
-    (methods, n, H, W). `with_other_weights`: those of the image by all methods, (methods, H, W), for models of which more and
-    more layers, in so many steps, have shuffled weights.
+    `probabilities`: the probability of the class, (n,), in copies of the image, (n, C, H, W), of which `batch_size` run
+    together. `explain`: the maps of such copies by all methods, (methods, n, H, W). `with_other_weights`: those of the image by
+    all methods, (methods, H, W), for models of which more and more layers, in so many steps, have shuffled weights.
     """
 
-    number: int
     image: torch.Tensor
-    mask: torch.Tensor | None
     probabilities: Callable[[torch.Tensor], torch.Tensor]
     batch_size: int
     explain: Callable[[torch.Tensor], torch.Tensor]
     with_other_weights: Callable[[int], list[torch.Tensor]]
-
-    def generator(self) -> torch.Generator:
-        """Random numbers of this image: the same at each call, and whatever other images there are."""
-        return torch.Generator().manual_seed(self.number)
 
     def scores(self, masks: torch.Tensor, fill: str, side: int) -> torch.Tensor:
         """The probability of the class, (n,), float64, where masks, (n, blocks), fill blocks of `side` pixels."""
@@ -67,11 +61,11 @@ def mean_colors(images: torch.Tensor) -> torch.Tensor:
 Filled = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _mean(sample: Sample, side: int) -> Filled:
+def _mean(sample: ImageSample, side: int) -> Filled:
     return lambda pixels: torch.where(pixels, mean_colors(sample.image), sample.image)
 
 
-def _blurred(sample: Sample, side: int) -> Filled:
+def _blurred(sample: ImageSample, side: int) -> Filled:
     """With a Gaussian whose standard deviation is the side of a block; pixels at the border go on beyond it."""
     image = sample.image
     radius = 3 * side
@@ -84,7 +78,7 @@ def _blurred(sample: Sample, side: int) -> Filled:
     return lambda pixels: torch.where(pixels, channels[:, 0], image)
 
 
-def _noise(sample: Sample, side: int) -> Filled:
+def _noise(sample: ImageSample, side: int) -> Filled:
     """Uniform between the lowest and the highest value of each channel."""
     image = sample.image
     low, high = image.amin((1, 2), keepdim=True), image.amax((1, 2), keepdim=True)
@@ -93,7 +87,7 @@ def _noise(sample: Sample, side: int) -> Filled:
     return lambda pixels: torch.where(pixels, filled, image)
 
 
-def _road(sample: Sample, side: int) -> Filled:
+def _road(sample: ImageSample, side: int) -> Filled:
     """Imputed from the neighbours, with noise of a hundredth of the standard deviation of each channel."""
     image = sample.image
     random = torch.randn(image.shape, generator=sample.generator(), dtype=torch.float64).to(image)
@@ -137,10 +131,4 @@ def imputed(images: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
 
 
 #: What blocks are filled with, by name.
-FILLS: dict[str, Callable[[Sample, int], Filled]] = {"mean": _mean, "blur": _blurred, "noise": _noise, "road": _road}
-
-
-def random_masks(sample: Sample, count: int, blocks: int) -> torch.Tensor:
-    """Masks, (count, blocks), each with half of the blocks."""
-    order = torch.rand(count, blocks, generator=sample.generator(), dtype=torch.float64).argsort(1)
-    return order < math.ceil(blocks / 2)
+FILLS: dict[str, Callable[[ImageSample, int], Filled]] = {"mean": _mean, "blur": _blurred, "noise": _noise, "road": _road}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.measures.image_data import invalid
+from lrpfx.measures.data import invalid
 from lrpfx.support.numbers import counted
 
 

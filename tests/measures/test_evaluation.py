@@ -277,5 +277,5 @@ def test_settings_out_of_range_are_errors(make, message):
 
 
 def test_data_are_no_tensor(data):
-    with pytest.raises(lrpfx.InputTypeError, match=r"data is a lrpfx\.measures\.ImageData\(model, images\), not Tensor"):
+    with pytest.raises(lrpfx.InputTypeError, match=r"data is a lrpfx\.measures\.ImageData\(model, images\).*, not Tensor"):
         lrpfx.evaluate("random", data.images)

@@ -21,13 +21,14 @@ from lrpfx.measures import (
     Sparseness,
 )
 from lrpfx.measures.metrics import correlations, rank_correlation
-from lrpfx.measures.perturbation import FILLS, Sample, default_side, imputed, pixels_of_blocks, random_masks, sums_over_blocks
+from lrpfx.measures.perturbation import FILLS, ImageSample, default_side, imputed, pixels_of_blocks, sums_over_blocks
+from lrpfx.measures.sample import random_masks
 
 HEIGHT, WIDTH, SIDE, STEPS = 10, 13, 4, 5  # 3 x 4 blocks, of which the last ones are incomplete
 
 
-def sample_of(*values, explain=None, with_other_weights=None):
-    return Sample(*values, explain, with_other_weights)
+def sample_of(number, image, mask, *values, explain=None, with_other_weights=None):
+    return ImageSample(number, mask, image, *values, explain, with_other_weights)
 
 
 @pytest.fixture

@@ -1,0 +1,134 @@
+"""Methods that explain inputs by their parts: by name, as composites, explainers or functions."""
+
+import copy
+import inspect
+import statistics
+from collections.abc import Callable, Container, Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from lrpfx.composites import Composite, is_composite
+from lrpfx.explanation.explainer import Explainer
+from lrpfx.measures.data import classes_of, invalid, wrong_type
+from lrpfx.measures.methods import named_methods, reporting, timed
+from lrpfx.measures.part_data import PartData
+from lrpfx.measures.sample import PartSample
+from lrpfx.request.outputs import are_probabilities
+from lrpfx.support.optional_packages import progress_bar
+
+#: The rules that an explainer chooses by what the model consists of.
+DEFAULT = object()
+
+
+class PartMethods:
+    """Methods for inputs with parts, ready to explain. `notes`: none. `unit`: what prices count."""
+
+    unit = "forwards"
+
+    def __init__(self, methods: Any, data: PartData) -> None:
+        self.data = data
+        self.notes: dict[str, str] = {}
+        self.explain = {name: self._built(name, method) for name, method in named_methods(methods).items()}
+        self._seconds: dict[str, list[float]] = {name: [] for name in self.explain}
+
+    def _built(self, name: str, method: Any) -> Callable[[int, int], Any]:
+        """What gives the relevance of the input of this number for a class."""
+        if method == "random":
+            return lambda number, _: torch.randn(self.data.count_of(number), generator=torch.Generator().manual_seed(number))
+        if method == "occlusion":
+            return self._occlusion
+        if method is DEFAULT:
+            explain = self.data.parts.by_composite(None)
+        elif isinstance(method, str) and not is_composite(method):
+            explain = self.data.parts.by_gradients(method)
+        elif isinstance(method, (str, Composite)):
+            explain = self.data.parts.by_composite(method)
+        elif isinstance(method, Explainer):
+            explain = self.data.parts.by_explainer(method)
+        elif inspect.isclass(method) or not callable(method):
+            kind = method.__name__ if inspect.isclass(method) else type(method).__name__
+            raise wrong_type(
+                f"the method {name!r} is {kind}: a method is a name, a composite, an explainer, or a function "
+                "of (input, target)"
+            )
+        else:
+            explain = reporting(name, method)
+        return lambda number, target: explain(self.data.inputs[number], target)
+
+    def _occlusion(self, number: int, target: int) -> torch.Tensor:
+        count = self.data.count_of(number)
+        scores = self._scores(number, target)(torch.cat([torch.zeros(1, count), torch.eye(count)]).bool())
+        return scores[0] - scores[1:]
+
+    def without(self, names: Container[str]) -> "PartMethods":
+        """The same without some methods."""
+        found = copy.copy(self)
+        found.explain = {name: one for name, one in self.explain.items() if name not in names}
+        return found
+
+    def first_maps(self, name: str) -> torch.Tensor:
+        """The relevance of the parts of the first two inputs, (2, parts); where one has fewer, the rest is 0."""
+        targets = classes_of(self.data, self.outputs)
+        maps = [self.map(name, number, int(targets[number])) for number in range(2)]
+        return torch.nn.utils.rnn.pad_sequence(maps, batch_first=True)
+
+    def map(self, name: str, number: int, target: int) -> torch.Tensor:
+        """The relevance of the parts of an input, (parts,), float64, on the CPU. `InputError` unless it is finite."""
+        given, count = self.data.inputs[number], self.data.count_of(number)
+        found = torch.as_tensor(self.data.parts.of_relevance(given, self.explain[name](number, target)))
+        where = f"the method {name!r} returns, for {self.data.noun} {number},"
+        if found.shape != (count,):
+            raise invalid(f"{where} the shape {tuple(found.shape)}, and there are {count} parts")
+        if not found.isfinite().all():
+            raise invalid(f"{where} values that are not finite")
+        return found.detach().to("cpu", torch.float64)
+
+    def samples(self, size: int, progress: bool) -> Iterator[tuple[PartSample, torch.Tensor]]:
+        """Each input, with the relevance of its parts by all methods, (methods, 1, parts)."""
+        targets = classes_of(self.data, self.outputs).tolist()
+        for name in self.explain:  # what happens at a first call is no part of the price
+            self.map(name, 0, targets[0])
+        for number in progress_bar(range(len(self.data)), progress, "evaluate", self.data.noun):
+            scores = self._scores(number, targets[number], size)
+            unit = timed(partial(scores, torch.zeros(1, self.data.count_of(number), dtype=torch.bool)))[1]
+            maps = []
+            for name in self.explain:
+                found, taken = timed(partial(self.map, name, number, targets[number]))
+                maps.append(found)
+                self._seconds[name].append(taken / unit)
+            mask = None if self.data.masks is None else self.data.masks[number][None]
+            yield PartSample(number, mask, scores), torch.stack(maps)[:, None]
+
+    def prices(self) -> dict[str, float]:
+        """The time of an explanation by each method, in the time of a forward of one input: the median over the inputs."""
+        return {name: statistics.median(self._seconds[name]) for name in self.explain}
+
+    @cached_property
+    def outputs(self) -> torch.Tensor:
+        """What the model returns for the inputs, (N, classes). `InputError` unless it is finite."""
+        rows: list[torch.Tensor] = []
+        for number in range(len(self.data)):
+            found = self._outputs_without(number, torch.zeros(1, self.data.count_of(number), dtype=torch.bool))
+            if found.ndim != 2 or (rows and found.shape != rows[0].shape):
+                raise invalid(f"the model returns {tuple(found.shape)} for {self.data.noun} {number}, not (1, classes)")
+            rows.append(found)
+        outputs = torch.cat(rows)
+        if not outputs.isfinite().all():
+            raise invalid("the model returns values that are not finite")
+        return outputs
+
+    @torch.no_grad()
+    def _outputs_without(self, number: int, deleted: torch.Tensor) -> torch.Tensor:
+        return self.data.parts.outputs(self.data.inputs[number], deleted)
+
+    def _scores(self, number: int, target: int, size: int = 16) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The probability of a class without parts that masks mark, or the output itself if there is only one."""
+        known = self.outputs.shape[1] == 1 or are_probabilities(self.outputs)
+
+        def scores(masks: torch.Tensor) -> torch.Tensor:
+            found = torch.cat([self._outputs_without(number, some) for some in masks.split(size)])
+            return (found if known else found.softmax(1))[:, target].double().cpu()
+
+        return scores

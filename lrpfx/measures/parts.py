@@ -1,0 +1,303 @@
+"""Parts of inputs, and what a model says without some of them: tokens of texts, values of arrays, edges of graphs."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from lrpfx.attribution.compute import attribute
+from lrpfx.composites import Composite, DeepLIFT, as_composite
+from lrpfx.explanation.default_composite import ByContent
+from lrpfx.explanation.explainer import Explainer
+from lrpfx.explanation.graphs import inputs_of_graph, taking_tensors
+from lrpfx.explanation.texts import check_fits, read, readable
+from lrpfx.measures.data import check_model, invalid, wrong_type
+from lrpfx.measures.methods import gradient_times_input, integrated_gradients, smooth_grad
+from lrpfx.pipeline import Captured, capture, transform
+from lrpfx.request.outputs import OutputSelector, select_output
+from lrpfx.runtime.explain_module import ExplainModule
+
+#: The relevance, in a shape that `Parts.of_relevance` takes, of an input for a class.
+ExplainInput = Callable[[Any, int], Any]
+
+
+class Parts(ABC):
+    """What the parts of an input are, and what a model says without some of them."""
+
+    noun: ClassVar[str] = "input"
+
+    @abstractmethod
+    def count(self, given: Any) -> int:
+        """How many parts an input has."""
+
+    @abstractmethod
+    def outputs(self, given: Any, deleted: torch.Tensor) -> torch.Tensor:
+        """What the model returns, (n, classes), for copies of an input without the parts that `deleted`, (n, parts), marks."""
+
+    def of_relevance(self, given: Any, relevance: Any) -> Any:
+        """The relevance of the parts, (parts,), of what a method returns for an input. By default, this is the same."""
+        return relevance
+
+    def by_composite(self, composite: Composite | str | None) -> ExplainInput:
+        """The method that a composite is; None stands for the default one."""
+        raise invalid(
+            f"{type(self).__name__} does not say how a composite explains its inputs: pass functions of (input, target), or "
+            "lrpfx.Explainers"
+        )
+
+    def by_gradients(self, name: str) -> ExplainInput:
+        """The method of this name that needs gradients of the inputs, which arrays have."""
+        raise invalid(f"{name} is not for {self.noun}s: name composites, occlusion and random, or pass a function")
+
+    def by_explainer(self, explainer: Explainer[Any]) -> ExplainInput:
+        """The method that an explainer is: relevance as its explanations have it."""
+        return lambda given, target: explainer(given, target).relevance
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens(Parts):
+    """The tokens of texts, for `PartData`. Those that mark begin, end and the like are none of them.
+
+    A deleted token is replaced, so that the others keep their places.
+
+    Attributes
+    ----------
+    model
+        A module in evaluation mode, which returns (batch, classes), or (batch, tokens, vocabulary), of which the last
+        token's row counts: the token that comes next.
+    tokenizer
+        What turns a text into its inputs.
+    fill
+        The id of the token that replaces others; by default that for masks, or else for padding, for unknown words or the end.
+    output
+        Which output is explained, as for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        The tokenizer has none of these tokens, or the model is in training mode.
+    """
+
+    noun: ClassVar[str] = "text"
+    model: nn.Module
+    tokenizer: Any
+    fill: int | None = None
+    output: OutputSelector = None
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        if self.fill is None:
+            known = [getattr(self.tokenizer, f"{name}_token_id", None) for name in ("mask", "pad", "unk", "eos")]
+            found = next((one for one in known if one is not None), None)
+            if found is None:
+                raise invalid("the tokenizer has no token for masks, padding, unknown words or the end: pass the id as fill=")
+            object.__setattr__(self, "fill", found)
+
+    def count(self, given: Any) -> int:
+        return len(self._places(given))
+
+    def outputs(self, given: Any, deleted: torch.Tensor) -> torch.Tensor:
+        text = read(self.tokenizer, given)
+        check_fits(self.model, self.tokenizer, text)
+        device = next((one.device for one in self.model.parameters()), torch.device("cpu"))
+        inputs = {
+            name: value.to(device).expand(len(deleted), *value.shape[1:]) if value.shape[:1] == (1,) else value
+            for name, value in readable(self.model, text.encoding).items()
+        }
+        ids = inputs["input_ids"].clone()
+        ids[:, self._places(given)] = ids[:, self._places(given)].masked_fill(deleted.to(device), self.fill or 0)
+        found = select_output(self.model(**{**inputs, "input_ids": ids}), self.output)
+        return found[:, text.last] if found.ndim == 3 else found
+
+    def of_relevance(self, given: Any, relevance: Any) -> Any:
+        found = torch.as_tensor(relevance)
+        total = len(read(self.tokenizer, given).ids)
+        return found[self._places(given)] if found.shape == (total,) else found
+
+    def by_composite(self, composite: Composite | str | None) -> ExplainInput:
+        reference = None
+        if composite is not None and isinstance(as_composite(composite, "evaluate"), DeepLIFT):
+            (reference,) = self.tokenizer.convert_ids_to_tokens([self.fill])
+        settings: dict[str, Any] = {"composite": composite, "output": self.output, "reference": reference}
+        return self.by_explainer(Explainer(self.model, tokenizer=self.tokenizer, **settings))
+
+    def _places(self, given: Any) -> list[int]:
+        marks = set(getattr(self.tokenizer, "all_special_ids", ()))
+        return [place for place, one in enumerate(read(self.tokenizer, given).ids) if one not in marks]
+
+
+@dataclass(frozen=True, eq=False)
+class Values(Parts):
+    """The values of arrays, such as waves, series and rows of tables, for `PartData`.
+
+    Inputs are tensors without a batch, such as (samples,), (steps, features) or (features,).
+
+    Attributes
+    ----------
+    model
+        A module in evaluation mode, which takes a batch of inputs and returns (batch, classes).
+    fill
+        What deleted values are replaced with: a number, or a tensor of one for each feature.
+    by
+        "value" for each on its own, "step" for all features of a step together, "feature" for all steps of one.
+    output
+        Which output is explained, as for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        `by` is none of these, or the model is in training mode.
+    """
+
+    noun: ClassVar[str] = "array"
+    model: nn.Module
+    fill: float | torch.Tensor = 0.0
+    by: Literal["value", "step", "feature"] = "value"
+    output: OutputSelector = None
+    _captured: list[Captured] = field(default_factory=list, init=False, repr=False)  # of the first input
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        if self.by not in ("value", "step", "feature"):
+            raise invalid(f'by is "value", "step" or "feature", not {self.by!r}')
+
+    def count(self, given: Any) -> int:
+        return math.prod(self._shape(_as_array(given)))
+
+    def outputs(self, given: Any, deleted: torch.Tensor) -> torch.Tensor:
+        given = _as_array(given)
+        masks = deleted.to(given.device).reshape(-1, *self._shape(given))
+        return select_output(self.model(torch.where(masks, self._filled(given), given)), self.output)
+
+    def of_relevance(self, given: Any, relevance: Any) -> Any:
+        found = torch.as_tensor(relevance)
+        if found.shape != _as_array(given).shape:
+            return found
+        return found.sum_to_size(self._shape(found)).flatten()
+
+    def by_composite(self, composite: Composite | str | None) -> ExplainInput:
+        chosen = ByContent(photographs=False, signed=True) if composite is None else as_composite(composite, "evaluate")
+        compiled: list[ExplainModule] = []
+
+        def explain(given: Any, target: int) -> torch.Tensor:
+            batch = _as_array(given)[None]
+            if not self._captured:
+                self._captured.append(capture(self.model, torch.cat([batch, batch])))
+            if not compiled:
+                compiled.append(transform(self._captured[0], chosen))
+            reference = self._filled(batch) if isinstance(chosen, DeepLIFT) else None
+            return attribute(compiled[0], batch, target, output=self.output, reference=reference).relevance[0]
+
+        return explain
+
+    def by_gradients(self, name: str) -> ExplainInput:
+        methods: dict[str, Callable[..., torch.Tensor]] = {
+            "gradient_times_input": gradient_times_input,
+            "integrated_gradients": lambda model, batch, targets: integrated_gradients(
+                model, batch, targets, self._filled(batch)
+            ),
+            "smooth_grad": smooth_grad,
+        }
+        if name not in methods:
+            return super().by_gradients(name)
+
+        def explain(given: Any, target: int) -> torch.Tensor:
+            batch = _as_array(given)[None].clone()
+            return methods[name](_Chosen(self.model, self.output), batch, torch.tensor([target], device=batch.device))[0]
+
+        return explain
+
+    def _filled(self, batch: torch.Tensor) -> torch.Tensor:
+        """A batch of which all is deleted."""
+        return torch.as_tensor(self.fill, dtype=batch.dtype, device=batch.device).expand_as(batch).clone()
+
+    def _shape(self, given: torch.Tensor) -> tuple[int, ...]:
+        """The shape of a mask of the parts, which broadcasts to that of the input."""
+        rest = (1,) * (given.ndim - 1)
+        return {"value": tuple(given.shape), "step": (len(given), *rest), "feature": (*rest, given.shape[-1])}[self.by]
+
+
+class _Chosen(nn.Module):
+    """A model that returns one of its outputs."""
+
+    def __init__(self, model: nn.Module, output: OutputSelector) -> None:
+        super().__init__()
+        self.model, self.output = model, output
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return select_output(self.model(x), self.output)
+
+
+@dataclass(frozen=True, eq=False)
+class Edges(Parts):
+    """The edges of graphs, for `PartData`, by the relevance of the messages along them.
+
+    Inputs are graphs as an `lrpfx.Explainer` takes them, or pairs of a graph and the node that is explained. Both directions
+    of an edge are parts of their own.
+
+    Attributes
+    ----------
+    model
+        A graph network in evaluation mode, which returns (1, classes), or (nodes, classes) for pairs.
+    output
+        Which output is explained, as for `lrpfx.attribute`.
+
+    Raises
+    ------
+    InputError
+        The model takes no graph, or is in training mode.
+    """
+
+    noun: ClassVar[str] = "graph"
+    model: nn.Module
+    output: OutputSelector = None
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+
+    def count(self, given: Any) -> int:
+        return int(self._inputs(given)["edge_index"].shape[1])
+
+    def outputs(self, given: Any, deleted: torch.Tensor) -> torch.Tensor:
+        inputs, node = self._inputs(given), _graph_and_node(given)[1]
+        model, edges, rows = taking_tensors(self.model), inputs["edge_index"], []
+        of_edges = [name for name in inputs if name.startswith("edge_") and len(inputs[name]) == edges.shape[1]]
+        for left in ~deleted.to(edges.device):
+            rest = {"edge_index": edges[:, left], **{name: inputs[name][left] for name in of_edges if name != "edge_index"}}
+            found = select_output(model(**{**inputs, **rest}), self.output)
+            if len(found) != 1 and node is None:
+                raise invalid(f"the model returns {tuple(found.shape)}, a row for each node: pass pairs of a graph and a node")
+            rows.append(found[0 if node is None else node])
+        return torch.stack(rows)
+
+    def by_composite(self, composite: Composite | str | None) -> ExplainInput:
+        return self.by_explainer(Explainer(self.model, composite=composite, output=self.output))
+
+    def by_explainer(self, explainer: Explainer[Any]) -> ExplainInput:
+        def explain(given: Any, target: int) -> Any:
+            graph, node = _graph_and_node(given)
+            asked: Mapping[str, Any] = {"target": target} if node is None else {"targets": [(node, target)]}
+            return explainer(graph, **asked).edges
+
+        return explain
+
+    def _inputs(self, given: Any) -> dict[str, Any]:
+        return inputs_of_graph(taking_tensors(self.model), _graph_and_node(given)[0])
+
+
+def _graph_and_node(given: Any) -> tuple[Any, int | None]:
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int):
+        return given
+    return given, None
+
+
+def _as_array(given: Any) -> torch.Tensor:
+    if isinstance(given, torch.Tensor) and given.is_floating_point() and given.numel():
+        return given
+    kind = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+    raise wrong_type(f"an input is a tensor of floating-point numbers, not {kind}")

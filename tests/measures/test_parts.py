@@ -1,0 +1,259 @@
+"""`lrpfx.evaluate` for texts, arrays and graphs, whose parts are deleted."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import lrpfx
+from lrpfx.errors import InputError, InputTypeError
+from lrpfx.measures import Edges, PartData, PartDeletion, Parts, RandomDeletion, Tokens, Values
+from lrpfx.measures.metrics import correlations
+from lrpfx.measures.part_methods import PartMethods
+from lrpfx.measures.sample import PartSample, random_masks
+
+ZERO = 0.0
+WORDS = ["[PAD]", "[CLS]", "the", "film", "was", "good", "bad"]
+
+
+class Tokenizer:
+    all_special_ids = (0, 1)
+    mask_token_id, pad_token_id = None, 0
+
+    def __len__(self):
+        return len(WORDS)
+
+    def __call__(self, text, return_tensors=None, add_special_tokens=True):
+        ids = [*([1] if add_special_tokens else []), *map(WORDS.index, text.split())]
+        return {"input_ids": torch.tensor([ids]) if return_tensors else ids}
+
+    def convert_ids_to_tokens(self, ids):
+        return [WORDS[int(number)] for number in ids]
+
+    def decode(self, ids):
+        return " ".join(self.convert_ids_to_tokens(ids))
+
+
+class Critic(nn.Module):
+    """Counts good words against bad ones, and nothing else; one logit for each class, or those of a next word at each place."""
+
+    def __init__(self, generates=False):
+        super().__init__()
+        self.embedding = nn.Embedding(len(WORDS), 2)
+        self.embedding.weight.data.zero_()
+        self.embedding.weight.data[5, 1] = self.embedding.weight.data[6, 0] = 2.0
+        self.head = nn.Linear(2, len(WORDS) if generates else 2, bias=False)
+        self.head.weight.data[:2] = torch.eye(2)
+        self.generates = generates
+
+    def forward(self, input_ids):
+        vectors = self.embedding(input_ids)
+        return self.head(vectors.cumsum(1) if self.generates else vectors.sum(1))
+
+
+class Sums(nn.Module):
+    """A class for each column of the weights, (steps * features, classes)."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.dense = nn.Linear(*weights.shape, bias=False)
+        self.dense.weight.data.copy_(weights.T)
+
+    def forward(self, x):
+        return self.dense(x.flatten(1))
+
+
+class Graphs(nn.Module):
+    """The sum over the edges of what the source sends, times the weight of the edge; a row for the graph, or for each node."""
+
+    def __init__(self, of_nodes=False):
+        super().__init__()
+        self.sent, self.of_nodes = nn.Linear(2, 2, bias=False), of_nodes
+        self.sent.weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+
+    def forward(self, x, edge_index, edge_weight):
+        messages = self.sent(x)[edge_index[0]] * edge_weight[:, None]
+        found = torch.zeros(len(x), 2, dtype=x.dtype).index_add(0, edge_index[1], messages)
+        return found if self.of_nodes else found.sum(0, keepdim=True)
+
+
+def graph(number=0):
+    edges = torch.tensor([[0, 1, 2, 2], [1, 0, 1, 0]])
+    return SimpleNamespace(
+        x=torch.tensor([[3.0, 0], [0, 1], [1 + number, 0]]), edge_index=edges, edge_weight=torch.rand(4) + 0.5
+    )
+
+
+def scores_of(data, number, masks):
+    """The probability of the predicted class, written plainly."""
+    outputs = data.parts.outputs(data.inputs[number], masks).detach()
+    whole = data.parts.outputs(data.inputs[number], torch.zeros(1, masks.shape[1], dtype=torch.bool))
+    return outputs.softmax(1)[:, whole.argmax()]
+
+
+def areas(score, relevance):
+    """The areas under the curves when parts are deleted one by one, most and least relevant first."""
+    found = []
+    for order in (relevance.argsort(descending=True, stable=True), relevance.argsort(descending=True, stable=True).flip(0)):
+        masks = torch.zeros(len(relevance) + 1, len(relevance), dtype=torch.bool)
+        for step, place in enumerate(order, 1):
+            masks[step:, place] = True
+        found.append(torch.trapezoid(score(masks), dx=1 / len(relevance)))
+    return found
+
+
+DATA = {
+    "tokens": lambda: PartData(
+        Tokens(Critic().eval(), Tokenizer()), ["the film was good", "bad the bad film was good", "was good good film"]
+    ),
+    "next token": lambda: PartData(Tokens(Critic(True).eval(), Tokenizer()), ["the film was good", "was bad film"]),
+    "values": lambda: PartData(Values(Sums(torch.randn(6, 3)).eval(), ZERO), torch.randn(4, 3, 2)),
+    "steps": lambda: PartData(
+        Values(Sums(torch.randn(6, 3)).eval(), fill=torch.tensor([0.1, -0.2]), by="step"), torch.randn(4, 3, 2)
+    ),
+    "features": lambda: PartData(Values(Sums(torch.randn(6, 3)).eval(), ZERO, by="feature"), torch.randn(4, 3, 2)),
+    "waves": lambda: PartData(Values(Sums(torch.randn(5, 2)).eval(), fill=0.5), torch.randn(3, 5)),
+    "graphs": lambda: PartData(Edges(Graphs().eval()), [graph(), graph(1)]),
+    "nodes": lambda: PartData(Edges(Graphs(True).eval()), [(graph(), 1), (graph(1), 0)]),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_metrics_are_as_written_plainly(kind):
+    data = DATA[kind]()
+    maps = [torch.randn(data.count_of(number)) for number in range(len(data))]
+    places = {id(one): number for number, one in enumerate(data.inputs)}
+    methods = {"mine": lambda given, target: maps[places[id(given)]], "random": "random"}
+    found = lrpfx.evaluate(methods, data, [PartDeletion(None), RandomDeletion(7)])
+    assert list(found.metrics) == ["deletion", "morf", "lerf", "random_deletion"] and found.unit == "forwards"
+    for number, relevance in enumerate(maps):
+        most, least = areas(lambda masks, number=number: scores_of(data, number, masks), relevance)
+        masks = random_masks(PartSample(number, None, None), 7, len(relevance))
+        whole, *lost = scores_of(data, number, torch.cat([torch.zeros(1, len(relevance), dtype=torch.bool), masks]))
+        agreement = correlations(relevance[None].double() @ masks.double().T, (whole - torch.stack(lost)).double())
+        expected = torch.stack([least - most, most, least, agreement[0]]).double()
+        torch.testing.assert_close(found.samples[0, :, number], expected, rtol=1e-5, atol=1e-6)
+
+
+def methods_of(data):
+    """Everything that explains data of this kind."""
+    parts = data.parts
+    names = ["attn_lrp", "occlusion", "random"]
+    if isinstance(parts, Values):
+        return {name: name for name in (*names, "gradient_times_input", "integrated_gradients", "smooth_grad", "deep_lift")}
+    options = {"tokenizer": parts.tokenizer} if isinstance(parts, Tokens) else {}
+    more = ["deep_lift"] if isinstance(parts, Tokens) and not parts.model.generates else []
+    return {**{name: name for name in names + more}, "explainer": lrpfx.Explainer(parts.model, composite="attn_lrp", **options)}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_models_that_are_linear(kind):
+    """Relevance of a linear model is what deletion takes from the output, whatever the method."""
+    data = DATA[kind]()
+    methods, parts = methods_of(data), data.parts
+    built = PartMethods(methods, data)
+    for number in range(len(data)):
+        target, count = int(built.outputs[number].argmax()), data.count_of(number)
+        outputs = parts.outputs(data.inputs[number], torch.cat([torch.zeros(1, count), torch.eye(count)]).bool())
+        lost = (outputs[0] - outputs[1:])[:, target].detach().double()
+        seen = {name: built.map(name, number, target) for name in methods}
+        from_zero = [name for name in methods if name in ("attn_lrp", "explainer", "gradient_times_input")]
+        for name in from_zero:
+            torch.testing.assert_close(seen[name], seen["attn_lrp"], rtol=1e-5, atol=1e-6)
+        from_fill = [name for name in methods if name in ("integrated_gradients", "deep_lift")]
+        for name in from_fill + from_zero * (not isinstance(parts, Values) or parts.fill is ZERO):
+            torch.testing.assert_close(seen[name], lost, rtol=1e-5, atol=1e-6)
+    found = lrpfx.evaluate(methods, data)
+    assert found.samples.isfinite().all() and set(found.prices) == set(methods)
+
+
+def test_evidence_that_is_known():
+    """Columns that a model reads: rules find them, and an order by chance does not. Masks have the shape of the input."""
+    weights = torch.zeros(6, 2)
+    weights[[1, 4], [0, 1]] = 3.0
+    masks = torch.zeros(20, 3, 2, dtype=torch.bool)
+    masks[:, [0, 2], [1, 0]] = True
+    data = PartData(
+        Values(Sums(weights).eval()), torch.rand(20, 3, 2) + 0.1, targets=0, groups=[n // 2 for n in range(20)], masks=masks
+    )
+    found = lrpfx.evaluate(["epsilon_plus", "random"], data)
+    mean = {(one.method, one.metric): one.mean for one in found.scores}
+    assert mean["epsilon_plus", "pointing_game"] == mean["epsilon_plus", "relevance_mass"] == 1.0
+    assert mean["random", "relevance_mass"] < 0.6 and mean["epsilon_plus", "deletion"] > mean["random", "deletion"]
+    assert "10 groups of 20 arrays" in str(found) and "forwards" in str(found)
+    assert list(found.to_pandas().columns)[-1] == "forwards"
+
+
+def test_choose_takes_parts():
+    """An order by chance is not better than the default; explaining another class is not chosen, either."""
+    data = PartData(Values(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()), torch.randn(20, 4))
+    choice = lrpfx.choose({"chance": "random", "zero": lambda given, target: torch.zeros(4)}, data, "random_deletion")
+    assert choice.is_baseline and choice.rejected == {"zero": "a map is exactly zero"}
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: PartData(Critic().eval(), ["the film", "film was"]), InputTypeError, r"such as lrpfx\.measures\.Tokens"),
+        (lambda: PartData(Tokens(Critic().eval(), Tokenizer()), "the film was good"), InputTypeError, "inputs are a list"),
+        (lambda: PartData(Tokens(Critic().eval(), Tokenizer()), ["film", "film was"]), InputError, "text 0 has 1 parts"),
+        (lambda: PartData(Tokens(Critic().eval(), Tokenizer()), ["film was"]), InputError, "there is one group"),
+        (lambda: Tokens(Critic().eval(), object()), InputError, "pass the id as fill="),
+        (lambda: Tokens(Critic(), Tokenizer()), InputError, "training mode"),
+        (lambda: Values(Sums(torch.rand(4, 2)).eval(), by="column"), InputError, 'by is "value", "step" or "feature"'),
+        (lambda: PartData(Values(Sums(torch.rand(4, 2)).eval()), [[1.0, 2.0], [3.0, 4.0]]), InputTypeError, "not list"),
+        (
+            lambda: PartData(Values(Sums(torch.rand(4, 2)).eval()), torch.rand(2, 4), masks=torch.ones(2, 4, dtype=torch.bool)),
+            InputError,
+            "mask 0 is full",
+        ),
+        (
+            lambda: PartData(Values(Sums(torch.rand(4, 2)).eval()), torch.rand(2, 4), masks=torch.ones(2, 3, dtype=torch.bool)),
+            InputError,
+            "mask 0 has the shape",
+        ),
+    ],
+)
+def test_data_that_do_not_fit(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("methods", "metrics", "kind", "message"),
+    [
+        (["grad_cam"], None, InputError, "grad_cam is not for arrays"),
+        (
+            ["random"],
+            "region_perturbation",
+            InputError,
+            "region_perturbation is not for PartData, which has the metrics deletion",
+        ),
+        (["random"], "pointing_game", InputError, r"pass PartData\(..., masks=\)"),
+        ({"short": lambda given, target: torch.zeros(3)}, None, InputError, r"'short' returns, for array 0, the shape \(3,\)"),
+        ({"odd": lambda given, target: torch.full((4,), torch.nan)}, None, InputError, "values that are not finite"),
+        ({"kind": torch.nn.ReLU}, None, InputTypeError, "a function of"),
+    ],
+)
+def test_methods_and_metrics_that_do_not_fit(methods, metrics, kind, message):
+    data = PartData(Values(Sums(torch.rand(4, 2)).eval()), torch.rand(2, 4))
+    with pytest.raises(kind, match=message):
+        lrpfx.evaluate(methods, data, metrics)
+
+
+def test_parts_of_ones_own():
+    """A class of one's own: halves of a row. Functions and explainers explain it, composites do not."""
+
+    class Halves(Parts):
+        def count(self, given):
+            return 2
+
+        def outputs(self, given, deleted):
+            return (given * ~deleted.repeat_interleave(2, 1)).sum(1, keepdim=True)
+
+    data = PartData(Halves(), [torch.tensor([1.0, 2.0, 0.0, 1.0]), torch.tensor([0.0, 1.0, 5.0, 5.0])])
+    found = lrpfx.evaluate({"sums": lambda given, target: given.reshape(2, 2).sum(1), "occlusion": "occlusion"}, data)
+    torch.testing.assert_close(found.samples[0], found.samples[1])
+    with pytest.raises(InputError, match="Halves does not say how a composite explains its inputs"):
+        lrpfx.evaluate(["epsilon_plus"], data)
