@@ -108,7 +108,7 @@ def choose(
     space
         The methods to search, as for `lrpfx.evaluate`, such as a dict from names to composites.
     data
-        The model, its images and their groups: three groups or more, twenty to trust the result.
+        The model, its images or other inputs, and their groups: three groups or more, twenty to trust the result.
     objective
         A metric, as for `lrpfx.evaluate`, that says which direction is better. Of several columns, the first one counts. By
         default masks that all methods share, so that a further method costs no more than its maps.
@@ -118,7 +118,7 @@ def choose(
     budget
         How many methods of the space are tried at most, drawn at random; by default all.
     batch_size
-        How many images run together.
+        How many images, or copies of one input, run together.
     progress
         Whether to show a bar of the images that are done (needs tqdm).
 

@@ -185,7 +185,7 @@ def _place(what: str, name: str, known: Sequence[str]) -> int:
 def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int = 16, progress: bool = False) -> Evaluation:
     """Measure how good the maps of several methods are, beside each other on the same images.
 
-    A map is the sum of relevance over the channels. Everything random has a fixed seed. What is filled with the "mean", the
+    A map of an image is the sum of relevance over the channels. Everything random has a fixed seed. What is filled with the "mean", the
     baseline of integrated gradients and the reference of DeepLIFT are the mean of each channel of the image.
 
     Parameters
@@ -197,14 +197,16 @@ def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int =
         dict from names to these names, to composites, or to functions of (model, images, targets) that return relevance,
         (n, C, H, W) or (n, H, W), for images, (n, C, H, W), and classes, (n,), or to explainers of the model. A composite by
         name that needs the range of the input gets that of each channel of all images. An `lrpfx.Explainer` alone is a method
-        named "explainer".
+        named "explainer". For `lrpfx.measures.PartData`, functions take (input, target) and return relevance of its parts,
+        (parts,), and the methods by name are composites, "occlusion" (of one part after the other), "random", and for arrays
+        those with gradients.
     data
-        The model, its images, and what is known about them.
+        The model, its images, and what is known about them; or `lrpfx.measures.PartData` for texts, arrays and graphs.
     metrics
         Names of `lrpfx.measures.METRICS`, or objects with settings such as `lrpfx.measures.RegionPerturbation(fill="blur")`; by
         default all that the data allow, except for those that explain again: "sensitivity" and "randomization".
     batch_size
-        How many images run together.
+        How many images, or copies of one input, run together.
     progress
         Whether to show a bar of the images that are done (needs tqdm).
 
