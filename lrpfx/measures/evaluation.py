@@ -185,8 +185,8 @@ def _place(what: str, name: str, known: Sequence[str]) -> int:
 def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int = 16, progress: bool = False) -> Evaluation:
     """Measure how good the maps of several methods are, beside each other on the same images.
 
-    A map of an image is the sum of relevance over the channels. Everything random has a fixed seed. What is filled with the "mean", the
-    baseline of integrated gradients and the reference of DeepLIFT are the mean of each channel of the image.
+    A map of an image is the sum of relevance over the channels. Everything random has a fixed seed. What is filled with the
+    "mean", the baseline of integrated gradients and the reference of DeepLIFT are the mean of each channel of the image.
 
     Parameters
     ----------

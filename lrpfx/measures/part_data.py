@@ -40,7 +40,8 @@ class PartData(Data):
 
     Examples
     --------
-    >>> rows = lrpfx.measures.PartData(lrpfx.measures.Values(network), torch.rand(8, 4))
+    >>> table = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    >>> rows = lrpfx.measures.PartData(lrpfx.measures.Values(table), torch.rand(8, 4))
     >>> evaluation = lrpfx.evaluate(["epsilon_plus", "occlusion", "random"], rows, "random_deletion")
     >>> [(score.method, score.metric) for score in evaluation.scores][0]
     ('epsilon_plus', 'random_deletion')
@@ -71,14 +72,15 @@ class PartData(Data):
             object.__setattr__(self, "masks", self._as_masks(self.masks, counts))
 
     @property
-    def noun(self) -> str:  # type: ignore[override]  # that of the parts
+    def noun(self) -> str:  # type: ignore[override]
+        """What an input is, such as "text"."""
         return self.parts.noun
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def count_of(self, number: int) -> int:
-        """How many parts the input of this number has."""
+        """How many parts an input has. `number`: its place among the inputs."""
         try:
             return self.parts.count(self.inputs[number])
         except Exception as error:

@@ -32,29 +32,32 @@ class Parts(ABC):
 
     @abstractmethod
     def count(self, given: Any) -> int:
-        """How many parts an input has."""
+        """How many parts an input has. `given`: the input."""
 
     @abstractmethod
     def outputs(self, given: Any, deleted: torch.Tensor) -> torch.Tensor:
-        """What the model returns, (n, classes), for copies of an input without the parts that `deleted`, (n, parts), marks."""
+        """What the model returns, (n, classes), for copies of an input without some of its parts.
+
+        `given`: the input. `deleted`: which parts each copy lacks, truth values, (n, parts).
+        """
 
     def of_relevance(self, given: Any, relevance: Any) -> Any:
-        """The relevance of the parts, (parts,), of what a method returns for an input. By default, this is the same."""
+        """The relevance of the parts, (parts,). `given`: the input. `relevance`: what a method returns, by default the same."""
         return relevance
 
     def by_composite(self, composite: Composite | str | None) -> ExplainInput:
-        """The method that a composite is; None stands for the default one."""
+        """The method that a composite is. `composite`: None stands for the default one. Raises `InputError` by default."""
         raise invalid(
             f"{type(self).__name__} does not say how a composite explains its inputs: pass functions of (input, target), or "
             "lrpfx.Explainers"
         )
 
     def by_gradients(self, name: str) -> ExplainInput:
-        """The method of this name that needs gradients of the inputs, which arrays have."""
+        """A method that needs gradients of the inputs, which arrays have. `name`: its name. Raises `InputError` by default."""
         raise invalid(f"{name} is not for {self.noun}s: name composites, occlusion and random, or pass a function")
 
     def by_explainer(self, explainer: Explainer[Any]) -> ExplainInput:
-        """The method that an explainer is: relevance as its explanations have it."""
+        """The method that an explainer is: relevance as its explanations have it. `explainer`: of the same model."""
         return lambda given, target: explainer(given, target).relevance
 
 
