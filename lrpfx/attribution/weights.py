@@ -24,8 +24,6 @@ from lrpfx.support.derivatives import vjp
 #: Kinds of layers whose parameters are weights between inputs and outputs. Those of others act on single channels or entries.
 WEIGHTED = (Linear, Embedding, MatMul, Recurrent, Opaque, Unknown)
 
-TOPIC = "relevance-of-weights"
-
 
 def relevance_of_weights(
     explain_model: nn.Module,
@@ -88,7 +86,7 @@ def relevance_of_weights(
         raise InputError(
             f"{module.composite} explains differences from a reference, of which weights have no share: take a composite "
             "without one, such as AttnLRP() or EpsilonPlus()",
-            topic=TOPIC,
+            topic="relevance-of-weights",
         )
     layers = _layers(module, _chosen(module, parameters))
     names = [layer.name for layer in layers if not layer.carries_multiplier]
@@ -154,7 +152,7 @@ class _Weight:
             raise UnsupportedOperationError(
                 f"the rule of {layer} gives relevance to weights that are 0, and that derive from {', '.join(names)}, which "
                 "cannot take it: give the layer a rule in which a weight of 0 passes on nothing, such as Epsilon",
-                topic=TOPIC,
+                topic="relevance-of-weights",
             )
         gradients = pull(torch.where(weight == 0, torch.zeros_like(weight), relevance / weight))
         return {name: value * gradient for name, value, gradient in zip(names, values, gradients, strict=True)}
@@ -204,7 +202,9 @@ class _Layer:
         acting = self.ruled.form or self.ruled.rule
         found = acting.relevance_of_parameter(call, received, place)
         if found is None:
-            raise UnsupportedOperationError(_NO_ACCOUNT.format(self.name, f"the rule {self.ruled.rule}"), topic=TOPIC)
+            raise UnsupportedOperationError(
+                _NO_ACCOUNT.format(self.name, f"the rule {self.ruled.rule}"), topic="relevance-of-weights"
+            )
         return found
 
 
@@ -222,14 +222,16 @@ def _chosen(module: ExplainModule, patterns: str | Sequence[str]) -> set[str]:
     """The parameters that patterns name, under the first name of each."""
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     if not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputTypeError(f"parameters are names, or patterns of names, not {patterns!r}", topic=TOPIC)
+        raise InputTypeError(f"parameters are names, or patterns of names, not {patterns!r}", topic="relevance-of-weights")
     first = {id(value): name for name, value in module.named_parameters()}
     names = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
     chosen: set[str] = set()
     for pattern in patterns:
         found = {first_name for name, first_name in names.items() if name == pattern or fnmatchcase(name, pattern)}
         if not found:
-            raise InputError(f"no parameter has the name {pattern!r}.{nearest(pattern, list(names))}", topic=TOPIC)
+            raise InputError(
+                f"no parameter has the name {pattern!r}.{nearest(pattern, list(names))}", topic="relevance-of-weights"
+            )
         chosen |= found
     return chosen
 
@@ -241,7 +243,7 @@ def _layers(module: ExplainModule, chosen: set[str]) -> list[_Layer]:
         raise InputError(
             "no weight of a dense layer, a convolution or an embedding that carries relevance is among the parameters "
             f"{', '.join(sorted(chosen)[:3])}",
-            topic=TOPIC,
+            topic="relevance-of-weights",
         )
     return found
 
@@ -266,13 +268,15 @@ def _layer(node: fx.Node, module: ExplainModule, chosen: set[str]) -> Iterator[_
                 "what passes through each of them. Make it a parameter of its own, as "
                 "torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') does, and transform the model again, or "
                 "leave it out by parameters=",
-                topic=TOPIC,
+                topic="relevance-of-weights",
             )
     if info.operator is not None and info.operator.name == "embedding":
         yield _Layer(node, None, weights)
     elif rule is None or not issubclass(info.kind, Linear) or rule.ruled.operation.operator is None:
         what = f"the rule {rule.rule}" if rule is not None else "no rule, but its gradient"
-        raise UnsupportedOperationError(_NO_ACCOUNT.format(info.located, f"the kind {info.kind_name} and {what}"), topic=TOPIC)
+        raise UnsupportedOperationError(
+            _NO_ACCOUNT.format(info.located, f"the kind {info.kind_name} and {what}"), topic="relevance-of-weights"
+        )
     else:
         yield _Layer(node, rule.ruled, weights)
 
