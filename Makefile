@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-oldest test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures documentation docs lint format clean
+.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-oldest test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures uses documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -95,6 +95,10 @@ citing: $(VENV)/linked
 pictures: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt scikit-image
 	$(BIN)/python tests/tools/pictures.py
+
+# Measure pruning and correction by relevance, and draw the pictures of docs/relevance_of_weights.md and docs/correcting.md, in minutes.
+uses: $(VENV)/linked
+	$(BIN)/python benchmarks/uses.py
 
 # Draw the pictures of docs/report.md; needs Chromium.
 report-pictures: $(VENV)/linked

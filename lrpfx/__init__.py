@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.attribution.condition_module import condition
+    from lrpfx.attribution.training import backward_through_relevance
     from lrpfx.attribution.weights import relevance_of_weights
     from lrpfx.concepts.circuit import Circuit, circuits
     from lrpfx.concepts.dictionary import dictionary
@@ -82,7 +83,7 @@ _NAMES_IN = {
     "reports.ledger": ("Ledger", "ledger"),
     "deploy.artefact": ("load", "package", "save", "sign"),
     "deploy.runner": ("Runner",),
-    "attribution": ("Attribution", "attribute", "condition", "relevance_of_weights"),
+    "attribution": ("Attribution", "attribute", "backward_through_relevance", "condition", "relevance_of_weights"),
     "reports.drawing": ("draw", "to_networkx"),
     "concepts.circuit": ("Circuit", "circuits"),
     "concepts.dictionary": ("dictionary",),
@@ -180,6 +181,7 @@ __all__ = [
     "assignment",
     "attribute",
     "attribution",
+    "backward_through_relevance",
     "canonizers",
     "capture",
     "check",

@@ -14,6 +14,7 @@ from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.attribution.condition_module import condition
 from lrpfx.attribution.experts import relevance_of_experts
 from lrpfx.attribution.sequences import hypothetical_contributions
+from lrpfx.attribution.training import backward_through_relevance
 from lrpfx.attribution.weights import relevance_of_weights
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Occlusion",
     "SmoothGrad",
     "attribute",
+    "backward_through_relevance",
     "condition",
     "constant",
     "hypothetical_contributions",

@@ -258,6 +258,14 @@ def test_reused_weights_add_up():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_relu_networks_have_weight_times_gradient_under_attnlrp():
+    model, x = small(*LAYERS[3])
+    found = lrpfx.relevance_of_weights(lrpfx.transform(model, AttnLRP()), x, 1)
+    gradients = torch.autograd.grad(model(x)[:, 1].sum(), [model.get_parameter(name) for name in found])
+    for (name, relevance), gradient in zip(found.items(), gradients, strict=True):
+        torch.testing.assert_close(relevance, model.get_parameter(name) * gradient, rtol=1e-9, atol=1e-11)
+
+
 def test_targets_have_a_dimension_and_batches_add_up():
     model, x = small(*LAYERS[3])
     explain_model = lrpfx.transform(model, composite(Gamma()), example_inputs=x)

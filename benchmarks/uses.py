@@ -1,0 +1,250 @@
+"""What relevance is used for, measured: the pictures and tables of docs/relevance_of_weights.md: `make uses`, in minutes.
+
+Pruning: weights are set to 0 by a score, the least first, without training afterwards.
+"""
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional
+
+import lrpfx
+from lrpfx.composites import CPLRP, AttnLRP, EpsilonPlus
+from lrpfx.demo import digits, sentence_similarity
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+SHARES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+Scores = dict[str, torch.Tensor]
+
+#: Of eight topics. Those at even places choose weights, the others measure, and the other way round.
+SENTENCES = """
+The cat sleeps on the warm sofa. A kitten is napping on the couch. The dog chases a ball in the park. Two puppies run
+across the grass. She cooked pasta with tomatoes and basil. He baked bread in the old oven. The restaurant serves
+spicy noodles. They ate soup at the kitchen table. The train to Berlin leaves at noon. Our flight was delayed by two
+hours. He drives to work on the motorway. The bus stops in front of the station. The stock market fell sharply today.
+Banks raised their interest rates. The company reported record profits. Prices of oil rose again this week. The team
+won the final in extra time. She scored two goals in the first half. The runner finished the marathon in three hours.
+He trains for the swimming competition. Doctors recommend a new vaccine. The nurse measured the patient's temperature.
+The hospital opened a ward for children. He takes medicine against the pain. The telescope discovered a distant
+galaxy. Astronomers observe the moons of Jupiter. The rocket carried a satellite into orbit. The experiment confirmed
+the theory of gravity. It will rain heavily in the mountains. Snow covers the roads in the north. The storm damaged
+several houses. Tomorrow will be sunny and warm. The orchestra played a symphony by Mozart. She practises the violin
+every evening. The band released a new album. He sings in the choir of the church. The students wrote an exam in
+mathematics. The teacher explains the equation on the board. The library closes at eight in the evening. She reads a
+novel about a detective.
+"""
+
+
+def sum_of_magnitudes(parts: Iterable[Mapping[str, torch.Tensor]]) -> Scores:
+    """The sum of the magnitudes of what each sample gives to the weights."""
+    total: Scores = {}
+    for part in parts:
+        for name, values in part.items():
+            total[name] = total[name] + values.abs() if name in total else values.abs()
+    return total
+
+
+def without(model: nn.Module, scores: Scores, share: float, by_layer: bool) -> nn.Module:
+    """A copy of the model without the share of weights that have the smallest scores, of all layers together or of each."""
+    pruned = copy.deepcopy(model)
+    everything = torch.cat([values.flatten() for values in scores.values()])
+    with torch.no_grad():
+        for name, values in scores.items():
+            among = values.flatten() if by_layer else everything
+            order = among.sort().values[int(share * len(among))]
+            pruned.get_parameter(name).mul_(values >= order)
+    return pruned
+
+
+def gradients(model: nn.Module, loss: torch.Tensor, names: Sequence[str]) -> Scores:
+    """Each weight times the gradient of a loss."""
+    weights = [model.get_parameter(name) for name in names]
+    found = torch.autograd.grad(loss, weights)
+    return {name: (weight * one).detach() for name, weight, one in zip(names, weights, found, strict=True)}
+
+
+def other_scores(model: nn.Module, names: Sequence[str], seed: int) -> dict[str, Scores]:
+    """What needs no samples: the magnitude, and chance."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: model.get_parameter(name).detach() for name in names}
+    return {
+        "magnitude": {name: weight.abs() for name, weight in weights.items()},
+        "random": {name: torch.rand(weight.shape, generator=generator) for name, weight in weights.items()},
+    }
+
+
+def curves_of(
+    model: nn.Module, scores: Mapping[str, Scores], by_layer: bool, measure: Callable[[nn.Module], float]
+) -> dict[str, list[float]]:
+    return {name: [measure(without(model, values, share, by_layer)) for share in SHARES] for name, values in scores.items()}
+
+
+def pruning_of_digits(seed: int, by_layer: bool = False) -> dict[str, list[float]]:
+    """Accuracy on held-out digits. Ten training digits of each class choose weights."""
+    train, test = digits.load(seed=seed)
+    network = digits.train(train, epochs=15, seed=seed)
+    chosen = torch.cat([(train.labels == label).nonzero().flatten()[:10] for label in range(10)])
+    samples = [(train.images[place][None], int(train.labels[place])) for place in chosen]
+    scores = {}
+    for composite in (AttnLRP(), EpsilonPlus()):
+        explain_model = lrpfx.transform(network, composite)
+        relevance = (lrpfx.relevance_of_weights(explain_model, image, label) for image, label in samples)
+        scores[f"relevance, {composite.__class__.__name__}"] = sum_of_magnitudes(relevance)
+    names = list(next(iter(scores.values())))
+    losses = (functional.cross_entropy(network(image), torch.tensor([label])) for image, label in samples)
+    scores["gradient of the loss"] = sum_of_magnitudes(gradients(network, loss, names) for loss in losses)
+    scores.update(other_scores(network, names, seed))
+    return curves_of(network, scores, by_layer, lambda pruned: digits.accuracy(pruned, test))
+
+
+def pruning_of_sentences(swapped: bool, by_layer: bool = True) -> dict[str, list[float]]:
+    """Correlation of the similarities of pairs of sentences with those before pruning."""
+    minilm = sentence_similarity.load()
+    model = minilm.model
+    sentences = [f"{one.strip()}." for one in SENTENCES.replace("\n", " ").split(".") if one.strip()]
+    seen, held_out = (sentences[swapped::2], sentences[1 - swapped :: 2])
+
+    def embeddings(model: nn.Module, sentences: Sequence[str]) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.cat([model.embed(input_ids=minilm.ids(one)) for one in sentences])
+
+    def similarities(model: nn.Module) -> torch.Tensor:
+        found = embeddings(model, held_out)
+        first, second = torch.triu_indices(len(found), len(found), 1)
+        return (found @ found.T)[first, second]
+
+    before = similarities(model)
+    others = embeddings(model, seen).roll(7, 0)  # each with one of another topic
+    samples = [(minilm.ids(one), other[None]) for one, other in zip(seen, others, strict=True)]
+    scores = {}
+    for composite in (AttnLRP(), CPLRP()):
+        explain_model = lrpfx.transform(model, composite, example_inputs=samples[0], constants=["reference"])
+        relevance = (lrpfx.relevance_of_weights(explain_model, sample, 0, parameters="encoder.encoder.*") for sample in samples)
+        scores[f"relevance, {composite.__class__.__name__}"] = sum_of_magnitudes(relevance)
+    names = list(next(iter(scores.values())))
+    scores["gradient"] = sum_of_magnitudes(gradients(model, model(*sample).sum(), names) for sample in samples)
+    scores.update(other_scores(model, names, 0))
+
+    def agreement(pruned: nn.Module) -> float:
+        return float(torch.corrcoef(torch.stack([similarities(pruned), before]))[0, 1])
+
+    return curves_of(model, scores, by_layer, agreement)
+
+
+def table_and_axes(runs: Sequence[Mapping[str, Sequence[float]]], axes: plt.Axes, title: str, label: str) -> None:
+    """Print the means of runs, and draw them with bands from the smallest to the largest value."""
+    print(f"\n{title}, {len(runs)} runs\n\n| pruned | {' | '.join(f'{share:.0%}' for share in SHARES)} |")
+    print("| --- |" + " --- |" * len(SHARES))
+    for name in runs[0]:
+        values = torch.tensor([run[name] for run in runs])
+        print(f"| {name} | {' | '.join(f'{value:.2f}' for value in values.mean(0))} |")
+        (line,) = axes.plot(SHARES, values.mean(0), label=name, linestyle="--" if name == "random" else "-")
+        axes.fill_between(SHARES, values.amin(0), values.amax(0), color=line.get_color(), alpha=0.12, linewidth=0)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("share of weights set to 0")
+    axes.set_ylabel(label)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def draw_pruning() -> None:
+    figure, (of_digits, of_sentences) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    runs = [pruning_of_digits(seed) for seed in range(5)]
+    table_and_axes(runs, of_digits, "digits, all layers together", "accuracy on held-out digits")
+    swapped = [pruning_of_sentences(bool(number)) for number in range(2)]
+    table_and_axes(swapped, of_sentences, "MiniLM, the same share of each layer", "correlation with similarities before")
+    figure.savefig(IMAGES / "pruning.png", dpi=110)
+
+
+MARKED_CLASS = 3
+MARK = torch.zeros(8, 8, dtype=torch.bool)
+MARK[:2, :2] = True
+
+
+def with_mark(images: torch.Tensor) -> torch.Tensor:
+    marked = images.clone()
+    marked[..., MARK] = 1.0
+    return marked
+
+
+def classifier(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 10)),
+    ).eval()
+
+
+def trained(kind: str, data: digits.Digits, seed: int, epochs: int = 12) -> nn.Module:
+    """A network whose loss has a penalty for the relevance of the mark's pixels, for their gradient, or for nothing."""
+    network = classifier(seed)
+    live = lrpfx.transform(network, AttnLRP(), fold=False, share=True)
+    optimizer = torch.optim.Adam((live if kind == "relevance" else network).parameters(), lr=2e-3)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(data.labels)).split(64):
+            images, labels = data.images[batch], data.labels[batch]
+            optimizer.zero_grad()
+            if kind == "relevance":
+
+                def objective(logits: torch.Tensor, relevance: torch.Tensor, labels: torch.Tensor = labels) -> torch.Tensor:
+                    return functional.cross_entropy(logits, labels) + 5.0 * relevance[..., MARK].abs().sum(-1).mean()
+
+                lrpfx.backward_through_relevance(live, images, objective, labels)
+            else:
+                images = images.clone().requires_grad_()
+                logits = network(images)
+                loss = functional.cross_entropy(logits, labels)
+                if kind == "gradient":
+                    score = logits.gather(1, labels[:, None]).sum()
+                    (gradient,) = torch.autograd.grad(score, images, create_graph=True)
+                    loss = loss + gradient[..., MARK].square().sum(-1).mean()
+                loss.backward()
+            optimizer.step()
+    return network
+
+
+def draw_correction(seeds: Sequence[int] = range(2, 7)) -> None:
+    """The settings of both penalties were chosen on seeds 0 and 1."""
+    accuracies: dict[str, list[tuple[float, float, float]]] = {}
+    shown: list[Any] = []
+    for seed in seeds:
+        train, test = digits.load(seed=seed)
+        has_mark = train.labels == MARKED_CLASS
+        images = torch.where(has_mark[:, None, None, None], with_mark(train.images), train.images)
+        for kind in ("none", "gradient", "relevance"):
+            begun = time.perf_counter()
+            network = trained(kind, digits.Digits(images, train.labels), seed)
+            seconds = time.perf_counter() - begun
+            attacked = digits.Digits(with_mark(test.images), test.labels)
+            found = (digits.accuracy(network, test), digits.accuracy(network, attacked), seconds)
+            accuracies.setdefault(kind, []).append(found)
+            if seed == seeds[0]:
+                first = with_mark(test.images[(test.labels == 5).nonzero()[:1, 0]])
+                relevance = lrpfx.attribute(lrpfx.transform(network, AttnLRP()), first, MARKED_CLASS).relevance
+                shown.append((f"penalty: {kind}", lrpfx.pictures.heatmap(relevance, size=(240, 240), sigma=0)))
+    pixels = Image.fromarray((first[0, 0] * 255).byte().numpy()).resize((240, 240), Image.Resampling.NEAREST)
+    lrpfx.pictures.sheet([("a five with the mark", pixels), *shown], legend=lrpfx.pictures.LEGEND).save(
+        IMAGES / "correction.png", optimize=True
+    )
+    print("\n| penalty | held-out digits | with the mark on all of them | seconds |\n| --- | --- | --- | --- |")
+    for kind, runs in accuracies.items():
+        clean, attacked, seconds = torch.tensor(runs).T
+        least = f"{attacked.mean():.3f} ({attacked.min():.3f} to {attacked.max():.3f})"
+        print(f"| {kind} | {clean.mean():.3f} | {least} | {seconds.mean():.1f} |")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or ("pruning", "correction"):
+        {"pruning": draw_pruning, "correction": draw_correction}[name]()

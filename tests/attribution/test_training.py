@@ -1,0 +1,153 @@
+"""Gradients of objectives that read relevance, against finite differences of what `lrpfx.attribute` returns."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lrpfx
+from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus
+from lrpfx.errors import InputError, InputTypeError
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    )
+    for tensor in (model[1].weight, model[1].running_var):
+        nn.init.uniform_(tensor, 0.5, 2.0)
+    return model.double().eval()
+
+
+X, LABELS = torch.rand(2, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), [2, 0]
+MASK = torch.zeros(5, 5, dtype=torch.bool)
+MASK[:2, 1:4] = True
+
+
+def objective(output, relevance):
+    return functional.cross_entropy(output, torch.tensor(LABELS)) + relevance[..., MASK].square().sum()
+
+
+@pytest.mark.parametrize("composite", [AttnLRP(), EpsilonPlus(), EpsilonGammaBox(-0.1, 1.1)], ids=repr)
+def test_gradients_are_those_of_finite_differences(composite):
+    live = lrpfx.transform(network(), composite, example_inputs=X, fold=False)
+    value = lrpfx.backward_through_relevance(live, X, objective, LABELS)
+
+    def measured():
+        with torch.no_grad():
+            attribution = lrpfx.attribute(live, X, LABELS)
+            return float(objective(attribution.output, attribution.relevance))
+
+    assert not value.requires_grad
+    assert float(value) == pytest.approx(measured(), rel=1e-9)
+    for name in ("0.weight", "1.weight", "1.bias", "3.weight", "3.bias", "6.weight"):
+        parameter = live.get_parameter(name)
+        for place in (0, parameter.numel() // 2, parameter.numel() - 1):
+            entry, step, found = parameter.detach().view(-1), 1e-6, []
+            for sign in (1, -1):
+                entry[place] += sign * step
+                found.append(measured())
+                entry[place] -= sign * step
+            expected = (found[0] - found[1]) / (2 * step)
+            assert float(parameter.grad.view(-1)[place]) == pytest.approx(expected, rel=1e-4, abs=1e-6), (name, place)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right, self.head = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, left, right):
+        return self.head(torch.relu(self.left(left) + self.right(right)))
+
+
+def test_relevance_has_the_structure_of_the_inputs_and_gradients_add_up():
+    model = TwoInputs().double().eval()
+    inputs = {"left": torch.rand(2, 3, dtype=torch.float64), "right": torch.rand(2, 2, dtype=torch.float64)}
+    live = lrpfx.transform(model, AttnLRP(), fold=False)
+    seen = []
+
+    def of_left(output, relevance):
+        seen.append({name: one.detach() for name, one in relevance.items()})
+        return relevance["left"].abs().sum()
+
+    lrpfx.backward_through_relevance(live, inputs, of_left, 1)
+    expected = lrpfx.attribute(live, inputs, 1).relevance
+    assert set(seen[0]) == {"left", "right"}
+    for name, relevance in expected.items():
+        torch.testing.assert_close(seen[0][name], relevance)
+    once = {name: one.grad.clone() for name, one in live.named_parameters() if one.grad is not None}
+    lrpfx.backward_through_relevance(live, inputs, of_left, 1)
+    for name, gradient in once.items():
+        torch.testing.assert_close(live.get_parameter(name).grad, 2 * gradient)
+    assert not any(value.requires_grad for value in inputs.values())
+
+
+def test_training_reaches_the_model_that_shares_its_memory():
+    model = network()
+    live = lrpfx.transform(model, AttnLRP(), fold=False, share=True)
+    optimizer = torch.optim.Adam(live.parameters(), lr=0.01)
+
+    def inside():
+        return float(lrpfx.attribute(lrpfx.transform(model, AttnLRP()), X, LABELS).relevance[..., MASK].square().sum())
+
+    before = inside()
+    for _ in range(20):
+        optimizer.zero_grad()
+        lrpfx.backward_through_relevance(live, X, lambda output, relevance: relevance[..., MASK].square().sum(), LABELS)
+        optimizer.step()
+    assert inside() < 0.5 * before
+
+
+def test_wrong_contexts_are_errors():
+    live = lrpfx.transform(network(), AttnLRP(), fold=False)
+    before = [one.grad for one in live.parameters()]
+    with pytest.raises(InputError, match="fold=False"):
+        lrpfx.backward_through_relevance(lrpfx.transform(network(), AttnLRP()), X, objective, LABELS)
+    with live.inactive(), pytest.raises(InputError, match="rules of Sequential are inactive"):
+        lrpfx.backward_through_relevance(live, X, objective, LABELS)
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context, pytest.raises(InputError, match="gradients are disabled"):
+            lrpfx.backward_through_relevance(live, X, objective, LABELS)
+    with pytest.raises(InputTypeError, match="Sequential"):
+        lrpfx.backward_through_relevance(network(), X, objective, LABELS)
+    with pytest.raises(InputTypeError, match="not compiled"):
+        lrpfx.backward_through_relevance(torch.compile(live), X, objective, LABELS)
+    assert before == [one.grad for one in live.parameters()] == [None] * len(before)
+    live.requires_grad_(False)
+    with pytest.raises(InputError, match="requires_grad_"):
+        lrpfx.backward_through_relevance(live, X, objective, LABELS)
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        lambda output, relevance: functional.cross_entropy(output, torch.tensor(LABELS)),
+        lambda output, relevance: output.sum() + relevance.detach().sum(),
+        lambda output, relevance: torch.tensor(relevance.abs().sum().item()),
+    ],
+)
+def test_objectives_without_a_graph_to_relevance_are_errors(without):
+    live = lrpfx.transform(network(), AttnLRP(), fold=False)
+    with pytest.raises(InputError, match="does not depend on the relevance"):
+        lrpfx.backward_through_relevance(live, X, without, LABELS)
+    assert all(one.grad is None for one in live.parameters())
+
+
+@pytest.mark.parametrize(
+    "value", [lambda output, relevance: relevance, lambda output, relevance: 1.0, lambda output, relevance: None]
+)
+def test_objectives_return_one_number(value):
+    live = lrpfx.transform(network(), AttnLRP(), fold=False)
+    with pytest.raises(InputTypeError, match="one number"):
+        lrpfx.backward_through_relevance(live, X, value, LABELS)
+
+
+def test_integers_of_embeddings_are_an_error():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(12, 2)).eval()
+    ids = torch.tensor([[1, 2, 3]])
+    live = lrpfx.transform(model, AttnLRP(), example_inputs=ids, fold=False)
+    with pytest.raises(InputError, match="inputs_embeds"):
+        lrpfx.backward_through_relevance(live, ids, objective, 1)
