@@ -201,7 +201,7 @@ def random_error(name: str, source: str) -> CaptureError:
     return CaptureError(
         f"{name} ({source or 'source unknown'}) draws random numbers, so the model's output differs between calls. "
         "Call model.eval(). If it draws in evaluation mode, too, change the setting or buffer of the model that asks for it, "
-        "or remove the random numbers from forward.",
+        "or remove the random numbers from forward, as docs/several_inputs.md does for ViLT.",
         topic="training-mode",
     )
 
