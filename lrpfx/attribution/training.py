@@ -6,16 +6,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.attribution.arguments import Arguments, Inputs, misfits
+from lrpfx.attribution.arguments import Arguments, Inputs, embeddings_of, misfits
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.ir.kinds import Embedding
-from lrpfx.ir.node import data_calls, node_info
 from lrpfx.request.explained_output import explained_output
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule
-
-TOPIC = "derivative-of-relevance"
 
 #: A function of the explained output and the relevance of the inputs, which returns a tensor with one number.
 Objective = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -83,14 +79,13 @@ def backward_through_relevance(
     trained = _trained(explain_model)
     arguments = Arguments(inputs, explain_model)
     arguments.admit(explain_model)
-    if arguments.integers:
-        looked_up = [node_info(node).name for node in data_calls(explain_model.graph) if node_info(node).kind is Embedding]
-        if looked_up:
-            raise InputError(
-                f"relevance of integers is that of the embedding {looked_up[0]}, which has no derivative here: give the model "
-                "vectors, such as `inputs_embeds`, in place of integers",
-                topic=TOPIC,
-            )
+    looked_up = [name for names in embeddings_of(explain_model, arguments).values() for name in names]
+    if looked_up:
+        raise InputError(
+            f"relevance of integers is that of the embedding {looked_up[0]}, which has no derivative here: give the model "
+            "vectors, such as `inputs_embeds`, in place of integers",
+            topic="derivative-of-relevance",
+        )
     chosen = as_target(target)
     with explain_model.with_rules():
         with misfits(explain_model, arguments):
@@ -103,7 +98,9 @@ def backward_through_relevance(
         value = objective(explained.value, arguments.in_form(relevances, {}))
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise InputTypeError(f"the objective returns a tensor with one number, not {found}", topic=TOPIC)
+            raise InputTypeError(
+                f"the objective returns a tensor with one number, not {found}", topic="derivative-of-relevance"
+            )
         live = [relevance for relevance in relevances if relevance.requires_grad]
         reached = value.requires_grad and any(
             one is not None for one in torch.autograd.grad(value, live, retain_graph=True, allow_unused=True)
@@ -113,7 +110,7 @@ def backward_through_relevance(
                 "the objective does not depend on the relevance that it got, so a penalty has no effect: compute it of the "
                 "second argument by operations of torch, without detach(), item() or no_grad(). What lrpfx.attribute returns "
                 "has no graph",
-                topic=TOPIC,
+                topic="derivative-of-relevance",
             )
         value.backward(inputs=trained)
     return value.detach()
@@ -122,9 +119,14 @@ def backward_through_relevance(
 def _trained(module: ExplainModule) -> list[nn.Parameter]:
     """The parameters that get a gradient. Raises `InputError` where no derivative of relevance is possible."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        raise InputError("gradients are disabled: call it outside of torch.no_grad() and torch.inference_mode()", topic=TOPIC)
+        raise InputError(
+            "gradients are disabled: call it outside of torch.no_grad() and torch.inference_mode()",
+            topic="derivative-of-relevance",
+        )
     with module.inactive():  # which says what is missing
         found = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not found:
-        raise InputError("no parameter requires a gradient: call requires_grad_() of those to train", topic=TOPIC)
+        raise InputError(
+            "no parameter requires a gradient: call requires_grad_() of those to train", topic="derivative-of-relevance"
+        )
     return found

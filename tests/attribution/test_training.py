@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 import lrpfx
-from lrpfx.composites import AttnLRP, EpsilonGammaBox, EpsilonPlus
+from lrpfx.composites import AttnLRP, DeepLIFT, EpsilonGammaBox, EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError
 
 
@@ -143,6 +143,33 @@ def test_objectives_return_one_number(value):
     live = lrpfx.transform(network(), AttnLRP(), fold=False)
     with pytest.raises(InputTypeError, match="one number"):
         lrpfx.backward_through_relevance(live, X, value, LABELS)
+
+
+class Masked(nn.Module):
+    """Vectors of tokens, of which a mask of integers keeps some, and an embedding of positions."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.positions, self.head = nn.Embedding(4, 3), nn.Linear(3, 2)
+
+    def forward(self, vectors, mask):
+        x = vectors + self.positions(torch.arange(vectors.shape[1]))
+        return self.head((torch.relu(x) * mask[..., None]).sum(1))
+
+
+def test_integers_that_no_embedding_reads_are_inputs():
+    model = Masked().double().eval()
+    inputs = (torch.rand(1, 4, 3, dtype=torch.float64), torch.tensor([[1, 1, 0, 1]]))
+    live = lrpfx.transform(model, AttnLRP(), example_inputs=inputs, fold=False)
+    lrpfx.backward_through_relevance(live, inputs, lambda output, relevance: relevance[0].square().sum(), 1)
+    assert live.get_parameter("head.weight").grad.any()
+
+
+def test_differences_from_a_reference_have_no_derivatives():
+    with pytest.raises(lrpfx.LrpfxError, match="derivative"):
+        live = lrpfx.transform(network(), DeepLIFT(), example_inputs=X, fold=False)
+        lrpfx.backward_through_relevance(live, X, objective, LABELS)
 
 
 def test_integers_of_embeddings_are_an_error():
