@@ -19,6 +19,7 @@ from lrpfx.ir.node import Role, attribute_of, data_calls, floating_tensors, node
 from lrpfx.ir.operator import WeightLayout
 from lrpfx.runtime.explain_module import ExplainModule, rule_module_of
 from lrpfx.support.numbers import is_whole
+from lrpfx.support.prefix_caches import is_cache, plain_cache
 from lrpfx.support.tensors import all_finite, is_floating, no_tensors, not_dense
 from lrpfx.support.torch_internals import pytree
 
@@ -64,6 +65,8 @@ class Arguments:
     def _leaf(self, value: Any, place: tuple[Any, ...], single: bool) -> Any:
         if place[0] in self.masks:  # the module itself checks them
             return value
+        if is_cache(value):
+            value = plain_cache(value)
         if isinstance(value, Mapping):
             return {key: self._leaf(item, (*place, key), False) for key, item in value.items()}
         if isinstance(value, (tuple, list)):

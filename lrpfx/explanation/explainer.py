@@ -697,6 +697,7 @@ class Explainer(Generic[Found]):
         *,
         continuation: Any = None,
         against: str | int | None = None,
+        past_key_values: Any = None,
     ) -> GenerationExplanation:
         """What each token that the model generates came from, from one forward pass over the prompt and the tokens.
 
@@ -713,6 +714,8 @@ class Explainer(Generic[Found]):
         against
             Why each token and not another one: a token, as text or id, or "runner-up", the one with the largest logit of all
             others at its place. The difference of the two logits then is explained.
+        past_key_values
+            What the model has read before the prompt, as the cache that it returned: a constant, without rows or columns.
 
         Raises
         ------
@@ -727,7 +730,9 @@ class Explainer(Generic[Found]):
                 "program",
                 topic="sentences",
             )
-        return explain_generated(self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation, against)
+        return explain_generated(
+            self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation, against, past_key_values
+        )
 
     def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
         if self.reading != Reading():
@@ -1351,6 +1356,7 @@ def explain_generation(
     max_new_tokens: int | None = None,
     continuation: Any = None,
     against: str | int | None = None,
+    past_key_values: Any = None,
     composite: Composite | str | None = None,
     output: OutputSelector = None,
 ) -> GenerationExplanation:
@@ -1362,7 +1368,9 @@ def explain_generation(
     the errors.
     """
     explainer: Explainer[TextExplanation] = Explainer(model, tokenizer=tokenizer, composite=composite, output=output)
-    return explainer.generation(prompt, max_new_tokens, continuation=continuation, against=against)
+    return explainer.generation(
+        prompt, max_new_tokens, continuation=continuation, against=against, past_key_values=past_key_values
+    )
 
 
 def _is_open(model: nn.Module | Runner) -> bool:

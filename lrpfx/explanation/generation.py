@@ -21,6 +21,7 @@ from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of
 from lrpfx.request.targets import Class, Contrast, Position, Target
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbers import whole_number
+from lrpfx.support.prefix_caches import filled_cache, is_cache, plain_cache
 from lrpfx.support.table import Table
 from lrpfx.support.tensors import on_device_of
 from lrpfx.text.generation import GenerationHeatmap
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 #: Of the picture of the matrix, in pixels: the largest width, and the least of a sheet.
 _WIDTH, _NARROWEST = 1200, 640
 _TOPIC = "sentences"
+#: The argument of models of transformers that a cache is.
+_CACHE = "past_key_values"
 #: What ends a sentence.
 _ENDS = (".", "!", "?", "。", "！", "？")
 #: As `against`: at each place, the token with the largest logit of all others.
@@ -163,9 +166,18 @@ def explain_generated(
     max_new_tokens: int | None,
     continuation: Any,
     against: str | int | None,
+    past_key_values: Any = None,
 ) -> GenerationExplanation:
     """Generate, unless the continuation is given, and explain each token. `compiled_for`: as for `explain_sentences`."""
     _check_decodes(model)
+    before = {} if past_key_values is None else {_CACHE: past_key_values}
+    known = int(plain_cache(past_key_values)[0]["keys"].shape[-2]) if is_cache(past_key_values) else 0
+    if before and not known:
+        raise InputTypeError(
+            f"past_key_values is a cache of transformers, as model(ids, use_cache=True) returns it, not "
+            f"{type(past_key_values).__name__}",
+            topic=_TOPIC,
+        )
     prompts, several = texts_in(prompt)
     if several:
         raise InputError(f"one prompt is explained at a time, not {len(prompts)}: call it for each of them", topic=_TOPIC)
@@ -183,16 +195,18 @@ def explain_generated(
         added = _ids_of(tokenizer, continuation)
     else:
         count = whole_number(20 if max_new_tokens is None else max_new_tokens, "max_new_tokens is a number", 1, _TOPIC)
-        if positions is not None and start + count > positions:
+        if positions is not None and known + start + count > positions:
             raise InputError(
-                f"the prompt has {start} tokens and the model {positions} positions, so that it has no room for {count} more: "
-                f"pass a shorter prompt or max_new_tokens={max(1, positions - start)}",
+                f"the prompt has {known + start} tokens and the model {positions} positions, so that it has no room for "
+                f"{count} more: pass a shorter prompt or max_new_tokens={max(1, positions - known - start)}",
                 topic=_TOPIC,
             )
-        added = _generated(model, text, count)
+        added = _generated_after(model, text, count, past_key_values) if before else _generated(model, text, count)
     check_fits(model, tokenizer, ReadText("", _extended(text.encoding, added)))
     read_by_model = _extended(text.encoding, added[:-1])  # nothing reads the last token
-    inputs: dict[str, Any] = readable(model, read_by_model)
+    inputs: dict[str, Any] = (
+        _without_mask(readable(model, read_by_model)) | before if before else readable(model, read_by_model)
+    )
     compiled = compiled_for(inputs)
     if compiled.reference is not None:
         raise InputError("reference= has no meaning for generated tokens: explain them one by one", topic=_TOPIC)
@@ -330,6 +344,26 @@ def _generated(model: nn.Module, text: ReadText, count: int) -> list[int]:
     if not added:
         raise InputError("the model generated nothing", topic=_TOPIC)
     return added
+
+
+def _generated_after(model: nn.Module, text: ReadText, count: int, cache: Any) -> list[int]:
+    """The same after a prefix, of which the model has a cache. Its own `generate` would want the tokens of the prefix."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ends = ends if isinstance(ends, (list, tuple)) else [ends]
+    added: list[int] = []
+    for _ in range(count):
+        inputs = on_device_of(model, _without_mask(readable(model, _extended(text.encoding, added))))
+        with torch.no_grad():
+            output = model(**inputs, past_key_values=filled_cache(cache, cache))
+        added.append(int(output.logits[0, -1].argmax()))
+        if added[-1] in ends:
+            break
+    return added
+
+
+def _without_mask(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs without their mask, which hides nothing and lacks the tokens of a prefix."""
+    return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
 
 def _ids_of(tokenizer: Any, continuation: Any) -> list[int]:

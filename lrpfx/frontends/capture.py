@@ -46,7 +46,7 @@ from lrpfx.frontends.open_sizes import (
     tensors_in,
     wishes_of,
 )
-from lrpfx.frontends.prepare import Model, Prepared
+from lrpfx.frontends.prepare import Model, Prepared, with_plain_caches
 from lrpfx.frontends.symbolic import RandomNumbers, capture_symbolic, private_copy, shared_copy
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.mapping import MappingContext, RuleMapping
@@ -71,6 +71,7 @@ from lrpfx.passes.driver import (
 from lrpfx.passes.program import PassResult, Program, random_error
 from lrpfx.passes.stages import Settings, Stage
 from lrpfx.support.checked_indices import checked_indices
+from lrpfx.support.prefix_caches import is_cache, plain_cache
 from lrpfx.support.tensors import is_floating, no_tensors, not_dense
 from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol
 
@@ -349,6 +350,10 @@ FRONT_ENDS: list[FrontEnd] = [SymbolicTrace(), TorchExport()]
 def _of_module(model: nn.Module, asked: CaptureSettings, finish: Finish[Result]) -> Result:
     """What `finish` makes of a module's graph: of the first front end for which both work and all calls are known."""
     args, names = positional(model, asked.example_inputs)
+    caches = {name: value for name, value in zip(names, args or (), strict=False) if is_cache(value)}
+    if caches:
+        model, asked = with_plain_caches(model, caches), _with_constants(asked, caches)
+        args = tuple(plain_cache(value) if is_cache(value) else value for value in args or ())
     wishes = wishes_of(asked.dynamic_shapes, dict(zip(names, args or (), strict=True)))
     request = Request(model, args, names, opaque_paths(model, asked.settings.composite), wishes, asked)
     chosen = [one for one in FRONT_ENDS if asked.capture in (AUTO, one.name)]
@@ -411,6 +416,15 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Finish[Result])
         if failures[0].stage is not _Stage.LATER:
             add_note(failed, front_end.hint(request))
     raise failed
+
+
+def _with_constants(asked: CaptureSettings, names: Collection[str]) -> CaptureSettings:
+    """The same settings, with these inputs as further constants."""
+    constants = asked.settings.constants
+    if isinstance(constants, str):
+        return asked
+    further = [name for name in names if name not in constants]
+    return replace(asked, settings=replace(asked.settings, constants=(*constants, *further)))
 
 
 class _Stage(enum.IntEnum):

@@ -270,7 +270,7 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
     if unknown is not None and "cache" in name.lower():
         return FinalCaptureError(
             f"forward of {type(model).__name__} {'returns' if unknown[2] == 'output' else 'takes'} a {name}, which a graph "
-            "cannot hold and an explanation does not need. Leave use_cache and past_key_values out of example_inputs, or pass "
+            "cannot hold and an explanation does not need. Leave use_cache out of example_inputs, or pass "
             "use_cache=False; if forward itself asks for a cache, change that in a wrapper."
         )
     remedy = (

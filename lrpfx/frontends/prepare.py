@@ -1,6 +1,8 @@
 """PREPARE: the model that captures start from, in one private copy if anything in it has to change."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from lrpfx.frontends.symbolic import private_copy
 from lrpfx.frontends.traceable import COMPILED
 from lrpfx.passes.program import PassResult
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.prefix_caches import filled_cache, without_caches
 
 Model = nn.Module | ExportedProgram
 
@@ -62,6 +65,26 @@ def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = T
     for canonizer in canonizers:
         canonizer.apply(copied)
     return Prepared(copied, replaced)
+
+
+def with_plain_caches(model: nn.Module, caches: Mapping[str, Any]) -> nn.Module:
+    """A copy whose forward takes the keys and values of caches in plain form, as `plain_cache` makes it, and returns no cache.
+
+    `caches`: examples, by argument. The copy shares parameters with the model.
+    """
+    copied = private_copy(model, share_parameters=True)
+    signature, own = inspect.signature(model.forward), vars(copied).get("forward")
+
+    def forward(*args: Any, **keywords: Any) -> Any:
+        bound = signature.bind(*args, **keywords)
+        for arguments in (bound.arguments, *(one for one in bound.arguments.values() if isinstance(one, dict))):
+            arguments.update({name: filled_cache(caches[name], arguments[name]) for name in caches if name in arguments})
+        method = functools.partial(type(copied).forward, copied) if own is None else own
+        return without_caches(method(*bound.args, **bound.kwargs))
+
+    vars(forward)["__signature__"] = signature
+    vars(copied)["forward"] = forward
+    return copied
 
 
 def _check_module(model: nn.Module) -> None:

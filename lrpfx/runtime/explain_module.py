@@ -25,6 +25,7 @@ from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.prefix_caches import is_cache, plain_cache
 from lrpfx.support.tensors import mark_of, tensor_from
 from lrpfx.support.torch_internals import OLDEST_FOR_COMPILING, FakeTensor, Interpreter, is_exporting, require
 
@@ -500,6 +501,8 @@ class ExplainModule(TreeGraphModule):
 
 def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
     assert isinstance(module, ExplainModule)
+    args = tuple(plain_cache(value) if is_cache(value) else value for value in args)
+    keywords = {name: plain_cache(value) if is_cache(value) else value for name, value in keywords.items()}
     return args, module.admit(args, keywords)
 
 

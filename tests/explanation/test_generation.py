@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import transformers
 from browsers import chromium, needs_chromium
 from explanation.test_sentences import WORDS, ChatTokenizer, classifier, filler, generator
 from torch import nn
@@ -275,3 +276,38 @@ def test_encoder_decoders_and_wrong_types():
         explained(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval())
     with pytest.raises(InputTypeError, match="a continuation is a text or its token ids, not int"):
         explained(max_new_tokens=None, continuation=3)
+
+
+def test_a_prefix_of_which_there_is_a_cache_is_a_constant():
+    """The same tokens and logits as for the whole text; the rows are those of a module that holds the cache as buffers."""
+    model = language_model()
+    with torch.no_grad():
+        cache = model(torch.tensor([IDS[:2]]), use_cache=True).past_key_values
+    held = [layer.values.clone() for layer in cache.layers]
+    whole = explained(model, IDS)
+    explainer = lrpfx.Explainer(model, tokenizer=ChatTokenizer(ends=False), composite=CPLRP())
+    found = explainer.generation(IDS[2:], 5, past_key_values=cache)
+    assert found.tokens.tolist() == whole.tokens.tolist()[2:] and found.start == 2
+    np.testing.assert_allclose(found.logits, whole.logits, rtol=1e-9)
+    assert all(torch.equal(layer.values, value) for layer, value in zip(cache.layers, held, strict=True))
+    wrapped = WithCache(model, cache)
+    explain_model = lrpfx.transform(wrapped, CPLRP(), found_inputs := torch.from_numpy(found.tokens)[None, :-1])
+    targets = [(1 + number, int(token)) for number, token in enumerate(found.tokens[2:])]
+    expected = lrpfx.attribute(explain_model, found_inputs, targets=targets).relevance.sum(-1)[:, 0]
+    np.testing.assert_allclose(found.relevance, expected.numpy(), rtol=1e-9, atol=1e-12)
+    with pytest.raises(InputTypeError, match="cache of transformers"):
+        explainer.generation(IDS[2:], 5, past_key_values=held)
+
+
+class WithCache(nn.Module):
+    def __init__(self, model, cache):
+        super().__init__()
+        self.model, self.count = model, len(cache.layers)
+        for place, layer in enumerate(cache.layers):
+            self.register_buffer(f"keys_{place}", layer.keys.clone())
+            self.register_buffer(f"values_{place}", layer.values.clone())
+
+    def forward(self, input_ids):
+        layers = [(getattr(self, f"keys_{place}"), getattr(self, f"values_{place}")) for place in range(self.count)]
+        cache = transformers.DynamicCache(layers)
+        return self.model(input_ids=input_ids, past_key_values=cache, use_cache=False).logits
