@@ -11,12 +11,13 @@ import torch
 from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import Data, invalid
-from lrpfx.measures.evaluation import Evaluation, Score, check_data, measured, methods_for
+from lrpfx.measures.evaluation import Evaluation, Score, measured
 from lrpfx.measures.image_data import ImageData
 from lrpfx.measures.intervals import means, resampled_means
 from lrpfx.measures.methods import Methods, named_methods
 from lrpfx.measures.metrics import as_metrics
 from lrpfx.measures.part_methods import DEFAULT, PartMethods
+from lrpfx.measures.run import check_data, methods_for
 from lrpfx.support.numbers import counted, whole_number
 
 BASELINE = "baseline"
@@ -163,13 +164,13 @@ def choose(
     if count < 3:
         raise invalid(f"there are {count} groups: to choose on some and compare on others takes three or more")
     methods = {BASELINE: _default(data) if baseline is None else baseline, **candidates}
-    built, rejected = _plausible(methods, data)
+    built, rejected = _plausible(methods, data, size)
     if len(built.explain) == 1:
         raise invalid("every method was left out: " + "; ".join(f"{name}: {why}" for name, why in rejected.items()))
     if count < ENOUGH:
         message = f"there are {count} groups, and intervals of fewer than {ENOUGH} are too narrow to be trusted"
         warnings.warn(LrpfxWarning(message, topic="evaluation"), stacklevel=2)
-    evaluation = measured(built, metrics, size, progress)
+    evaluation = measured(built, metrics, progress=progress)
     names = evaluation.methods
     gains = evaluation.of_groups()[:, 0] * (1.0 if better == "higher" else -1.0)
     gains = gains - gains[:1]  # over the baseline
@@ -224,9 +225,9 @@ def _of(values: torch.Tensor) -> tuple[float, float, float]:
     return found.mean, found.low, found.high
 
 
-def _plausible(methods: Mapping[str, Any], data: Data) -> tuple[Methods | PartMethods, dict[str, str]]:
+def _plausible(methods: Mapping[str, Any], data: Data, size: int) -> tuple[Methods | PartMethods, dict[str, str]]:
     """The baseline and the methods whose maps of the first two inputs are plausible, and why the others are not."""
-    built = methods_for(methods, data)
+    built = methods_for(methods, data, size)
     rejected = {}
     for name in list(methods)[1:]:
         with warnings.catch_warnings(record=True) as caught:

@@ -32,6 +32,10 @@ class Data(ABC):
     def __len__(self) -> int:
         """How many inputs there are."""
 
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What decides on the numbers of the inputs, as plain data."""
+
     @property
     def number_of_groups(self) -> int:
         """How many groups the inputs belong to."""

@@ -1,20 +1,22 @@
 """`lrpfx.evaluate`: methods beside each other, by metrics with confidence intervals."""
 
+import os
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
 
+from lrpfx.datasets.engines import Engine
 from lrpfx.errors import nearest
-from lrpfx.measures.data import Data, invalid, names_of_groups, wrong_type
-from lrpfx.measures.image_data import ImageData
+from lrpfx.measures.data import Data, invalid, names_of_groups
 from lrpfx.measures.intervals import Mean, means
 from lrpfx.measures.methods import Methods
 from lrpfx.measures.metrics import Metric, as_metrics
-from lrpfx.measures.part_data import PartData
 from lrpfx.measures.part_methods import PartMethods
+from lrpfx.measures.run import check_data, methods_for, rows_of
 from lrpfx.pictures import Style
 from lrpfx.pictures.charts import ranges, stacked
 from lrpfx.support.html import element
@@ -182,7 +184,16 @@ def _place(what: str, name: str, known: Sequence[str]) -> int:
     return known.index(name)
 
 
-def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int = 16, progress: bool = False) -> Evaluation:
+def evaluate(
+    methods: Any,
+    data: Data,
+    metrics: Any = None,
+    *,
+    batch_size: int = 16,
+    output: str | os.PathLike[str] | None = None,
+    engine: str | Engine = "embedded",
+    progress: bool = False,
+) -> Evaluation:
     """Measure how good the maps of several methods are, beside each other on the same images.
 
     A map of an image is the sum of relevance over the channels. Everything random has a fixed seed. What is filled with the
@@ -207,8 +218,13 @@ def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int =
         default all that the data allow, except for those that explain again: "sensitivity" and "randomization".
     batch_size
         How many images, or copies of one input, run together.
+    output
+        The path of a file, ".json", that keeps the numbers. A run that was stopped, even killed, goes on from it, and one that
+        is complete is read; another model, other inputs, methods or metrics are an error.
+    engine
+        "embedded" for this process, "ray", or an `lrpfx.datasets.RayEngine`, whose processes share the inputs.
     progress
-        Whether to show a bar of the images that are done (needs tqdm).
+        Whether to show a bar of the inputs that are done (needs tqdm).
 
     Returns
     -------
@@ -218,7 +234,10 @@ def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int =
     Raises
     ------
     InputError
-        A name is unknown, metrics or data do not fit, or a map has another shape or values that are not finite.
+        A name is unknown, metrics or data do not fit, a map has another shape or values that are not finite, or `output` was
+        begun with something else.
+    ArtefactError
+        `output` cannot be read or written, or is another file.
     InputTypeError
         Something has the wrong type.
 
@@ -231,36 +250,25 @@ def evaluate(methods: Any, data: Data, metrics: Any = None, *, batch_size: int =
     """
     size = whole_number(batch_size, "batch_size is a number of inputs", 1, "evaluation")
     check_data(data)
-    built = methods_for(methods, data)
-    return measured(built, as_metrics(metrics, data), size, progress)
+    return measured(methods_for(methods, data, size), as_metrics(metrics, data), output, engine, progress)
 
 
-def check_data(data: Any) -> None:
-    """Raise `InputTypeError` for what no method is measured on."""
-    if not isinstance(data, (ImageData, PartData)):
-        raise wrong_type(
-            "data is a lrpfx.measures.ImageData(model, images), or for texts, arrays and graphs a "
-            f"lrpfx.measures.PartData(parts, inputs), not {type(data).__name__}"
-        )
-
-
-def methods_for(methods: Any, data: Data) -> Methods | PartMethods:
-    """The methods, ready to explain the inputs."""
-    return Methods(methods, data) if isinstance(data, ImageData) else PartMethods(methods, cast("PartData", data))
-
-
-def measured(built: Methods | PartMethods, metrics: Sequence[Metric], size: int, progress: bool) -> Evaluation:
-    """The methods by the metrics. `size`: how many copies of an input run together."""
-    columns = [
-        torch.stack([one for metric in metrics for one in metric.scores(sample, maps)], 1)
-        for sample, maps in built.samples(size, progress)
-    ]
+def measured(
+    built: Methods | PartMethods,
+    metrics: Sequence[Metric],
+    output: Any = None,
+    engine: str | Engine = "embedded",
+    progress: bool = False,
+) -> Evaluation:
+    """The methods by the metrics. Other arguments: as for `evaluate`."""
+    rows = rows_of(built, metrics, output, engine, progress)
+    order = sorted(range(len(rows.numbers)), key=lambda place: rows.numbers[place])
     return Evaluation(
         tuple(built.explain),
         {name: better for metric in metrics for name, better in metric.columns.items()},
-        torch.stack(columns, -1),
+        torch.tensor([rows.values[place] for place in order], dtype=torch.float64).movedim(0, 2),
         names_of_groups(built.data),
-        built.prices(),
+        {name: statistics.median(ratios) for name, ratios in rows.ratios.items()},
         built.notes,
         built.unit,
         built.data.noun,

@@ -10,6 +10,8 @@ from torch import nn
 from lrpfx.measures.data import Data, check_masks, check_model, invalid, wrong_type
 from lrpfx.measures.perturbation import ImageSample
 from lrpfx.measures.sample import Sample
+from lrpfx.support.identity.descriptions import fingerprint_of_value
+from lrpfx.support.identity.fingerprints import fingerprint_of_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,11 @@ class ImageData(Data):
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def facts(self) -> dict[str, Any]:
+        """What decides on the numbers of the images, as plain data."""
+        known = fingerprint_of_value([self.images, self.targets, self.masks])
+        return {"model": fingerprint_of_model(self.model), "images, targets and masks": known}
 
     def _check_masks(self, masks: torch.Tensor) -> None:
         expected = (len(self.images), *self.images.shape[2:])

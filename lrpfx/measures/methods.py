@@ -3,11 +3,10 @@
 import copy
 import dataclasses
 import inspect
-import statistics
 import time
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,8 +24,9 @@ from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, 
 from lrpfx.measures.shuffling import with_shuffled_weights
 from lrpfx.pipeline import Captured, capture, transform
 from lrpfx.request.outputs import are_probabilities
-from lrpfx.support.optional_packages import progress_bar
 
+#: For each method, the times of its maps relative to a unit.
+Ratios = dict[str, list[float]]
 #: Relevance, as `_as_maps` takes it, of a batch of images, (n, C, H, W), for the classes of all of them, (n,).
 Explain = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 #: The same of a model that is given.
@@ -149,19 +149,19 @@ METHODS: tuple[str, ...] = (*COMPOSITES, *_FUNCTIONS, "grad_cam", "random")
 class Methods:
     """Methods for one model and its images, ready to explain.
 
-    `notes`: what was chosen for a method, by its name. `unit`: what prices count.
+    `notes`: what was chosen for a method, by its name. `unit`: what prices count. `size`: how many images run together.
     """
 
     unit = "gradients"
 
-    def __init__(self, methods: Any, data: ImageData) -> None:
+    def __init__(self, methods: Any, data: ImageData, size: int = 16) -> None:
         self.data = data
+        self.size = size
         self.notes: dict[str, str] = {}
         self._captured: Captured | None = None
-        self._named = named_methods(methods)
-        self.explain = {name: self._built(name, method) for name, method in self._named.items()}
+        self.named = named_methods(methods)
+        self.explain = {name: self._built(name, method) for name, method in self.named.items()}
         self._with_other_weights: dict[int, list[Methods]] = {}
-        self._seconds: dict[str, list[float]] = {name: [] for name in self.explain}
 
     def _built(self, name: str, method: Any) -> Explain:
         model, images = self.data.model, self.data.images
@@ -200,7 +200,7 @@ class Methods:
         """The same without some methods."""
         found = copy.copy(self)
         found.explain = {name: one for name, one in self.explain.items() if name not in names}
-        found._named = {name: one for name, one in self._named.items() if name not in names}
+        found.named = {name: one for name, one in self.named.items() if name not in names}
         found.notes = {name: one for name, one in self.notes.items() if name not in names}
         return found
 
@@ -214,43 +214,46 @@ class Methods:
 
     def first_maps(self, name: str) -> torch.Tensor:
         """The maps of the first two images, (2, H, W)."""
-        images = self.data.images[:2]
-        targets = classes_of(self.data, outputs_of(self.data, 16))
-        return self.maps(name, images, targets[:2], 0)
+        return self.maps(name, self.data.images[:2], self.targets[:2], 0)
 
-    def samples(self, size: int, progress: bool) -> Iterator[tuple[ImageSample, torch.Tensor]]:
-        """Each image, with the maps by all methods, (methods, H, W). `size`: how many images run together."""
-        data, outputs = self.data, outputs_of(self.data, size)
-        targets = classes_of(data, outputs)
-        probabilities = partial(_probabilities, data.model, are_probabilities(outputs))
-        for name in self.explain:  # what happens at a first call is no part of the price
-            self.maps(name, data.images[:1], targets[:1], 0)
-        gradient(data.model, data.images[:1], targets[:1])
-        batches = list(zip(data.images.split(size), targets.split(size), strict=True))
-        number = 0
-        for images, classes in progress_bar(batches, progress, "evaluate", "batch"):
-            unit = timed(partial(gradient, data.model, images, classes))[1]
-            maps = []
-            for name in self.explain:
-                found, taken = timed(partial(self.maps, name, images, classes, number))
-                maps.append(found)
-                self._seconds[name].append(taken / unit)
-            for image, target, of_image in zip(images, classes, torch.stack(maps, 1), strict=True):
-                sample = ImageSample(
-                    number,
-                    None if data.masks is None else data.masks[number],
-                    image,
-                    partial(probabilities, int(target)),
-                    size,
-                    partial(self.maps_of_copies, target, number, size),
-                    partial(self.with_other_weights, image[None], target[None], number),
-                )
-                yield sample, of_image
-                number += 1
+    @cached_property
+    def outputs(self) -> torch.Tensor:
+        """What the model returns for the images, (N, classes). `InputError` unless it is finite, and of two classes or more."""
+        return outputs_of(self.data, self.size)
 
-    def prices(self) -> dict[str, float]:
-        """The time of a map by each method, in gradients: the median over the batches."""
-        return {name: statistics.median(self._seconds[name]) for name in self.explain}
+    @cached_property
+    def targets(self) -> torch.Tensor:
+        """The class to explain for each image, (N,)."""
+        return classes_of(self.data, self.outputs)
+
+    def warm_up(self) -> None:
+        """Do what happens at a first call, and is no part of the price."""
+        for name in self.explain:
+            self.maps(name, self.data.images[:1], self.targets[:1], 0)
+        gradient(self.data.model, self.data.images[:1], self.targets[:1])
+
+    def samples(self, numbers: Sequence[int], ratios: Ratios) -> Iterator[tuple[ImageSample, torch.Tensor]]:
+        """Images, which run together, with the maps by all methods, (methods, H, W). `ratios`: takes times in gradients."""
+        data, places = self.data, torch.tensor(numbers)
+        probabilities = partial(_probabilities, data.model, are_probabilities(self.outputs))
+        images, classes = data.images[places], self.targets[places]
+        unit = timed(partial(gradient, data.model, images, classes))[1]
+        maps = []
+        for name in self.explain:
+            found, taken = timed(partial(self.maps, name, images, classes, numbers[0]))
+            maps.append(found)
+            ratios[name].append(taken / unit)
+        for number, image, target, of_image in zip(numbers, images, classes, torch.stack(maps, 1), strict=True):
+            sample = ImageSample(
+                number,
+                None if data.masks is None else data.masks[number],
+                image,
+                partial(probabilities, int(target)),
+                self.size,
+                partial(self.maps_of_copies, target, number, self.size),
+                partial(self.with_other_weights, image[None], target[None], number),
+            )
+            yield sample, of_image
 
     def maps_of_copies(self, target: torch.Tensor, first: int, batch_size: int, copies: torch.Tensor) -> torch.Tensor:
         """The maps by all methods, (methods, n, H, W), of changed copies of the image with the number `first`."""
@@ -280,7 +283,7 @@ class Methods:
                 model, composite=method.composite, preprocess=preprocess, output=method.output, reference=method.reference
             )
 
-        methods = {name: moved(method) for name, method in self._named.items()}
+        methods = {name: moved(method) for name, method in self.named.items()}
         return Methods(methods, dataclasses.replace(self.data, model=model))
 
     def maps(self, name: str, images: torch.Tensor, targets: torch.Tensor, first: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ from lrpfx.errors import add_note
 from lrpfx.measures.data import Data, check_masks, invalid, wrong_type
 from lrpfx.measures.parts import Parts
 from lrpfx.measures.sample import PartSample, Sample
+from lrpfx.support.identity.descriptions import fingerprint_of_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,12 @@ class PartData(Data):
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def facts(self) -> dict[str, Any]:
+        """What decides on the numbers of the inputs, as plain data."""
+        given = [self.parts.as_read(one) for one in self.inputs]
+        known = fingerprint_of_value([given, self.targets, self.masks])
+        return {**self.parts.facts(), "inputs, targets and masks": known}
 
     def count_of(self, number: int) -> int:
         """How many parts an input has. `number`: its place among the inputs."""

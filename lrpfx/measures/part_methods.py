@@ -2,8 +2,7 @@
 
 import copy
 import inspect
-import statistics
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,26 +11,29 @@ import torch
 from lrpfx.composites import Composite, is_composite
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import classes_of, invalid, wrong_type
-from lrpfx.measures.methods import named_methods, reporting, timed
+from lrpfx.measures.methods import Ratios, named_methods, reporting, timed
 from lrpfx.measures.part_data import PartData
 from lrpfx.measures.sample import PartSample
 from lrpfx.request.outputs import are_probabilities
-from lrpfx.support.optional_packages import progress_bar
 
 #: The rules that an explainer chooses by what the model consists of.
 DEFAULT = object()
 
 
 class PartMethods:
-    """Methods for inputs with parts, ready to explain. `notes`: none. `unit`: what prices count."""
+    """Methods for inputs with parts, ready to explain.
+
+    `notes`: none. `unit`: what prices count. `size`: how many copies of an input run together.
+    """
 
     unit = "forwards"
 
-    def __init__(self, methods: Any, data: PartData) -> None:
+    def __init__(self, methods: Any, data: PartData, size: int = 16) -> None:
         self.data = data
+        self.size = size
         self.notes: dict[str, str] = {}
-        self.explain = {name: self._built(name, method) for name, method in named_methods(methods).items()}
-        self._seconds: dict[str, list[float]] = {name: [] for name in self.explain}
+        self.named = named_methods(methods)
+        self.explain = {name: self._built(name, method) for name, method in self.named.items()}
 
     def _built(self, name: str, method: Any) -> Callable[[int, int], Any]:
         """What gives the relevance of the input of this number for a class."""
@@ -66,12 +68,12 @@ class PartMethods:
         """The same without some methods."""
         found = copy.copy(self)
         found.explain = {name: one for name, one in self.explain.items() if name not in names}
+        found.named = {name: one for name, one in self.named.items() if name not in names}
         return found
 
     def first_maps(self, name: str) -> torch.Tensor:
         """The relevance of the parts of the first two inputs, (2, parts); where one has fewer, the rest is 0."""
-        targets = classes_of(self.data, self.outputs)
-        maps = [self.map(name, number, int(targets[number])) for number in range(2)]
+        maps = [self.map(name, number, int(self.targets[number])) for number in range(2)]
         return torch.nn.utils.rnn.pad_sequence(maps, batch_first=True)
 
     def map(self, name: str, number: int, target: int) -> torch.Tensor:
@@ -85,25 +87,29 @@ class PartMethods:
             raise invalid(f"{where} values that are not finite")
         return found.detach().to("cpu", torch.float64)
 
-    def samples(self, size: int, progress: bool) -> Iterator[tuple[PartSample, torch.Tensor]]:
-        """Each input, with the relevance of its parts by all methods, (methods, 1, parts)."""
-        targets = classes_of(self.data, self.outputs).tolist()
-        for name in self.explain:  # what happens at a first call is no part of the price
-            self.map(name, 0, targets[0])
-        for number in progress_bar(range(len(self.data)), progress, "evaluate", self.data.noun):
-            scores = self._scores(number, targets[number], size)
+    def warm_up(self) -> None:
+        """Do what happens at a first call, and is no part of the price."""
+        for name in self.explain:
+            self.map(name, 0, int(self.targets[0]))
+
+    def samples(self, numbers: Sequence[int], ratios: Ratios) -> Iterator[tuple[PartSample, torch.Tensor]]:
+        """Inputs, with the relevance of their parts by all methods, (methods, 1, parts). `ratios`: takes times in forwards."""
+        for number in numbers:
+            target = int(self.targets[number])
+            scores = self._scores(number, target)
             unit = timed(partial(scores, torch.zeros(1, self.data.count_of(number), dtype=torch.bool)))[1]
             maps = []
             for name in self.explain:
-                found, taken = timed(partial(self.map, name, number, targets[number]))
+                found, taken = timed(partial(self.map, name, number, target))
                 maps.append(found)
-                self._seconds[name].append(taken / unit)
+                ratios[name].append(taken / unit)
             mask = None if self.data.masks is None else self.data.masks[number][None]
             yield PartSample(number, mask, scores), torch.stack(maps)[:, None]
 
-    def prices(self) -> dict[str, float]:
-        """The time of an explanation by each method, in the time of a forward of one input: the median over the inputs."""
-        return {name: statistics.median(self._seconds[name]) for name in self.explain}
+    @cached_property
+    def targets(self) -> torch.Tensor:
+        """The class to explain for each input, (N,)."""
+        return classes_of(self.data, self.outputs)
 
     @cached_property
     def outputs(self) -> torch.Tensor:
@@ -123,12 +129,12 @@ class PartMethods:
     def _outputs_without(self, number: int, deleted: torch.Tensor) -> torch.Tensor:
         return self.data.parts.outputs(self.data.inputs[number], deleted)
 
-    def _scores(self, number: int, target: int, size: int = 16) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _scores(self, number: int, target: int) -> Callable[[torch.Tensor], torch.Tensor]:
         """The probability of a class without parts that masks mark, or the output itself if there is only one."""
         known = self.outputs.shape[1] == 1 or are_probabilities(self.outputs)
 
         def scores(masks: torch.Tensor) -> torch.Tensor:
-            found = torch.cat([self._outputs_without(number, some) for some in masks.split(size)])
+            found = torch.cat([self._outputs_without(number, some) for some in masks.split(self.size)])
             return (found if known else found.softmax(1))[:, target].double().cpu()
 
         return scores

@@ -20,6 +20,8 @@ from lrpfx.measures.methods import gradient_times_input, integrated_gradients, s
 from lrpfx.pipeline import Captured, capture, transform
 from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.identity.descriptions import fingerprint_of_value
+from lrpfx.support.identity.fingerprints import fingerprint_of_model
 
 #: The relevance, in a shape that `Parts.of_relevance` takes, of an input for a class.
 ExplainInput = Callable[[Any, int], Any]
@@ -40,6 +42,18 @@ class Parts(ABC):
 
         `given`: the input. `deleted`: which parts each copy lacks, truth values, (n, parts).
         """
+
+    def facts(self) -> dict[str, Any]:
+        """What decides on outputs besides the inputs, as plain data: by default all attributes."""
+        return {
+            name: fingerprint_of_model(value) if isinstance(value, nn.Module) else fingerprint_of_value(value)
+            for name, value in {"parts": type(self), **vars(self)}.items()
+            if not name.startswith("_")
+        }
+
+    def as_read(self, given: Any) -> Any:
+        """What the model reads of an input, which tells a changed one. `given`: the input, by default the same."""
+        return given
 
     def of_relevance(self, given: Any, relevance: Any) -> Any:
         """The relevance of the parts, (parts,). `given`: the input. `relevance`: what a method returns, by default the same."""
@@ -127,6 +141,14 @@ class Tokens(Parts):
             (reference,) = self.tokenizer.convert_ids_to_tokens([self.fill])
         settings: dict[str, Any] = {"composite": composite, "output": self.output, "reference": reference}
         return self.by_explainer(Explainer(self.model, tokenizer=self.tokenizer, **settings))
+
+    def facts(self) -> dict[str, Any]:
+        found = super().facts()
+        del found["tokenizer"]  # the tokens tell
+        return found
+
+    def as_read(self, given: Any) -> Any:
+        return read(self.tokenizer, given).ids
 
     def _places(self, given: Any) -> list[int]:
         marks = set(getattr(self.tokenizer, "all_special_ids", ()))
@@ -288,6 +310,9 @@ class Edges(Parts):
             return explainer(graph, **asked).edges
 
         return explain
+
+    def as_read(self, given: Any) -> Any:
+        return [self._inputs(given), _graph_and_node(given)[1]]
 
     def _inputs(self, given: Any) -> dict[str, Any]:
         return inputs_of_graph(taking_tensors(self.model), _graph_and_node(given)[0])

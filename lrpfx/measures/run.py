@@ -1,0 +1,156 @@
+"""Runs of `lrpfx.evaluate`: they can be stopped and go on, and may use the processes of Ray."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from lrpfx.datasets.engines import Engine
+from lrpfx.datasets.ray_engine import RayEngine, engine_named
+from lrpfx.errors import ArtefactError, first_lines, os_errors
+from lrpfx.explanation.explainer import Explainer
+from lrpfx.measures.data import Data, wrong_type
+from lrpfx.measures.image_data import ImageData
+from lrpfx.measures.methods import Methods, Ratios
+from lrpfx.measures.metrics import Metric
+from lrpfx.measures.part_data import PartData
+from lrpfx.measures.part_methods import PartMethods
+from lrpfx.support.files import checked_path, written
+from lrpfx.support.identity.descriptions import fingerprint_of_value
+from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.runs import check_same_run, sole_writer
+
+SUFFIX = ".json"
+_FORMAT = "lrpfx evaluation 1"
+#: Seconds after which a run saves what it has.
+_SAVE_EVERY = 10.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some inputs: `values`, (inputs, methods, columns), and `ratios`, the times of the methods relative to a unit."""
+
+    numbers: list[int] = field(default_factory=list)
+    values: list[list[list[float]]] = field(default_factory=list)
+    ratios: Ratios = field(default_factory=dict)
+
+    def add(self, other: "Rows") -> None:
+        """Take the inputs of others, too."""
+        self.numbers.extend(other.numbers)
+        self.values.extend(other.values)
+        for name, ratios in other.ratios.items():
+            self.ratios.setdefault(name, []).extend(ratios)
+
+
+def check_data(data: Any) -> None:
+    """Raise `InputTypeError` for what no method is measured on."""
+    if not isinstance(data, (ImageData, PartData)):
+        raise wrong_type(
+            "data is a lrpfx.measures.ImageData(model, images), or for texts, arrays and graphs a "
+            f"lrpfx.measures.PartData(parts, inputs), not {type(data).__name__}"
+        )
+
+
+def methods_for(methods: Any, data: Data, size: int) -> Methods | PartMethods:
+    """The methods, ready to explain the inputs. `size`: how many run together."""
+    if isinstance(data, ImageData):
+        return Methods(methods, data, size)
+    return PartMethods(methods, cast("PartData", data), size)
+
+
+class _Measured:
+    """What gives the rows of some inputs. It goes to other processes without what is compiled, which is made anew there."""
+
+    def __init__(self, built: Methods | PartMethods, metrics: Sequence[Metric]) -> None:
+        self.given = built.named, built.data, built.size, built.outputs
+        self.metrics = metrics
+        self.built: Methods | PartMethods | None = built
+        self.is_warm = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"given": self.given, "metrics": self.metrics, "built": None, "is_warm": False}
+
+    def __call__(self, numbers: Sequence[int]) -> Rows:
+        if self.built is None:
+            named, data, size, outputs = self.given
+            self.built = methods_for(named, data, size)
+            self.built.outputs = outputs
+        if not self.is_warm:
+            self.built.warm_up()
+            self.is_warm = True
+        ratios: Ratios = {name: [] for name in self.built.explain}
+        values = [
+            torch.stack([one for metric in self.metrics for one in metric.scores(sample, maps)], 1).tolist()
+            for sample, maps in self.built.samples(numbers, ratios)
+        ]
+        return Rows(list(numbers), values, ratios)
+
+
+def rows_of(built: Methods | PartMethods, metrics: Sequence[Metric], output: Any, engine: str | Engine, progress: bool) -> Rows:
+    """The numbers of all inputs. With `output`, those that the file has are not measured again, and it takes the others."""
+    chosen = engine_named(engine)
+    if isinstance(chosen, RayEngine):
+        _ = chosen.wanted  # its errors come at once
+    path = None if output is None else checked_path(output, (SUFFIX,))[1]
+    with nullcontext() if path is None else sole_writer(path):
+        facts = {} if path is None else _facts(built, metrics)
+        found = Rows() if path is None or not path.exists() else _read(path, facts, len(built.data))
+        done = set(found.numbers)
+        pending = [number for number in range(len(built.data)) if number not in done]
+        parts = [pending[first : first + built.size] for first in range(0, len(pending), built.size)]
+        saved, before = time.monotonic(), len(done)
+        try:
+            each = _each(_Measured(built, metrics), parts, chosen)
+            for rows in progress_bar(each, progress, "evaluate", "batch", len(parts)):
+                found.add(rows)
+                if path is not None and time.monotonic() - saved > _SAVE_EVERY:
+                    _save(path, facts, found)
+                    saved, before = time.monotonic(), len(found.numbers)
+        finally:
+            if path is not None and len(found.numbers) > before:
+                _save(path, facts, found)
+    return found
+
+
+def _each(measured: _Measured, parts: Sequence[Sequence[int]], engine: Engine) -> Iterator[Rows]:
+    """The rows of parts of the inputs, in any order."""
+    return engine.mapped(measured, parts) if isinstance(engine, RayEngine) else map(measured, parts)
+
+
+def _facts(built: Methods | PartMethods, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """What decides on the numbers, as plain data."""
+    methods = {name: _fact_of(method) for name, method in built.named.items()}
+    facts = {"inputs": len(built.data), "methods": methods, "metrics": [repr(one) for one in metrics], **built.data.facts()}
+    return {name: json.loads(json.dumps(value)) for name, value in facts.items()}  # as it is read again
+
+
+def _fact_of(method: Any) -> Any:
+    if isinstance(method, Explainer):  # without what it has compiled
+        method = [method.composite, method.output, method.reference, method.preprocess and method.preprocess.function]
+    return fingerprint_of_value(method)
+
+
+def _read(path: Path, facts: Mapping[str, Any], count: int) -> Rows:
+    """The rows in a file of the same run. `ArtefactError` for a file of another kind."""
+    try:
+        with os_errors(ArtefactError, path, "read"):
+            content = json.loads(path.read_bytes())
+        rows = Rows(**content["rows"])
+        whole = len(rows.numbers) == len(rows.values) == len(set(rows.numbers)) and set(rows.numbers) <= set(range(count))
+        if not whole or content["format"] != _FORMAT:
+            raise ValueError("rows are missing")
+        torch.tensor(rows.values, dtype=torch.float64)
+        known = dict(content["facts"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtefactError(f"{path} is no file of lrpfx.evaluate: {first_lines(error, 1)}", topic="evaluation") from error
+    check_same_run(path, facts, known)
+    return rows
+
+
+def _save(path: Path, facts: Mapping[str, Any], rows: Rows) -> None:
+    written(path, json.dumps({"format": _FORMAT, "facts": facts, "rows": asdict(rows)}).encode())
