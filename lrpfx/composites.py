@@ -7,7 +7,7 @@ or a module: `isinstance` works on both (see `lrpfx.types`).
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -85,6 +85,10 @@ def _note(ctx: dict[Any, Any], reason: str, entry: tuple[int, str]) -> None:
 
 def _layers(ctx: dict[Any, Any]) -> tuple[tuple[str, Any], ...]:
     return ctx.layers if isinstance(ctx, MappingContext) else ()
+
+
+def _inputs(ctx: dict[Any, Any]) -> Mapping[str, frozenset[str]]:
+    return ctx.inputs if isinstance(ctx, MappingContext) else {}
 
 
 def _describe_types(kinds: type | tuple[type, ...]) -> str:
@@ -453,7 +457,7 @@ class MixedComposite(Composite):
         super().__init__(module_map=self.mapping, canonizers=own + inherited)
 
     def _context(self, ctx: dict[Any, Any], index: int) -> MappingContext:
-        context: MappingContext = ctx.setdefault(index, MappingContext(_layers(ctx)))
+        context: MappingContext = ctx.setdefault(index, MappingContext(_layers(ctx), _inputs(ctx)))
         return context
 
     def mapping(self, ctx: dict[Any, Any], name: str, module: Any) -> Hook | None:
@@ -594,8 +598,9 @@ class GammaByDepth(_BuiltInComposite):
     """Gamma for convolutions, falling geometrically with their depth; Epsilon for dense layers.
 
     The depth of a convolution is its position among all convolutions in the order of execution. A convolution that is called
-    twice has two positions in graph mode, and that of its first call in module mode. docs/gallery.md measures values of `early`
-    and `late`.
+    twice has two positions in graph mode, and that of its first call in module mode. In graph mode, the parts of a model that
+    read one of several inputs each have positions of their own, and those of what reads more follow: both images of a pair have
+    the same rules. docs/gallery.md measures values of `early` and `late`.
 
     Other arguments: as for `EpsilonPlusFlat`.
 
@@ -657,7 +662,7 @@ class GammaByDepth(_BuiltInComposite):
             if isinstance(ctx, MappingContext):
                 ctx.reason = "a convolution that gets no relevance: late"
             return self._gamma(self.late)
-        position, last = positions[name], len(positions) - 1
+        position, last = positions[name], max(positions.values())
         depth = position / last if last else 0.0
         gamma = self.early ** (1.0 - depth) * self.late**depth  # exact at both ends
         if isinstance(ctx, MappingContext):
@@ -681,8 +686,13 @@ class GammaByDepth(_BuiltInComposite):
                     "by lrpfx.transform or composite.register",
                     topic="composites",
                 )
-            convolutions = [name for name, layer in layers if isinstance(layer, types.Convolution)]
-            ctx["positions"] = {name: position for position, name in enumerate(convolutions)}
+            inputs, last = _inputs(ctx), dict[frozenset[str], int]()  # the last position of what reads these inputs
+            found: dict[str, int] = {}
+            for name, layer in layers:
+                if isinstance(layer, types.Convolution):
+                    own = inputs.get(name, frozenset())
+                    found[name] = last[own] = 1 + max((one for some, one in last.items() if some <= own), default=-1)
+            ctx["positions"] = found
         positions: dict[str, int] = ctx["positions"]
         return positions
 

@@ -46,7 +46,10 @@ class Assign(GraphPass):
         result = PassResult()
         ordered = calls_before_output(program.graph)
         layers = {node: program.layer(node) for node in dict.fromkeys([*ordered, *data_calls(program.graph)])}
-        context = MappingContext((layers[node].name, layers[node]) for node in ordered)
+        inputs = _inputs_of(program.graph)
+        context = MappingContext(
+            ((layers[node].name, layers[node]) for node in ordered), {layers[node].name: inputs[node] for node in ordered}
+        )
         self._ask(context, layers, result)
         if any(node_info(node).rule is not None and node_info(node).rule.reads_controls for node in layers):
             found = data_from_constants(program.graph)
@@ -71,6 +74,16 @@ class Assign(GraphPass):
                 raise InputTypeError(f"{self.composite} maps {layer.name} to {rule!r}, which is not a rule", topic="composites")
             update_info(node, rule=rule.copy(), chosen_by=context.reason or repr(self.composite))
             result.match(layer.name, f"{rule}, by {node_info(node).chosen_by}")
+
+
+def _inputs_of(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
+    """The names of the inputs that each node depends on."""
+    found: dict[fx.Node, frozenset[str]] = {}
+    for node in graph.nodes:
+        found[node] = frozenset[str]().union(*(found[one] for one in node.all_input_nodes))
+        if node.op == "placeholder":
+            found[node] = frozenset([node.name])
+    return found
 
 
 def _products_and_exponentials(program: Program, sums: set[fx.Node]) -> list[LrpfxWarning]:

@@ -144,7 +144,8 @@ def misread(error: InputError, inputs: Any, form: str | None) -> InputError:
         read = ", ".join(
             f"{name} {tuple(one.shape)} of {str(one.dtype).removeprefix('torch.')}" for name, one in tensors.items()
         )
-        return type(error)(f"{said}. The model's inputs were {read}", topic=error.topic)
+        remedy = "their first dimension is for samples, x[None] for one"
+        return type(error)(f"{said}. The model's inputs were {read}: {remedy}", topic=error.topic)
     shape = f" of shape {tuple(inputs.shape)}" if isinstance(inputs, torch.Tensor) else ""
     reading = _READINGS[form]
     if form == "series" and isinstance(inputs, torch.Tensor) and inputs.ndim == 2:

@@ -1,6 +1,7 @@
 """The interface between composites and the compiler: a mapping from layers to rules."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from torch import nn
@@ -12,13 +13,17 @@ class MappingContext(dict[Any, Any]):
     Composites may store anything in it. `layers`: names and layers of the model in the order of execution, all that relevance
     flows through, for choices that depend on more than the layers so far. In graph mode, each call is a layer; in module mode,
     these are the modules that run, in the order of their first call, or all in the order of registration if the model cannot
-    be traced. It is empty where a composite is asked about a single layer only. `reason` names the entry that made the last
-    choice; `used` holds the entries that have matched so far.
+    be traced. It is empty where a composite is asked about a single layer only. `inputs`: the names of the model's inputs that
+    each layer depends on, by its name, in graph mode. `reason` names the entry that made the last choice; `used` holds the
+    entries that have matched so far.
     """
 
-    def __init__(self, layers: Iterable[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self, layers: Iterable[tuple[str, Any]] = (), inputs: Mapping[str, frozenset[str]] = MappingProxyType({})
+    ) -> None:
         super().__init__()
         self.layers = tuple(layers)
+        self.inputs = inputs
         self.reason = ""
         self.used: set[tuple[int, str]] = set()
 

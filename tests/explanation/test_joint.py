@@ -342,3 +342,31 @@ def test_figures_of_several_targets_are_saved_with_an_axis_for_targets(tmp_path)
             assert not np.array_equal(arrays["relevance.first"][place], arrays["relevance.first"][1 - place])
             for name in inputs:
                 np.testing.assert_array_equal(arrays[f"relevance.{name}"][place], alone[name])
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_both_images_of_a_pair_have_the_same_rules(is_shared):
+    """Shares do not depend on which image the forward reads first."""
+    torch.manual_seed(0)
+
+    def tower():
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).double()
+
+    class Comparison(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = tower()
+            self.second = self.first if is_shared else tower()
+            self.both = nn.Conv2d(4, 1, 1).double()
+            self.second.load_state_dict(self.first.state_dict())
+
+        def forward(self, left, right):
+            return self.both(self.first(left) * self.second(right)).mean((2, 3))
+
+    left, right = torch.rand(2, 1, 3, 12, 12).double()
+    explainer = lrpfx.Explainer(Comparison().eval())
+    found, swapped = explainer((left, right)), explainer((right, left))
+    assert "GammaByDepth" in found.rules and found.shares["left"] != pytest.approx(found.shares["right"], rel=1e-3)
+    np.testing.assert_allclose(swapped.maps["right"], found.maps["left"], rtol=1e-9, atol=1e-12)
+    reasons = [row.chosen_by for row in lrpfx.assignment(explainer.explain_model) if "convolution" in row.chosen_by]
+    assert [one.split(":")[0][-6:] for one in reasons] == [*["1 of 4", "2 of 4", "3 of 4"] * 2, "4 of 4"]
