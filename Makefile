@@ -96,7 +96,7 @@ pictures: $(VENV)/linked
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt scikit-image
 	$(BIN)/python tests/tools/pictures.py
 
-# Measure pruning and correction by relevance, and draw the pictures of docs/relevance_of_weights.md and docs/correcting.md, in minutes.
+# Measure pruning, correction and prototypes, and draw the pictures of docs/relevance_of_weights.md and docs/correcting.md, in minutes.
 uses: $(VENV)/linked
 	$(BIN)/python benchmarks/uses.py
 

@@ -1,4 +1,4 @@
-"""What relevance is used for, measured: the pictures and tables of docs/relevance_of_weights.md: `make uses`, in minutes.
+"""What relevance is for, measured: `make uses` draws and prints it for relevance_of_weights.md, correcting.md and concepts.md.
 
 Pruning: weights are set to 0 by a score, the least first, without training afterwards.
 """
@@ -14,8 +14,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from PIL import Image
+from sklearn.metrics import roc_auc_score
+from sklearn.mixture import GaussianMixture
 from torch import nn
 from torch.nn import functional
 
@@ -244,7 +247,105 @@ def draw_correction(seeds: Sequence[int] = range(2, 7)) -> None:
         print(f"| {kind} | {clean.mean():.3f} | {least} | {seconds.mean():.1f} |")
 
 
+def strange(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Images as no training digit is."""
+    noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(1))
+    return {
+        "half noise": (images + noise) / 2,
+        "inverted": 1 - images,
+        "turned by 90°": images.rot90(1, (2, 3)),
+        "mark in the corner": with_mark(images),
+    }
+
+
+def shares(values: torch.Tensor) -> torch.Tensor:
+    """The sum of each channel, as part of the sum of magnitudes over all channels."""
+    sums = values.flatten(2).sum(2)
+    return sums / sums.abs().sum(1, keepdim=True)
+
+
+def detection(seed: int, layer: str = "block2.add") -> dict[str, dict[str, float]]:
+    """How well scores tell held-out digits from strange ones, as the area under the ROC curve."""
+    train, test = digits.load(seed=seed)
+    network = digits.train(train, epochs=15, seed=seed)
+    explain_model = lrpfx.transform(network, EpsilonPlus())
+
+    def read(images: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        values: list[torch.Tensor] = []
+        handle = network.get_submodule(layer.partition(".")[0]).register_forward_hook(
+            lambda module, arguments, output: values.append(output.detach())
+        )
+        with torch.no_grad():
+            logits = network(images)
+        handle.remove()
+        classes = logits.argmax(1) if labels is None else labels
+        relevance = lrpfx.attribute(explain_model, images, classes, record=layer).layers[layer]
+        confidence = logits.softmax(1).amax(1)
+        return {
+            "classes": classes,
+            "relevance of channels": shares(relevance),
+            "activation of channels": shares(values[0]),
+            "confidence": confidence,
+        }
+
+    known, ordinary = read(train.images, train.labels), read(test.images)
+    found: dict[str, dict[str, float]] = {"confidence": {}}
+    prototypes = {}
+    for kind in ("relevance of channels", "activation of channels"):
+        found[kind] = {}
+        for label in range(10):
+            vectors = known[kind][known["classes"] == label].numpy()
+            prototypes[kind, label] = GaussianMixture(3, reg_covar=1e-5, random_state=0).fit(vectors)
+
+    def likelihoods(read: Mapping[str, Any], kind: str) -> np.ndarray:
+        scores = [
+            prototypes[kind, int(label)].score_samples(vector[None].numpy())
+            for label, vector in zip(read["classes"], read[kind], strict=True)
+        ]
+        return np.concatenate(scores)
+
+    for name, images in strange(test.images).items():
+        other = read(images)
+        truth = np.repeat([1, 0], len(images))
+        for kind in found:
+            if kind == "confidence":
+                scores = torch.cat([ordinary[kind], other[kind]]).numpy()
+            else:
+                scores = np.concatenate([likelihoods(ordinary, kind), likelihoods(other, kind)])
+            found[kind][name] = float(roc_auc_score(truth, scores))
+    return found
+
+
+def draw_prototypes() -> None:
+    """The digits nearest to the prototypes of two classes, and how well prototypes find strange images."""
+    train, _ = digits.load()
+    network = digits.train(train, epochs=15)
+    explain_model = lrpfx.transform(network, EpsilonPlus())
+    relevance = lrpfx.attribute(explain_model, train.images, train.labels, record="block2.add").layers["block2.add"]
+    vectors = shares(relevance).numpy()
+    rows = []
+    for label in (1, 9):
+        members = (train.labels == label).nonzero().flatten().numpy()
+        mixture = GaussianMixture(3, reg_covar=1e-5, random_state=0).fit(vectors[members])
+        belongs = mixture.predict(vectors[members])
+        for number, center in enumerate(mixture.means_):
+            distance = np.linalg.norm(vectors[members] - center, axis=1)
+            distance[belongs != number] = np.inf
+            nearest = members[distance.argsort()[:8]]
+            pixels = (train.images[nearest, 0] * 255).byte().numpy()
+            shown = [Image.fromarray(one).resize((96, 96), Image.Resampling.NEAREST) for one in pixels]
+            share = (belongs == number).mean()
+            rows.append([(f"{label}: {share:.0%}" if place == 0 else "", one) for place, one in enumerate(shown)])
+    lrpfx.pictures.sheet(rows, width=900).save(IMAGES / "prototypes.png", optimize=True)
+    runs = [detection(seed) for seed in range(5)]
+    kinds = list(runs[0]["confidence"])
+    print(f"\n| | {' | '.join(kinds)} |\n|{' --- |' * (len(kinds) + 1)}")
+    for name in runs[0]:
+        means = [np.mean([run[name][kind] for run in runs]) for kind in kinds]
+        print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or ("pruning", "correction"):
-        {"pruning": draw_pruning, "correction": draw_correction}[name]()
+    for name in sys.argv[1:] or ("pruning", "correction", "prototypes"):
+        {"pruning": draw_pruning, "correction": draw_correction, "prototypes": draw_prototypes}[name]()
