@@ -29,7 +29,7 @@ def backward_through_relevance(
 
     Relevance is computed while the rules act, and the objective and its gradient while they do not. With other derivatives in
     place of these, a penalty is computed of what is no relevance, or has no effect: this function allows for none. The
-    gradient is added to `.grad` of the parameters of `explain_model` that require one, as `backward` does [1]_ [2]_.
+    gradient is added to `.grad` of the parameters of `explain_model` that require one, as `backward` does [1]_.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ def relevance_of_weights(
     """Relevance of the weights of dense layers, convolutions and embeddings: what passes through each, summed over the batch.
 
     With x the input of a layer and m its multipliers, the relevance of its outputs divided by their values, it is R_w = w ⊙ Σ x
-    ⊗ m, summed over samples and positions, for `Epsilon` and the rules of `AttnLRP` [1]_ [2]_. For rules that modify weights or
+    ⊗ m, summed over samples and positions, for `Epsilon` and the rules of `AttnLRP` [1]_. For rules that modify weights or
     inputs, such as `ZPlus` and `Gamma`, it is what the rule sends through each weight, with its modified weights and its
     denominators. Relevance of a layer's weights sums to that of its inputs, and over outputs to that of each input feature or
     channel; what a rule gives to the bias is that of no weight. Rows of an embedding have the relevance of its outputs.
