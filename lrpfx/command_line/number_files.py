@@ -20,6 +20,7 @@ from lrpfx.explanation.arrays import Form
 from lrpfx.explanation.doors import KINDS_OF_FILES, suffix_of
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Explained, Several
+from lrpfx.explanation.graphs import is_graph
 from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
 from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.volumes import VolumeExplanation
@@ -316,18 +317,14 @@ def numbers_in(place: Path) -> list[Path]:
 def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Content]:
     """The samples in files of one kind, as `lrpfx.datasets.attribute` takes them, and the first content.
 
-    A table or an array is one file, with its samples along the first axis; of sounds and volumes, each file is a sample. Raises
-    `InputError`.
+    A table, an array or several inputs are one file, with their samples along the first axis; of sounds and volumes, and of
+    several files of several inputs, each file is a sample. Raises `InputError`.
     """
     suffix = suffix_of(paths[0])
-    if suffix == ".npz":
-        raise InputError(
-            f"{paths[0]} holds {KINDS_OF_FILES[suffix].what}: several inputs are explained as a data set in Python, by "
-            "lrpfx.datasets.attribute, and graphs by lrpfx explain, each by itself",
-            topic="samples",
-        )
     first = content_of(paths[0])
-    if first.form is not None:
+    if suffix == ".npz" and len(paths) == 1:
+        return _samples_of_inputs(paths[0], first.values), first
+    if suffix == ".npz" or first.form is not None:
         return NumberFiles(paths), first
     if len(paths) > 1:
         raise invalid(f"a table or an array is one file with all samples, but there are {len(paths)}: {paths[0]}, {paths[1]}")
@@ -340,8 +337,24 @@ def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Con
     return torch.from_numpy(first.values).float(), first
 
 
+def _samples_of_inputs(path: Path, arrays: Mapping[str, Array]) -> list[dict[str, torch.Tensor]]:
+    """The samples of several inputs in a file, by the names of the model's arguments. Raises `InputError`."""
+    if is_graph(arrays):
+        raise InputError(
+            f"{path} holds a graph, and samples of a data set have one form: lrpfx explain explains graphs, each by itself",
+            topic="samples",
+        )
+    counts = {name: len(one) if one.ndim else 0 for name, one in arrays.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        shown = ", ".join(f"{name} {tuple(one.shape)}" for name, one in arrays.items())
+        raise InputError(f"{path} holds {shown or 'nothing'}: arrays of inputs have a first axis for samples", topic="samples")
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(_numbers(path, one))) for name, one in arrays.items()}
+    tensors = {name: one.float() if one.is_floating_point() else one for name, one in tensors.items()}
+    return [{name: one[place] for name, one in tensors.items()} for place in range(next(iter(counts.values())))]
+
+
 class NumberFiles(Dataset[Any]):
-    """Sounds or volumes, a sample for each file. Those with another rate than the first have an error.
+    """Sounds, volumes or several inputs, a sample for each file. Those with another rate than the first have an error.
 
     `root` and `samples` are those of the data sets of torchvision: they name the samples.
     """
@@ -354,8 +367,14 @@ class NumberFiles(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        content = content_of(Path(self.samples[place][0]))
+    def __getitem__(self, place: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        path = Path(self.samples[place][0])
+        content = content_of(path)
+        if isinstance(content.values, dict):
+            inputs, *others = _samples_of_inputs(path, content.values)
+            if others:
+                raise InputError(f"{path} holds {1 + len(others)} samples: one of several files holds one", topic="samples")
+            return inputs
         if content.rate != self.rate:
             raise InputError(f"{content.rate:g} samples a second, and {self.rate:g} in the first file", topic="samples")
         values = nifti.opened(content.values)[0] if content.form == "volume" else content.values

@@ -456,7 +456,9 @@ def test_errors_name_the_door(folder):
     (folder / "data").mkdir()
     np.savez("data/graph.npz", **GRAPH)
     store = ("--output", "store")
-    refused("lrpfx.datasets.attribute", run, "dataset", "number_models:graph", "data", *store)
+    refused("lrpfx explain explains graphs", run, "dataset", "number_models:graph", "data", *store)
+    np.savez("uneven.npz", image=np.zeros((2, 3, 5, 5)), facts=np.zeros((1, 2)))
+    refused("a first axis for samples", run, "dataset", "number_models:both", "uneven.npz", *store)
     np.save("data/week.npy", np.zeros((20, 3), np.float32))
     refused("several kinds", run, "dataset", "number_models:series", "data", *store)
     refused("one sample", run, "dataset", "number_models:table", save("row.npy", np.zeros(3)), *store)
@@ -467,6 +469,29 @@ def test_errors_name_the_door(folder):
     refused("week.npy is one sample", run, "dataset", "number_models:series", "week.npy", "--form", "series", *store)
     refused("lrpfx.datasets.spray", run, "dataset", "number_models:table", "week.npy", *store, "--spray", "groups")
     refused("apart", run, "report", "number_models:series", "week.npy", "photo.png")
+
+
+@pytest.mark.parametrize("as_files", [False, True])
+def test_a_data_set_of_several_inputs(as_files):
+    """One file with all samples, or a folder with one in each."""
+    generator = np.random.default_rng(0)
+    arrays = {"image": generator.random((3, 3, 5, 5)), "facts": generator.normal(size=(3, 2))}
+    Path("pairs").mkdir()
+    for place in range(3):
+        np.savez(f"pairs/{place}.npz", **{name: one[[place]] for name, one in arrays.items()})
+    np.savez("pairs.npz", **arrays)
+    expected = lrpfx.explain(model("both"), arrays, 1)
+    command = "dataset", "number_models:both", "pairs" if as_files else "pairs.npz", "--target", "1", "--output", "store"
+    status, printed = run(*command)
+    assert status == 0 and "3 of 3 samples explained" in printed and expected[0].rules in printed
+    view = lrpfx.datasets.open("store")
+    for name in arrays:
+        found = [one.maps[name] for one in expected]
+        np.testing.assert_allclose(view[f"relevance.{name}"], found, rtol=1e-3, atol=1e-6)
+    if as_files:
+        np.savez("pairs/3.npz", **arrays)
+        with pytest.raises(InputError, match="holds 3 samples"):
+            run(*command[:-1], "other")
 
 
 def save(name, values):
