@@ -13,7 +13,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.node_values import node_values
 from lrpfx.errors import InputError, InputTypeError, UnsupportedOperationError, nearest
 from lrpfx.ir.kinds import Embedding, Linear, MatMul, Opaque, Recurrent, Unknown
-from lrpfx.ir.node import attribute_of, data_calls, map_arguments, node_info, nodes_in, output_node, result_of
+from lrpfx.ir.node import Role, attribute_of, data_calls, map_arguments, node_info, nodes_in, output_node, result_of
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike, TargetsLike
 from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module_of
@@ -88,7 +88,9 @@ def relevance_of_weights(
             "without one, such as AttnLRP() or EpsilonPlus()",
             topic="relevance-of-weights",
         )
-    layers = _layers(module, _chosen(module, parameters))
+    patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+    named = [_named(module, pattern) for pattern in patterns]
+    layers = _layers(module, named)
     names = [layer.name for layer in layers if not layer.carries_multiplier]
     multiplied = [layer.name for layer in layers if layer.carries_multiplier]
     found = attribute(
@@ -104,7 +106,7 @@ def relevance_of_weights(
             for place, weight in layer.weights.items():
                 passed = [layer.passed_on(one, values, place) for one in each]
                 shares = [weight.shares(one, layer.name) for one in passed]
-                for name in weight.parameters:
+                for name in set().union(*named).intersection(weight.parameters):
                     added = torch.stack([share[name] for share in shares])
                     total[name] = total[name] + added if name in total else added
     order = {name: number for number, (name, _) in enumerate(module.named_parameters())}
@@ -218,31 +220,28 @@ def _valued(value_of: Any) -> Any:
     return lambda leaf: value_of(leaf) if isinstance(leaf, fx.Node) else leaf
 
 
-def _chosen(module: ExplainModule, patterns: str | Sequence[str]) -> set[str]:
-    """The parameters that patterns name, under the first name of each."""
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputTypeError(f"parameters are names, or patterns of names, not {patterns!r}", topic="relevance-of-weights")
+def _named(module: ExplainModule, pattern: Any) -> set[str]:
+    """The parameters that a pattern names, under the first name of each."""
+    if not isinstance(pattern, str):
+        raise InputTypeError(f"parameters are names, or patterns of names, not {pattern!r}", topic="relevance-of-weights")
     first = {id(value): name for name, value in module.named_parameters()}
     names = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
-    chosen: set[str] = set()
-    for pattern in patterns:
-        found = {first_name for name, first_name in names.items() if name == pattern or fnmatchcase(name, pattern)}
-        if not found:
-            raise InputError(
-                f"no parameter has the name {pattern!r}.{nearest(pattern, list(names))}", topic="relevance-of-weights"
-            )
-        chosen |= found
-    return chosen
-
-
-def _layers(module: ExplainModule, chosen: set[str]) -> list[_Layer]:
-    """The calls of layers with weights of chosen parameters."""
-    found = [layer for node in data_calls(module.unfused_graph) for layer in _layer(node, module, chosen)]
+    found = {first_name for name, first_name in names.items() if name == pattern or fnmatchcase(name, pattern)}
     if not found:
+        raise InputError(f"no parameter has the name {pattern!r}.{nearest(pattern, list(names))}", topic="relevance-of-weights")
+    return found
+
+
+def _layers(module: ExplainModule, named: Sequence[set[str]]) -> list[_Layer]:
+    """The calls of layers with weights of chosen parameters: some of each of these sets."""
+    chosen = set().union(*named)
+    found = [layer for node in data_calls(module.unfused_graph) for layer in _layer(node, module, chosen)]
+    covered = {name for layer in found for weight in layer.weights.values() for name in weight.parameters}
+    missing = next((names for names in named if not names & covered), None)
+    if missing is not None or not found:
         raise InputError(
             "no weight of a dense layer, a convolution or an embedding that carries relevance is among the parameters "
-            f"{', '.join(sorted(chosen)[:3])}",
+            f"{', '.join(sorted(missing or chosen)[:3])}",
             topic="relevance-of-weights",
         )
     return found
@@ -252,11 +251,13 @@ def _layer(node: fx.Node, module: ExplainModule, chosen: set[str]) -> Iterator[_
     info, rule = node_info(node), rule_module_of(node, module)
     if info.kind is None or not issubclass(info.kind, WEIGHTED):
         return
-    if rule is not None:
+    if rule is not None and issubclass(info.kind, Linear):
         names, first = rule.ruled.operation.parameters, rule.ruled.parameters
         read = {place: node.args[at] for place, at in enumerate(first) if "bias" not in names[place]}
+    elif info.kind is Embedding:
+        read = {0: node.kwargs["weight"] if "weight" in node.kwargs else node.args[1]}
     else:
-        read = dict(enumerate(nodes_in((node.args, node.kwargs))[1:] if info.kind is not Embedding else _tables(node)))
+        read = dict(enumerate(one for one in node.all_input_nodes if node_info(one).role is Role.PARAMETER))
     weights = {place: _weight(one, module) for place, one in read.items() if isinstance(one, fx.Node)}
     weights = {place: one for place, one in weights.items() if chosen.intersection(one.parameters)}
     if not weights:
@@ -279,10 +280,6 @@ def _layer(node: fx.Node, module: ExplainModule, chosen: set[str]) -> Iterator[_
         )
     else:
         yield _Layer(node, rule.ruled, weights)
-
-
-def _tables(node: fx.Node) -> list[Any]:
-    return [node.kwargs["weight"] if "weight" in node.kwargs else node.args[1]]
 
 
 def _weight(node: fx.Node, module: ExplainModule) -> _Weight:

@@ -288,6 +288,8 @@ def test_parameters_by_patterns():
         lrpfx.relevance_of_weights(explain_model, x, 1, parameters="3.wieght")
     with pytest.raises(InputError, match="no weight of a dense layer"):
         lrpfx.relevance_of_weights(explain_model, x, 1, parameters="3.bias")
+    with pytest.raises(InputError, match=r"no weight of a dense layer.* 0\.bias"):
+        lrpfx.relevance_of_weights(explain_model, x, 1, parameters=["0.weight", "0.bias"])
     with pytest.raises(InputTypeError, match="parameters are names"):
         lrpfx.relevance_of_weights(explain_model, x, 1, parameters=[3])
 
@@ -325,6 +327,22 @@ def test_differences_from_a_reference_are_errors():
     model, x = small(*LAYERS[0])
     explain_model = lrpfx.transform(model, DeepLIFT(), example_inputs=x)
     with pytest.raises(InputError, match="differences from a reference"):
+        lrpfx.relevance_of_weights(explain_model, x, 1)
+
+
+class OfPairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pairs, self.head = nn.Bilinear(6, 6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.pairs(x, x))
+
+
+def test_products_that_sum_are_errors():
+    x = torch.rand(3, 6)
+    explain_model = lrpfx.transform(OfPairs().eval(), AttnLRP(), example_inputs=x)
+    with pytest.raises(UnsupportedOperationError, match="pairs"):
         lrpfx.relevance_of_weights(explain_model, x, 1)
 
 
