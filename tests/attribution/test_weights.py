@@ -316,6 +316,21 @@ def test_rules_with_unknown_messages_are_errors():
     assert list(lrpfx.relevance_of_weights(explain_model, x, 1, parameters="3.*")) == ["3.weight"]
 
 
+class OwnAccount(OwnPropagate):
+    """Twice what `Epsilon` passes on."""
+
+    def relevance_of_parameter(self, call, relevance, place):
+        ratio = relevance / self.epsilon(call.own_output())
+        return 2 * call.parameters[place] * call.parameter_gradient(ratio, place, call.inputs, call.parameters)
+
+
+def test_own_rules_may_know_their_messages():
+    model, x = small(*LAYERS[0])
+    doubled = lrpfx.relevance_of_weights(lrpfx.transform(model, composite(OwnAccount())), x, 1)["0.weight"]
+    expected = lrpfx.relevance_of_weights(lrpfx.transform(model, composite(Epsilon())), x, 1)["0.weight"]
+    torch.testing.assert_close(doubled, 2 * expected, rtol=1e-9, atol=1e-11)
+
+
 def test_layers_without_a_rule_are_errors():
     model, x = small(*LAYERS[0])
     explain_model = lrpfx.transform(model, lrpfx.composites.LayerMapComposite([(nn.ReLU, Pass())]), unassigned="gradient")
