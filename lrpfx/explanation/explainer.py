@@ -49,6 +49,7 @@ from lrpfx.explanation.graphs import (
     taking_tensors,
     with_names,
 )
+from lrpfx.explanation.image_texts import explain_image_text
 from lrpfx.explanation.joint import (
     JointExplanation,
     JointExplanations,
@@ -162,10 +163,13 @@ class _Settings(TypedDict, total=False):
     names: Sequence[str] | None
     channels: Literal["first", "last"] | None
     reference: Any
+    processor: Any
 
 
 #: What processors of images and texts return beside signals, of which some models read numbers.
-_OF_PROCESSORS = ("image_grid_thw", "video_grid_thw", "mm_token_type_ids", "attention_mask", "pixel_attention_mask")
+_OF_PROCESSORS = (
+    *("image_grid_thw", "video_grid_thw", "image_sizes", "mm_token_type_ids", "attention_mask", "pixel_attention_mask"),
+)
 
 
 class Explainer(Generic[Found]):
@@ -218,6 +222,8 @@ class Explainer(Generic[Found]):
         What inputs are compared with, for `composites.DeepLIFT`: a number, or a tensor that can be broadcast to the model's
         input, which comes after the preprocessing. Of texts: a token that takes the place of all others, such as
         `tokenizer.mask_token`; the marks of the model stay. Or a list of these, over which relevance is averaged.
+    processor
+        For models of images with texts: a processor of Hugging Face, for a dict of one image and one text.
 
     Raises
     ------
@@ -306,6 +312,7 @@ class Explainer(Generic[Found]):
         rate: float | None = None,
         channels: Literal["first", "last"] | None = None,
         reference: Any = None,
+        processor: Any = None,
     ) -> None:
         #: The graph of the model, if it is captured already.
         self.captured = model if isinstance(model, Captured) else None
@@ -337,6 +344,15 @@ class Explainer(Generic[Found]):
         if tokenizer is not None and not callable(tokenizer):
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
         self._takes_both = preprocess is not None and tokenizer is not None
+        self.processor = processor
+        if processor is not None and (preprocess is not None or tokenizer is not None or not callable(processor)):
+            raise InputTypeError(
+                "processor= is a processor of transformers, which makes a model's inputs of an image and a text: pass it "
+                "without preprocess= and tokenizer=",
+                topic="explainers",
+            )
+        if processor is not None and not isinstance(model, nn.Module):
+            raise InputError("processor= is for models: a program takes tensors", topic="explainers")
         if isinstance(model, DetectorHeads) and output is not None:
             raise InputError("the output of a detector is that of its heads: output= is for other models", topic="detectors")
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
@@ -591,6 +607,8 @@ class Explainer(Generic[Found]):
             photographs, texts (with a tokenizer, strings are texts, and photographs are paths or images), and tensors as the
             model takes them, with a first dimension for samples. A list has several of these. The result is a
             `JointExplanation`, or `JointExplanations`.
+            With a `processor`, they are a dict of one image and one text, which holds the mark of the image, or the messages of
+            a chat: the result is a `JointExplanation`, whose map of the image is that of its own pixels.
             A graph is an object or a dict with `x` and `edge_index`, as PyTorch Geometric has it, or a tuple of them in the
             order of the model's arguments; its other tensors are arguments of the model by their names. Several are a list or a
             batch of them.
@@ -630,6 +648,8 @@ class Explainer(Generic[Found]):
                 f"tensor of images alone, in place of a mapping with {', '.join(map(str, images)) or 'nothing'}",
                 topic="detectors",
             )
+        if self.processor is not None:
+            return self._of_image_and_text(images, target, targets)
         images = with_names(images, self.argument_names)
         check_no_rate(images, self.argument_names)
         if self._is_joint(images):
@@ -775,6 +795,12 @@ class Explainer(Generic[Found]):
         assert isinstance(self.model, nn.Module)
         reader = SampleReader(self.model, self.preprocess, self.tokenizer)
         return explain_joint(self._module_for, reader, given, wanted, self.reading.names, self.join, self.progress)
+
+    def _of_image_and_text(self, given: Any, target: Any, targets: Any) -> JointExplanation:
+        assert isinstance(self.model, nn.Module)
+        wanted = TargetsOfSamples(target, targets, 1)
+        wanted.check_number(1)
+        return explain_image_text(self._module_for, self.model, self.processor, given, wanted.of_sample(0), self.join)
 
     def _module_for(self, inputs: Any) -> CompiledModel:
         compiled = self.compiled_for(inputs)
@@ -1315,6 +1341,7 @@ def explain(
     rate: float | None = None,
     channels: Literal["first", "last"] | None = None,
     reference: Any = None,
+    processor: Any = None,
 ) -> Any:
     """Why a model gives a photograph, a sentence or a graph its class: an `Explanation`, or `Explanations` of several.
 
@@ -1344,6 +1371,7 @@ def explain(
         rate=rate,
         channels=channels,
         reference=reference,
+        processor=processor,
     )
     return explainer(images, target, targets=targets)
 

@@ -146,7 +146,7 @@ def _explained(
     compiled, ids = compiled_for(inputs), inputs["input_ids"]
     if compiled.reference is not None:
         compiled = compiled.compared_with(_references_of(compiled.reference, tokenizer, ids))
-    targets = tuple(_OfText(one, compiled.categories, tokenizer, text) for one in given)
+    targets = tuple(OfText(one, compiled.categories, tokenizer, text) for one in given)
     compiled = CompiledText(
         compiled.module, compiled.categories, compiled.record, compiled.output, compiled.scores, compiled.reference
     )
@@ -155,12 +155,18 @@ def _explained(
     titles = [str(answer.category) for answer in answers]
     drawn = pictures_of_text.heatmap(scores, text.encoding, tokenizer, targets=titles, join=join)
     output, names = as_array(found[0].output).T, found[0].names  # of a region (classes, positions)
-    if isinstance(names, _Vocabulary):
-        names = {int(index): names[index] for index in np.argsort(-output, kind="stable")[:_NAMED]}
+    names = named_tokens(names, output)
     facts = (output, names, answers, compiled.explain_model.composite, compiled.scores, as_array(ids[0]), drawn)
     explanation = TextExplanation(text.title(tokenizer), *facts)
     keep_origin(explanation, Origin(compiled, inputs, targets, output))
     return explanation
+
+
+def named_tokens(names: Names, output: Array) -> Names:
+    """The names of classes, or of the tokens with the largest logits of a vocabulary."""
+    if not isinstance(names, _Vocabulary):
+        return names
+    return {int(index): names[index] for index in np.argsort(-output, kind="stable")[:_NAMED]}
 
 
 class CompiledText(CompiledModel):
@@ -247,7 +253,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, eq=False)
-class _OfText(Target):
+class OfText(Target):
     """A target of a text, whose classes or tokens may be given by name.
 
     A token is that at the mask, or after the end of the text, unless the target is a position and a token.

@@ -1,0 +1,151 @@
+"""An image with a text: shares of both, and the image's relevance on its own pixels, beside the relevance of the inputs."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision
+from images.test_entry_places import photograph, pixels_of_patches, smoothed
+
+import lrpfx
+from lrpfx.composites import CPLRP
+from lrpfx.errors import InputError, InputTypeError
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+
+WORDS = ["<unk>", "what", "is", "this", "a", "cat", "dog", "in", "the", "picture", "?"]
+OF_TEXT = {
+    **{"vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": None},
+}
+
+
+def tokenizer(*marks):
+    words = {word: number for number, word in enumerate([*WORDS, *marks])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    given = {"unk_token": "<unk>", "additional_special_tokens": list(marks)}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **given)
+
+
+@pytest.fixture(scope="module")
+def llava():
+    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    marks = {"image_token": "<image>", "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+    images = transformers.CLIPImageProcessor(**sizes)
+    processor = transformers.LlavaProcessor(images, tokenizer("<image>"), patch_size=8, **marks)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    configs = {
+        "vision_config": transformers.CLIPVisionConfig(**vision, image_size=32, patch_size=8),
+        "text_config": transformers.LlamaConfig(**OF_TEXT),
+    }
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(**configs, image_token_index=len(WORDS), vision_feature_layer=-1)
+    return transformers.LlavaForConditionalGeneration(config).double().eval(), processor
+
+
+@pytest.fixture(scope="module")
+def explainer(llava):
+    return lrpfx.Explainer(llava[0], processor=llava[1], composite=CPLRP())
+
+
+GIVEN = {"image": photograph(32, 32), "text": "what is <image> ?"}
+
+
+def test_both_shares_are_those_of_the_inputs(llava, explainer):
+    model, processor = llava
+    found = explainer(GIVEN, targets=["cat", {"cat": 1.0, "dog": -1.0}])
+    inputs = dict(processor(images=[GIVEN["image"]], text=[GIVEN["text"]], return_tensors="pt"))
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    explain_model = lrpfx.transform(model, CPLRP(), inputs, constants=["attention_mask"])
+    for place, target in enumerate([{5: 1.0}, {5: 1.0, 6: -1.0}]):
+        direct = lrpfx.attribute(explain_model, inputs, (-1, target), output="logits")
+        pixels, tokens = direct.relevance["pixel_values"], direct.relevance["input_ids"].sum(-1)
+        answer = found.answers[place]
+        np.testing.assert_allclose(answer.input_relevance, [float(pixels.sum()), float(tokens.sum())], rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(answer.maps["text"].sum(-1), tokens[0].numpy(), rtol=1e-6, atol=1e-9)
+        ours, exact = smoothed(answer.maps["image"]), smoothed(pixels.sum((0, 1)).numpy())
+        assert np.corrcoef(ours.ravel(), exact.ravel())[0, 1] > 0.98
+        logits = direct.output[0, -1]
+        assert answer.category.score == pytest.approx(float(sum(logits[one] * by for one, by in target.items())), rel=1e-6)
+    assert set(found.shares) == {"image", "text"}
+    balance = found.balance
+    assert sum(found.shares.values()) + balance.constants == pytest.approx(balance.output)
+    assert found["image"].relevance.shape == (32, 32)
+    assert found["image"].relevance.sum() == pytest.approx(found.shares["image"])
+    assert found["text"].heatmap().words[0] == "what"
+    assert found.ledger.balance == pytest.approx(0, abs=1e-6)
+    assert found.sheet().width > 300
+    assert pickle.loads(pickle.dumps(found)).shares == found.shares
+
+
+def test_an_image_and_a_text_by_any_names_and_the_likeliest_token(llava, explainer):
+    model, processor = llava
+    found = explainer({"question": GIVEN["text"], "picture": GIVEN["image"]})
+    inputs = dict(processor(images=[GIVEN["image"]], text=[GIVEN["text"]], return_tensors="pt"))
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    logits = copy.deepcopy(model)(**inputs).logits[0, -1]
+    assert found.target.index == int(logits.argmax())
+    assert found.names == ("picture", "question")
+    other = explainer({"image": photograph(64, 64).rotate(90), "text": "this is <image> a"})
+    assert sum(other.shares.values()) + other.balance.constants == pytest.approx(other.balance.output)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({**GIVEN, "image": photograph(64, 40)}, InputError, r"drops .* image\.crop"),
+        ({**GIVEN, "text": "what is ?"}, InputError, "no place for the image: this processor marks it by '<image>'"),
+        ({"image": GIVEN["image"]}, InputTypeError, "one image and one text"),
+        ({**GIVEN, "more": "a cat"}, InputTypeError, "one image and one text"),
+        ("what is <image> ?", InputTypeError, "one image and one text"),
+        ({**GIVEN, "text": [{"role": "user", "content": "what"}]}, InputError, "cannot write these messages"),
+    ],
+)
+def test_other_inputs_are_refused(llava, given, error, message):
+    model, processor = llava
+    with pytest.raises(error, match=message):
+        lrpfx.explain(model, given, processor=processor)
+
+
+def test_a_processor_stands_alone(llava):
+    model, processor = llava
+    with pytest.raises(InputTypeError, match="without preprocess= and tokenizer="):
+        lrpfx.Explainer(model, processor=processor, tokenizer=processor.tokenizer)
+    with pytest.raises(InputError, match="returned input_ids, attention_mask, and no 'pixel_values'"):
+        lrpfx.explain(
+            model, GIVEN, processor=lambda images, text, return_tensors: processor.tokenizer(text, return_tensors="pt")
+        )
+
+
+@pytest.mark.programs
+def test_patches_go_back_to_pixels():
+    """Qwen2-VL's processor makes rows of patches, in another order than they are seen."""
+    marks = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+    images = transformers.Qwen2VLImageProcessor(
+        patch_size=4, merge_size=2, temporal_patch_size=2, min_pixels=64, max_pixels=4096
+    )
+    videos = transformers.Qwen2VLVideoProcessor()
+    processor = transformers.Qwen2VLProcessor(image_processor=images, tokenizer=tokenizer(*marks), video_processor=videos)
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id", "video_token_id")
+    ids = dict(zip(names, range(len(WORDS), len(WORDS) + 4), strict=True))
+    torch.manual_seed(0)
+    text = {**OF_TEXT, "rope_parameters": rope}
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config={**vision, "spatial_merge_size": 2}, **ids)
+    model = transformers.Qwen2VLForConditionalGeneration(config).double().eval()
+    given = {"image": photograph(48, 32), "text": "what is <|vision_start|> <|image_pad|> <|vision_end|> ?"}
+    found = lrpfx.explain(model, given, "cat", processor=processor)
+    assert sum(found.shares.values()) + found.balance.constants == pytest.approx(found.balance.output)
+    inputs = dict(processor(images=[given["image"]], text=[given["text"]], return_tensors="pt"))
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    numbers = ["attention_mask", "image_grid_thw", "mm_token_type_ids"]
+    explain_model = lrpfx.transform(model, lrpfx.composites.AttnLRP(), inputs, constants=numbers)
+    rows = lrpfx.attribute(explain_model, inputs, (-1, 5), output="logits").relevance["pixel_values"].numpy()
+    ordered = rows.reshape(4, 6, 2, 2, 96).transpose(0, 2, 1, 3, 4).reshape(-1, 96)  # two by two patches follow each other
+    exact = smoothed(pixels_of_patches(ordered, 48, 32))
+    assert np.corrcoef(smoothed(found["image"].relevance).ravel(), exact.ravel())[0, 1] > 0.98
