@@ -7,7 +7,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -185,7 +185,14 @@ class SavedScale(NamedTuple):
 Function = Callable[..., Any]
 Adjoint = Callable[[torch.Tensor, Sequence[Any], Bound], tuple[torch.Tensor | None, ...] | None]
 ConstantResponse = Callable[[Sequence[int], torch.Tensor | None, Bound], torch.Tensor]
-Detached = Callable[[torch.Tensor, Bound], torch.Tensor]
+
+
+class Detached(Protocol):
+    """A normalization whose scale is a constant, that of `source`, by default of the input."""
+
+    def __call__(self, input: torch.Tensor, arguments: Bound, source: torch.Tensor | None = None, /) -> torch.Tensor: ...
+
+
 Ratio = Callable[[torch.Tensor, Bound], torch.Tensor]
 Derivative = Callable[[torch.Tensor, Bound], torch.Tensor]
 SignOf = Callable[[Bound], Sign]

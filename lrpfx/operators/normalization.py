@@ -13,9 +13,12 @@ from lrpfx.operators.samples import IMAGE, MATRIX, call, weight
 # --- with the scale held constant ---------------------------------------------------------------------------------------------
 
 
-def _detached_layer_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
+# The scale is that of `source`, by default of the input; it has a derivative only with respect to what `source` depends on.
+
+
+def _detached_layer_norm(input: torch.Tensor, arguments: Bound, source: torch.Tensor | None = None) -> torch.Tensor:
     dimensions = tuple(range(-len(arguments["normalized_shape"]), 0))
-    variance = input.var(dimensions, unbiased=False, keepdim=True).detach()
+    variance = _source(input, source).var(dimensions, unbiased=False, keepdim=True)
     result = (input - input.mean(dimensions, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
     return _affine(result, arguments["weight"], arguments["bias"])
 
@@ -32,19 +35,23 @@ def _layer_norm_pull(gradient: torch.Tensor, scale: torch.Tensor, arguments: Bou
     return (weighted - weighted.mean(dimensions, keepdim=True)) * scale.to(gradient.dtype)
 
 
-def _detached_group_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
-    grouped = input.unflatten(1, (arguments["num_groups"], -1)).flatten(2)
-    variance = grouped.var(2, unbiased=False, keepdim=True).detach()
+def _detached_group_norm(input: torch.Tensor, arguments: Bound, source: torch.Tensor | None = None) -> torch.Tensor:
+    grouped, held = (one.unflatten(1, (arguments["num_groups"], -1)).flatten(2) for one in (input, _source(input, source)))
+    variance = held.var(2, unbiased=False, keepdim=True)
     result = (grouped - grouped.mean(2, keepdim=True)) * torch.rsqrt(variance + arguments["eps"])
     weight, bias = per_channel(arguments["weight"], input), per_channel(arguments["bias"], input)
     return _affine(result.reshape(input.shape), weight, bias)
 
 
-def _detached_instance_norm(input: torch.Tensor, arguments: Bound) -> torch.Tensor:
-    mean, variance = input.flatten(2).mean(2), input.flatten(2).var(2, unbiased=False).detach()
+def _detached_instance_norm(input: torch.Tensor, arguments: Bound, source: torch.Tensor | None = None) -> torch.Tensor:
+    mean, variance = input.flatten(2).mean(2), _source(input, source).flatten(2).var(2, unbiased=False)
     shape = (*mean.shape, *[1] * (input.ndim - 2))
     result = (input - mean.reshape(shape)) * torch.rsqrt(variance.reshape(shape) + arguments["eps"])
     return _affine(result, per_channel(arguments["weight"], input), per_channel(arguments["bias"], input))
+
+
+def _source(input: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
+    return input.detach() if source is None else source
 
 
 def _affine(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:

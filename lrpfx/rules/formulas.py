@@ -895,15 +895,27 @@ def _total(call: LayerCall, values: torch.Tensor) -> torch.Tensor:
     return operator.values.total(values, call.arguments())
 
 
-class _ConstantScales(TorchFunctionMode):
-    """A mode in which normalization operators treat their scale as a constant."""
+class _Scales(TorchFunctionMode):
+    """A mode that reads what normalization operators read, and treats their scale as a constant if it knows of what it is.
+
+    `sources`: what the operators read in an earlier run, in order. `read`: what they read in this one.
+    """
+
+    def __init__(self, sources: Sequence[torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.sources = sources
+        self.read: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         spelling = lookup(func)
         if spelling is None or spelling.operator.normalization.detached is None:
             return func(*args, **(kwargs or {}))
         given = {**dict(zip(spelling.arguments, args, strict=False)), **(kwargs or {})}
-        return spelling.operator.normalization.detached(given["input"], {**spelling.operator.arguments, **given})
+        self.read.append(given["input"])
+        if self.sources is None:
+            return func(*args, **(kwargs or {}))
+        source = self.sources[len(self.read) - 1]
+        return spelling.operator.normalization.detached(given["input"], {**spelling.operator.arguments, **given}, source)
 
 
 class NormalizationEpsilon(EpsilonRule):
@@ -940,18 +952,23 @@ class NormalizationEpsilon(EpsilonRule):
 
     @staticmethod
     def _with_constant_scale(call: LayerCall) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The layer as a function of its input, with a derivative that treats the scale as a constant."""
-        operator = call.operation.operator
+        """The layer as a function of its input, with a derivative that treats the scale as a constant.
+
+        The scale is that of the layer's own input: if relevance is differentiated, it depends on what that one depends on.
+        """
+        operator, own = call.operation.operator, call.inputs[0]
         if operator is not None and operator.normalization.detached is not None:
             detached, arguments = operator.normalization.detached, call.arguments()
-            return lambda input: detached(input, arguments)
+            return lambda input: detached(input, arguments, own)
 
-        def run(input: torch.Tensor) -> torch.Tensor:  # a module that normalizes somewhere inside
-            with _ConstantScales():
+        def run(input: torch.Tensor, scales: _Scales) -> torch.Tensor:  # a module that normalizes somewhere inside
+            with scales:
                 result: torch.Tensor = call.operation(call.values((input, *call.inputs[1:]), call.parameters))
             return result
 
-        return run
+        own_scales = _Scales()
+        run(own, own_scales)
+        return lambda input: run(input, _Scales(own_scales.read))
 
     def absorbed(self, call: LayerCall, relevance: torch.Tensor) -> Absorbed:
         output = call.own_output()

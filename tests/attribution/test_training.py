@@ -1,5 +1,7 @@
 """Gradients of objectives that read relevance, against finite differences of what `lrpfx.attribute` returns."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.nn import functional
 import lrpfx
 from lrpfx.composites import AttnLRP, DeepLIFT, EpsilonGammaBox, EpsilonPlus
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.rules import NormalizationEpsilon
 
 
 def network(seed=0):
@@ -51,6 +54,48 @@ def test_gradients_are_those_of_finite_differences(composite):
                 entry[place] -= sign * step
             expected = (found[0] - found[1]) / (2 * step)
             assert float(parameter.grad.view(-1)[place]) == pytest.approx(expected, rel=1e-4, abs=1e-6), (name, place)
+
+
+class Normalized(nn.Module):
+    """Two normalizations, which a composite may map as one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(5), nn.GroupNorm(2, 4)
+        nn.init.uniform_(self.second.bias)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.LayerNorm((4, 5)),
+        lambda: nn.GroupNorm(2, 4),
+        lambda: nn.InstanceNorm1d(4),
+        lambda: nn.RMSNorm(5),
+        Normalized,
+        lambda: nn.TransformerEncoderLayer(5, 1, 7, batch_first=True, dropout=0.0),
+    ],
+)
+@pytest.mark.parametrize("composite", [AttnLRP(), EpsilonPlus(layer_map=[(Normalized, NormalizationEpsilon())])], ids=repr)
+def test_scales_of_normalizations_have_derivatives(make, composite):
+    """A scale is held in relevance, but relevance depends on the scale."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), make(), nn.Flatten(), nn.Linear(20, 2)).double().eval()
+    x = torch.rand(2, 4, 3, dtype=torch.float64)
+    with warnings.catch_warnings():  # an entry that matches no layer
+        warnings.simplefilter("ignore")
+        live = lrpfx.transform(model, composite, example_inputs=x, fold=False)
+    lrpfx.backward_through_relevance(live, x, lambda output, relevance: relevance.square().sum(), 1)
+    weight, found = live.get_parameter("0.weight"), []
+    with torch.no_grad():
+        for step in (1e-6, -1e-6):
+            weight[1, 2] += step
+            found.append(float(lrpfx.attribute(live, x, 1).relevance.square().sum()))
+            weight[1, 2] -= step
+    assert float(weight.grad[1, 2]) == pytest.approx((found[0] - found[1]) / 2e-6, rel=1e-4, abs=1e-7)
 
 
 class TwoInputs(nn.Module):
