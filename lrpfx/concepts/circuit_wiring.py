@@ -9,6 +9,7 @@ from torch import fx
 
 from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.cache import cache_of
+from lrpfx.attribution.infinite_masks import bound_inputs
 from lrpfx.concepts.residual_stream import Branch, Projection, Stream, data_input, find_stream, is_of_kind
 from lrpfx.errors import UnsupportedOperationError
 from lrpfx.ir.kinds import Linear, Neutral
@@ -140,9 +141,7 @@ class Evaluation(fx.Interpreter):
             self.result = arguments.call(self._start)
 
     def _start(self, *args: Any, **named: Any) -> Any:
-        places = enumerate(self.graph.find_nodes(op="placeholder"))
-        given = [args[place] if place < len(args) else named.get(str(node.target), *node.args) for place, node in places]
-        return self.run(*given, enable_io_processing=False)
+        return self.run(*bound_inputs(self.graph, args, named), enable_io_processing=False)
 
     def again(self, node: fx.Node, changed: Mapping[fx.Node, torch.Tensor]) -> Any:
         """The value of a node if other nodes, on which it depends through no further ones of `changed`, had other values."""
