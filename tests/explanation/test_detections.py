@@ -291,7 +291,7 @@ def test_models_that_are_no_detectors(photograph):
 
 
 def test_a_target_of_another_kind_names_boxes(explainer):
-    with pytest.raises(lrpfx.InputError, match=r"give lrpfx\.Box for what lrpfx\.detection\.heads returns"):
+    with pytest.raises(lrpfx.InputError, match=r"explained by lrpfx\.Box: target=lrpfx\.Box\(0, class_=2\)"):
         lrpfx.attribute(explainer.explain_model, torch.rand(1, 3, 64, 96).float(), 2)
 
 
