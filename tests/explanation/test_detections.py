@@ -290,7 +290,7 @@ def test_models_that_are_no_detectors(photograph):
         lrpfx.Explainer(model)(torch.rand(1, 3, 8, 8), Box(0))
 
 
-def test_a_target_of_another_kind_names_boxes(explainer):
+def test_a_target_of_another_kind_names_boxes(explainer, explanation):
     with pytest.raises(lrpfx.InputError, match=r"explained by lrpfx\.Box: target=lrpfx\.Box\(0, class_=2\)"):
         lrpfx.attribute(explainer.explain_model, torch.rand(1, 3, 64, 96).float(), 2)
 
