@@ -27,6 +27,7 @@ from lrpfx.frontends.naming import (
     module_path,
     module_stack,
     names_in,
+    paths_in,
     stands_for_call,
     with_qualified_names,
 )
@@ -332,7 +333,7 @@ def _to_program(exported: ExportedProgram, root: nn.Module, title: str, with_sha
         set_info(node, info)
         if stack is not None:
             node.meta["nn_module_stack"] = stack
-    return Program(root, names, title, guards=guards, calls=calls_around(names)), sizes
+    return Program(root, names, title, guards=guards, calls=calls_around(names, root)), sizes
 
 
 def _shape_in_example(value: torch.Tensor) -> tuple[int, ...] | None:
@@ -649,6 +650,7 @@ class _ModuleCalls:
 
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         self.root = root
+        self.modules = paths_in(root)
         self.calls: dict[str, ModuleCall] = {}
         self.of_node: dict[fx.Node, ModuleCall] = {}
         stacks = {node: module_stack(node) for node in graph.nodes}
@@ -662,7 +664,7 @@ class _ModuleCalls:
             self.of_node[node] = call
 
     def _call(self, path: str, cls: Any) -> ModuleCall:
-        path = module_path(path)
+        path = module_path(path, self.modules)
         module = scope_at(self.root, path.split(".")) if path else self.root
         if not isinstance(module, Scope):
             return ModuleCall(path, stands_for_call(module), describe_module(module))

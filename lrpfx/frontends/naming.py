@@ -68,8 +68,9 @@ def with_qualified_names(
     return graph
 
 
-def calls_around(graph: fx.Graph) -> dict[str, tuple[CallOfModule, ...]]:
-    """The calls of modules around each call of a graph with qualified names, the outermost first."""
+def calls_around(graph: fx.Graph, root: nn.Module) -> dict[str, tuple[CallOfModule, ...]]:
+    """The calls of modules of `root` around each call of a graph with qualified names, the outermost first."""
+    modules = paths_in(root)
     numbers: dict[str, int] = {}  # of the calls, by the keys that torch gives them
     counts: dict[str, int] = {}
     found = {}
@@ -77,7 +78,7 @@ def calls_around(graph: fx.Graph) -> dict[str, tuple[CallOfModule, ...]]:
         stack = module_stack(node) if node.op.startswith("call") else {}
         around = []
         for key, (path, _) in stack.items():
-            path = module_path(path)
+            path = module_path(path, modules)
             if key not in numbers:
                 numbers[key] = counts[path] = counts.get(path, 0) + 1
             around.append(CallOfModule(path, numbers[key]))
@@ -92,9 +93,17 @@ def module_stack(node: fx.Node) -> dict[str, Any]:
     return {key: call for key, call in stack.items() if not key.startswith("_empty_nn_module_stack")}
 
 
-def module_path(path: str) -> str:
-    """The path of a module in a stack, without the number that torch appends for further calls."""
-    return re.sub(r"@\d+$", "", path)
+def paths_in(root: nn.Module) -> set[str]:
+    """The paths of all modules in `root`."""
+    return {name for name, _ in root.named_modules(remove_duplicate=False)}
+
+
+def module_path(path: str, modules: Collection[str]) -> str:
+    """The path of a module in a stack, without the number that torch appends for further calls.
+
+    `modules`: the paths of all modules, whose names may end in such a number, too.
+    """
+    return path if path in modules else re.sub(r"@\d+$", "", path)
 
 
 def names_in(root: nn.Module) -> set[str]:

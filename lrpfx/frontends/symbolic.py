@@ -103,7 +103,7 @@ def capture_copy(
             drawn = random.drawn.get(id(attribute_of(node, root)))
             if drawn is not None:
                 refuse_random(node, *drawn[1:])
-        program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen, calls=calls_around(names))
+        program = Program(root, names, type(root).__name__, frozen=tracer.known.frozen, calls=calls_around(names, root))
         program.guards += [guard for node, number in tracer.known.dimensions.items() for guard in _guards(node, number)]
         return program
     finally:

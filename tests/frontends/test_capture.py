@@ -16,6 +16,7 @@ import lrpfx
 from lrpfx import passes
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite
 from lrpfx.frontends.exported import capture_export
+from lrpfx.ir.node import node_info
 from lrpfx.passes import stages
 from lrpfx.rules import Pass
 from lrpfx.types import Activation
@@ -793,3 +794,30 @@ def test_parts_of_a_value_whose_size_depends_on_values():
     explain_model = lrpfx.transform(Chosen().eval(), EpsilonPlus(), example_inputs=(x, mask), capture="export")
     for one in (mask, torch.ones(6, dtype=torch.int64)):
         assert_close(explain_model(x, one), Chosen()(x, one), 1e-14)
+
+
+def test_modules_whose_names_look_like_further_calls():
+    """Importers of ONNX call modules conv@0 and conv@1, as torch numbers further calls of one module."""
+
+    class Numbered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for number, (before, after) in enumerate([(2, 3), (3, 3), (3, 2)]):
+                self.add_module(f"conv@{number}", nn.Conv1d(before, after, 3))
+
+        def forward(self, x):
+            first, second, third = self.children()
+            return third(second(second(first(x))))
+
+    model, x = Numbered().eval(), torch.randn(2, 2, 12)
+    names = ["conv@0", "conv@1", "conv@1_1", "conv@2"]
+    composite = lrpfx.composites.GammaByDepth(low=-5.0, high=5.0)
+    maps = []
+    for capture in ("symbolic", "export"):
+        explain_model = lrpfx.transform(model, composite, x, capture=capture, optimize=False)
+        infos = [node_info(node) for node in explain_model.unfused_graph.nodes if node.op.startswith("call")]
+        assert [info.name for info in infos] == names
+        assert [info.module_path for info in infos] == ["conv@0", "conv@1", "conv@1", "conv@2"]
+        assert [type(info.rule).__name__ for info in infos] == ["ZBox", "Gamma", "Gamma", "Gamma"]
+        maps.append(lrpfx.attribute(explain_model, x, lambda output: output).relevance)
+    assert_close(*maps)
