@@ -957,10 +957,13 @@ class Explainer(Generic[Found]):
         return compiled
 
     def _fixed(self, inputs: Any, compiled: Compiled) -> Any:
-        """What a compiled model is for alone, if it is not for all: the names of the inputs, or the sizes of images."""
+        """What a compiled model is for alone, if it is not for all: the names of the inputs, and sizes that its graph fixes."""
         if isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes:
             return inputs.shape[2:]
-        return set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
+        if not self._is_own:
+            return None
+        sizes = compiled.fixed_sizes(inputs) if isinstance(compiled, CompiledModel) else []
+        return set(inputs) if isinstance(inputs, Mapping) else None, sizes
 
     @property
     def _is_own(self) -> bool:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothGrad
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
-from lrpfx.errors import add_note, nearest
+from lrpfx.errors import InputError, add_note, nearest
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import classes_of, invalid, wrong_type
 from lrpfx.measures.image_data import ImageData, outputs_of
@@ -24,6 +24,7 @@ from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, 
 from lrpfx.measures.shuffling import with_shuffled_weights
 from lrpfx.pipeline import Captured, capture, transform
 from lrpfx.request.outputs import are_probabilities
+from lrpfx.runtime.explain_module import ExplainModule
 
 #: For each method, the times of its maps relative to a unit.
 Ratios = dict[str, list[float]]
@@ -158,7 +159,7 @@ class Methods:
         self.data = data
         self.size = size
         self.notes: dict[str, str] = {}
-        self._captured: Captured | None = None
+        self._captured: dict[int, Captured] = {}  # by the size of the batch
         self.named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self.named.items()}
         self._with_other_weights: dict[int, list[Methods]] = {}
@@ -189,12 +190,24 @@ class Methods:
         images = self.data.images
         low, high = images.amin((0, 2, 3), keepdim=True), images.amax((0, 2, 3), keepdim=True)
         composite = as_composite(method, "evaluate", low=low, high=high)
-        if self._captured is None:
-            self._captured = capture(self.data.model, images[:2])
-        explain_model = transform(self._captured, composite)
-        if isinstance(composite, DeepLIFT):
-            return lambda images, targets: attribute(explain_model, images, targets, reference=_as_reference(images)).relevance
-        return lambda images, targets: attribute(explain_model, images, targets).relevance
+        made: list[ExplainModule] = []
+
+        def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            if not made:
+                made.append(transform(self._captured_for(self.data.images[:2]), composite))
+            module = next((one for one in made if _takes(one, images)), None)
+            if module is None:  # graphs with a fixed batch
+                made.append(module := transform(self._captured_for(images), composite))
+            reference = _as_reference(images) if isinstance(composite, DeepLIFT) else None
+            return attribute(module, images, targets, reference=reference).relevance
+
+        return explain
+
+    def _captured_for(self, images: torch.Tensor) -> Captured:
+        size = len(images)
+        if size not in self._captured:
+            self._captured[size] = capture(self.data.model, images)
+        return self._captured[size]
 
     def without(self, names: Container[str]) -> "Methods":
         """The same without some methods."""
@@ -208,9 +221,13 @@ class Methods:
         model = explainer.model if explainer.captured is None else explainer.captured.model
         if model is not self.data.model:
             raise invalid(f"the explainer {name!r} has another model than the data: pass lrpfx.Explainer(data.model, ...)")
-        explainer.compiled_for(self.data.images[:2])
-        explain_model, options = explainer.explain_model, {"output": explainer.output, "reference": explainer.reference}
-        return lambda images, targets: attribute(explain_model, images, targets, **options).relevance
+        options: dict[str, Any] = {"output": explainer.output, "reference": explainer.reference}
+
+        def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            explainer.compiled_for(images)  # again if the graph is for another size of batches
+            return attribute(explainer.explain_model, images, targets, **options).relevance
+
+        return explain
 
     def first_maps(self, name: str) -> torch.Tensor:
         """The maps of the first two images, (2, H, W)."""
@@ -307,6 +324,15 @@ class Methods:
         if wrong:
             raise invalid(f"the map of image {first + wrong[0]} by the method {name!r} has values that are not finite")
         return maps
+
+
+def _takes(module: ExplainModule, images: torch.Tensor) -> bool:
+    """Whether the graph is for batches of this size."""
+    try:
+        module.admit((images,), {})
+    except InputError:
+        return False
+    return True
 
 
 def named_methods(methods: Any) -> dict[str, Any]:

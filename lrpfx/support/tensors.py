@@ -92,7 +92,8 @@ def content_of(value: torch.Tensor) -> Iterator[bytes]:
     if value.layout is torch.strided and value.device.type != "meta":
         dense = value.detach().cpu()
         dense = (dense.dequantize() if dense.is_quantized else dense).resolve_conj().resolve_neg()
-        yield dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        flat = dense.flatten().clone(memory_format=torch.contiguous_format)  # of one value, contiguous() keeps a stride of 0
+        yield flat.view(torch.uint8).numpy().tobytes()
 
 
 def where_finite(output: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

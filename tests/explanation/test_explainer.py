@@ -927,3 +927,32 @@ def test_contrasts_have_names_of_classes_and_are_one_of_several_targets(explaine
     assert (found.answers[1].input_relevance == by_index.input_relevance).all()
     with pytest.raises(InputError, match="no class named"):
         explainer(photographs[0], {"unknown": 1.0})
+
+
+def test_graphs_with_fixed_sizes_are_made_again():
+    """A model that is captured for one number of images is captured again for another, in evaluations, too."""
+
+    class Rows(nn.Module):
+        """Joins what it computed for each of the images of a batch: their number is fixed in the graph."""
+
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3 * 8 * 8, 4)
+
+        def forward(self, x):
+            count = 0
+            for _ in x:
+                count += 1
+            return self.head(x.reshape(count, -1))
+
+    model = Rows().eval()
+    explainer = lrpfx.Explainer(model)
+    images = torch.rand(5, 3, 8, 8)
+    plain = lrpfx.Explainer(nn.Sequential(nn.Flatten(), model.head).eval())
+    for count in (2, 5, 1, 2):
+        found, expected = explainer(images[:count]), plain(images[:count])
+        pairs = zip([found] if count == 1 else found, [expected] if count == 1 else expected, strict=True)
+        for one, other in pairs:
+            np.testing.assert_allclose(one.relevance, other.relevance, rtol=1e-6, atol=1e-9)
+    data = lrpfx.measures.ImageData(model, images)
+    assert lrpfx.evaluate({"explainer": explainer, "epsilon_plus": "epsilon_plus"}, data).samples.isfinite().all()

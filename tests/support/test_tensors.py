@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lrpfx.support.tensors import all_finite, only_finite
+from lrpfx.support.tensors import all_finite, content_of, only_finite
 
 VALUES = {
     "finite": [1.0, -2.0, 0.0],
@@ -22,3 +22,19 @@ def test_finite_values(name, dtype):
     finite = value.isfinite()
     assert all_finite(value) is bool(finite.all())
     assert only_finite(value).equal(torch.where(finite, value, torch.zeros_like(value)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(()).expand(1, 1),
+        torch.ones(()).expand(3),
+        torch.randn(3, 4).T,
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.empty(0),
+    ],
+)
+def test_content_is_that_of_a_copy(value):
+    """Whatever its strides are: the bytes of a copy with strides of its own."""
+    copied = torch.empty(value.shape, dtype=value.dtype).copy_(value)
+    assert list(content_of(value)) == list(content_of(copied)) and len(list(content_of(value))[1]) == value.nbytes
