@@ -11,7 +11,10 @@ from lrpfx.concepts.dictionary_files import DictionaryParts, read_dictionary
 from lrpfx.errors import InputError, InputTypeError, nearest
 from lrpfx.frontends.symbolic import shared_copy
 from lrpfx.operators.functions import held
+from lrpfx.support.torch_internals import are_transforms_active, is_traced
 
+#: The share of a value that rounding may change.
+_LOST = 1e-2
 #: The child of a module that holds its dictionary.
 DICTIONARY = "dictionary"
 
@@ -123,7 +126,14 @@ class Dictionary(nn.Module):
         if self.casts is not None:
             read = read.to(self.casts[0])
         try:
-            decoded = self.decoder(self.encoder(read))
+            latents = self.encoder(read)
+            if not isinstance(latents, (torch.Tensor, fx.Proxy)):
+                raise InputError(
+                    f"the encoder of the dictionary at {self.place!r} returns a {type(latents).__name__}, not a tensor of "
+                    "latents: wrap it in a module that does",
+                    topic="dictionaries",
+                )
+            decoded = self.decoder(latents)
             if self.skip is not None:
                 decoded = decoded + self.skip(read)
         except RuntimeError as error:  # torch's word for shapes that do not fit
@@ -153,7 +163,23 @@ class ReconstructionError(nn.Module):
                 f"{tuple(value.shape)} there: take the one that was trained for this place",
                 topic="dictionaries",
             )
-        return decoded + held(value - decoded)
+        made = decoded + held(value - decoded)
+        if type(made) is torch.Tensor and not (is_traced(made) or made.is_meta or are_transforms_active()):
+            self._check_precision(value, made)
+        return made
+
+    def _check_precision(self, value: torch.Tensor, made: torch.Tensor) -> None:
+        """Raise `InputError` where a sum of large terms has lost the value, or is not finite."""
+        with torch.no_grad():
+            off, largest = (one.detach().abs().max().item() if one.numel() else 0.0 for one in (made - value, value))
+        if off <= max(_LOST, 8 * torch.finfo(value.dtype).eps) * largest:
+            return
+        raise InputError(
+            f"the dictionary at {self.place!r} makes values so large, or not finite, that the model's are lost beside them in "
+            f"{str(value.dtype).removeprefix('torch.')}: they differ by {off:.2g}, and the largest is {largest:.2g}. Take the "
+            "one that was trained for this place",
+            topic="dictionaries",
+        )
 
 
 class _Input:

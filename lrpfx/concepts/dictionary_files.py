@@ -1,5 +1,6 @@
 """Weights of dictionaries in files: the layouts of SAELens and of circuit-tracer."""
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from lrpfx.frontends.dequantize import linear_layer
 from lrpfx.support.optional_packages import optional_package
 
 _CONFIGURATION, _WEIGHTS = "cfg.json", "sae_weights.safetensors"
-_THRESHOLD = "activation_function.threshold"
+_THRESHOLD, _COUNT = "activation_function.threshold", "k"
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: Architectures of SAELens, by what they do with the values before the activation.
 _TRANSCODERS = ("transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder")
 _RECTIFIED = ("standard", "transcoder", "skip_transcoder")
@@ -140,24 +142,37 @@ def _of_sae_lens(folder: Path) -> DictionaryParts:
     if architecture not in _TRANSCODERS and outputs != to_latents.shape[0]:
         raise ArtefactError(f"{folder}: W_enc is {tuple(to_latents.shape)}, and W_dec is {tuple(from_latents.shape)}")
     bias = tensors.get("b_dec", 1, (outputs,))
-    centre = bias if configuration.get("apply_b_dec_to_input", architecture not in _TRANSCODERS) else None
+    for setting, size in (("d_in", to_latents.shape[0]), ("d_sae", latents), ("d_out", outputs)):
+        if configuration.get(setting) not in (None, size):
+            raise ArtefactError(f"{folder}: {_CONFIGURATION} says {setting}={configuration[setting]!r}, and the weights {size}")
+    centre = bias if _flag(folder, configuration, "apply_b_dec_to_input", architecture not in _TRANSCODERS) else None
     encoder: nn.Module
     if architecture == "gated":
         from_centre = 0 if centre is None else centre @ to_latents
         growth = tensors.get("r_mag", 1, (latents,)).exp()
+        if not torch.isfinite(growth).all():
+            raise ArtefactError(f"{folder}: the exponentials of r_mag are not finite")
         magnitude = linear_layer((to_latents * growth).T, tensors.get("b_mag", 1, (latents,)) - from_centre * growth)
         encoder = GatedEncoder(magnitude, linear_layer(to_latents.T, tensors.get("b_gate", 1, (latents,)) - from_centre))
     else:
         shift = tensors.get("b_enc", 1, (latents,))
-        if configuration.get("rescale_acts_by_decoder_norm"):
+        if _flag(folder, configuration, "rescale_acts_by_decoder_norm", False):
             sizes = from_latents.norm(dim=1)
-            to_latents, shift, from_latents = to_latents * sizes, shift * sizes, from_latents / sizes[:, None]
+            to_latents, shift = to_latents * sizes, shift * sizes
+            from_latents = from_latents / torch.where(sizes > 0, sizes, 1)[:, None]  # what is decoded to nothing stays so
         encoder = Encoder(to_latents.T, shift, _activation(folder, architecture, configuration, tensors, latents), centre)
     skip = None
     if "skip" in architecture:
         skip = linear_layer(tensors.get("W_skip", 2, (outputs, to_latents.shape[0])), None)
     tensors.check_all_read()
     return DictionaryParts(encoder, linear_layer(from_latents.T, bias), skip)
+
+
+def _flag(folder: Path, configuration: dict[str, Any], name: str, default: bool) -> bool:
+    found = configuration.get(name)
+    if found is not None and not isinstance(found, bool):
+        raise ArtefactError(f"{folder}: {name} is true or false, not {found!r}")
+    return default if found is None else found
 
 
 def _activation(folder: Path, architecture: str, configuration: dict[str, Any], tensors: "_Tensors", latents: int) -> nn.Module:
@@ -188,9 +203,11 @@ def _of_circuit_tracer(path: Path) -> DictionaryParts:
         if threshold.numel() not in (1, latents):
             raise ArtefactError(f"{path}: {_THRESHOLD} has {threshold.numel()} entries, for {latents} latents")
         activation = JumpReLU(threshold.reshape(-1).expand(latents).clone())
-    elif "k" in tensors.names:
-        count = tensors.get("k")
-        activation = TopK(_checked_count(path, int(count.reshape(-1)[0]) if count.numel() == 1 else None, latents))
+    elif _COUNT in tensors.names:
+        found = tensors.get(_COUNT)
+        count = found.item() if found.numel() == 1 else None
+        count = int(count) if isinstance(count, float) and count.is_integer() else count
+        activation = TopK(_checked_count(path, count, latents))
     skip = linear_layer(tensors.get("W_skip", 2, (outputs, features)), None) if "W_skip" in tensors.names else None
     encoder = Encoder(to_latents, tensors.get("b_enc", 1, (latents,)), activation, None)
     decoder = linear_layer(from_latents.T, tensors.get("b_dec", 1, (outputs,)))
@@ -231,6 +248,9 @@ class _Tensors:
             raise ArtefactError(f"{path} is damaged: {first_lines(error)}") from error
         self.path = path
         self.read: set[str] = set()
+        dtypes = [one.dtype for name, one in self.tensors.items() if name != _COUNT and one.dtype in _DTYPES]
+        #: That of all weights: none loses digits.
+        self.dtype = functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     @property
     def names(self) -> set[str]:
@@ -242,14 +262,18 @@ class _Tensors:
         if name not in self.tensors:
             raise ArtefactError(f"{self.path} has no {name}, but {', '.join(sorted(self.tensors)) or 'nothing'}")
         found = self.tensors[name]
+        if name != _COUNT and found.dtype not in _DTYPES:
+            raise ArtefactError(
+                f"{self.path}: {name} is of {found.dtype}, and weights are floating-point numbers of 16 bits or more"
+            )
         sizes = zip(shape or found.shape, found.shape, strict=False)
         fits = shape is None or (len(shape) == found.ndim and all(want in (None, have) for want, have in sizes))
         if (dimensions is not None and found.ndim != dimensions) or not fits:
             wanted = f"the shape {shape}" if shape is not None else f"{dimensions} dimensions"
             raise ArtefactError(f"{self.path}: {name} has the shape {tuple(found.shape)}, not {wanted}")
-        if found.is_floating_point() and not torch.isfinite(found).all():
+        if found.dtype in _DTYPES and not torch.isfinite(found).all():
             raise ArtefactError(f"{self.path}: {name} has values that are not finite")
-        return found
+        return found if name == _COUNT else found.to(self.dtype)
 
     def check_all_read(self) -> None:
         """Refuse a file with tensors that would do something unknown."""

@@ -326,6 +326,99 @@ def test_arguments_that_make_no_dictionary(language_model, tmp_path):
         lrpfx.dictionary(model, AT, encoder, decoder, reads="lm_head")(**x)
 
 
+def gated_tensors(**more):
+    tensors = tensors_of_sae(**dict.fromkeys(("r_mag", "b_mag", "b_gate"), torch.zeros(LATENTS)) | more)
+    del tensors["b_enc"]
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "count", [torch.tensor(2.5), torch.tensor(True), torch.tensor(1j), torch.tensor([1, 2]), torch.tensor(0)]
+)
+def test_a_count_of_latents_is_a_whole_number(tmp_path, count):
+    path = tmp_path / "layer_0.safetensors"
+    safetensors.save_file({**tensors_of_tracer(), "k": count}, path)
+    with pytest.raises(ArtefactError, match="and k is"):
+        read_dictionary(path)
+
+
+def tensors_of_tracer():
+    tensors = tensors_of_sae()
+    return {**tensors, "W_enc": tensors["W_enc"].T.contiguous()}
+
+
+def test_weights_of_several_precisions_lose_no_digits(tmp_path):
+    tensors, path = tensors_of_tracer(), tmp_path / "layer_0.safetensors"
+    safetensors.save_file({**tensors, "W_enc": tensors["W_enc"].bfloat16(), "k": torch.tensor(3.0)}, path)
+    parts = read_dictionary(path)
+    before = X @ tensors["W_enc"].bfloat16().float().T + tensors["b_enc"]
+    best = before.topk(3).indices
+    check(parts, tensors, torch.zeros_like(before).scatter(1, best, before.gather(1, best)), X)
+
+
+def test_a_latent_that_is_decoded_to_nothing_stays_so(tmp_path):
+    tensors = tensors_of_sae()
+    tensors["W_dec"][0] = 0
+    parts = read_dictionary(written(tmp_path, tensors, architecture="topk", k=5, rescale_acts_by_decoder_norm=True))
+    found = parts.decoder(parts.encoder(X))
+    assert bool(torch.isfinite(found).all()) and bool((parts.decoder.weight[:, 0] == 0).all())
+
+
+class Two(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).relu(), 0
+
+
+def test_modules_that_do_not_fit_the_values_are_errors_and_never_silent(language_model):
+    """Beside values of 1e20, those of the model would be lost in the sum, and the forward would be another."""
+    model, x = language_model
+    encoder, decoder = sparse()
+    huge, nothing = (nn.Linear(LATENTS, FEATURES).double().requires_grad_(False) for _ in range(2))
+    huge.weight.fill_(1e20)
+    nothing.weight.fill_(torch.nan)
+    for parts, match in (((encoder, huge), "are lost beside"), ((encoder, nothing), "not finite"),
+                         ((Two(FEATURES, LATENTS).double(), decoder), "returns a tuple, not a tensor")):  # fmt: skip
+        spliced = lrpfx.dictionary(model, AT, *parts)
+        with pytest.raises(InputError, match=match):
+            spliced(**x)
+        with pytest.raises(InputError, match=match):
+            lrpfx.transform(spliced, AttnLRP(), x)
+    spliced = lrpfx.dictionary(model, AT, encoder, decoder)
+    alone = torch.vmap(lambda ids: torch.func.functional_call(spliced, {}, (ids[None],)).logits[0])
+    torch.testing.assert_close(alone(x["input_ids"]), model(**x).logits)
+
+
+@pytest.mark.parametrize("at", ["encoder.block.1", "decoder.block.0.layer.1", "layers.0", "bert.encoder.layer.1.output"])
+def test_blocks_of_other_families(at):
+    """T5, ViT and BERT: the model's forward, and the balance of the ledger."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    ids, target = torch.randint(20, (1, 5)), 1
+    if at.startswith("layers"):
+        config = transformers.ViTConfig(**sizes, image_size=16, patch_size=8, num_labels=3)
+        model, x = transformers.ViTForImageClassification(config), {"pixel_values": torch.randn(1, 3, 16, 16).double()}
+        at = next(name for name, _ in model.named_modules() if name.endswith(("layers.0", "layer.0")))
+    elif at.startswith("bert"):
+        model, x = (
+            transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=20, **sizes)),
+            {"input_ids": ids},
+        )
+    else:
+        config = transformers.T5Config(vocab_size=20, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4)
+        model, x, target = (
+            transformers.T5ForConditionalGeneration(config),
+            {"input_ids": ids, "decoder_input_ids": ids},
+            (-1, 3),
+        )
+    model.double().eval()
+    spliced = lrpfx.dictionary(model, at, *sparse())
+    torch.testing.assert_close(spliced(**x).logits, model(**x).logits)
+    explain_model = lrpfx.transform(spliced, AttnLRP(), x)
+    found = lrpfx.attribute(explain_model, x, target, output="logits", record=f"{at}.dictionary.encoder")
+    assert found.layers[f"{at}.dictionary.encoder"].shape[-1] == LATENTS
+    assert lrpfx.ledger(explain_model, x, target, output="logits").unexplained < 1e-9
+
+
 def test_files_that_are_no_dictionary(tmp_path):
     tensors = tensors_of_sae()
     for error, match, changed, settings in (
@@ -340,6 +433,13 @@ def test_files_that_are_no_dictionary(tmp_path):
         (ArtefactError, "not finite", {**tensors, "b_enc": tensors["b_enc"] * torch.inf}, {}),
         (ArtefactError, "k is 50", tensors, {"architecture": "topk", "k": 50}),
         (ArtefactError, "k is None", tensors, {"architecture": "topk"}),
+        (ArtefactError, r"W_enc is of torch\.int8", {**tensors, "W_enc": tensors["W_enc"].to(torch.int8)}, {}),
+        (ArtefactError, "b_enc is of torch.float8", {**tensors, "b_enc": tensors["b_enc"].to(torch.float8_e4m3fn)}, {}),
+        (ArtefactError, "d_in=9, and the weights 16", tensors, {"d_in": 9}),
+        (ArtefactError, "d_sae='40', and the weights 40", tensors, {"d_sae": "40"}),
+        (ArtefactError, "is true or false, not 'no'", tensors, {"apply_b_dec_to_input": "no"}),
+        (ArtefactError, "is true or false, not 1", tensors, {"rescale_acts_by_decoder_norm": 1}),
+        (ArtefactError, "exponentials of r_mag", gated_tensors(r_mag=torch.full((LATENTS,), 100.0)), {"architecture": "gated"}),
     ):
         with pytest.raises(error, match=match):
             read_dictionary(written(tmp_path, changed, **settings))
