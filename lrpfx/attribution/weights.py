@@ -1,6 +1,6 @@
 """Relevance of the weights of a model: what passes through each of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,6 +20,7 @@ from lrpfx.runtime.explain_module import ExplainModule, explainable, rule_module
 from lrpfx.runtime.live_derivatives import LiveParameter
 from lrpfx.runtime.ruled_operation import Handoff, RuledOperation
 from lrpfx.support.derivatives import vjp
+from lrpfx.support.tensors import detached
 
 #: Kinds of layers whose parameters are weights between inputs and outputs. Those of others act on single channels or entries.
 WEIGHTED = (Linear, Embedding, MatMul, Recurrent, Opaque, Unknown)
@@ -90,14 +91,15 @@ def relevance_of_weights(
         )
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     named = [_named(module, pattern) for pattern in patterns]
-    layers = _layers(module, named)
+    with torch.inference_mode(False), torch.no_grad():
+        values = node_values(module, inputs, module.unfused_graph)
+        layers = _layers(module, named, values)
     names = [layer.name for layer in layers if not layer.carries_multiplier]
     multiplied = [layer.name for layer in layers if layer.carries_multiplier]
     found = attribute(
         explain_model, inputs, target, targets=targets, record=names, record_multipliers=multiplied, output=output
     )
     recorded = {**found.layers, **found.multipliers}
-    values = node_values(module, inputs, module.unfused_graph)
     total: dict[str, torch.Tensor] = {}
     with torch.inference_mode(False), torch.no_grad():
         for layer in layers:
@@ -115,11 +117,17 @@ def relevance_of_weights(
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight of a layer as a function of parameters: `parameters` by name, and its expression."""
+    """A weight of a layer as a function of parameters, which are `parameters` by name.
+
+    `path`: the nodes that are computed anew for other parameters. `values`: those of all nodes of the graph, for the others,
+    such as numbers by which rows or matrices are looked up.
+    """
 
     node: fx.Node
     module: ExplainModule
     parameters: Mapping[str, torch.Tensor]
+    path: Collection[fx.Node]
+    values: Mapping[fx.Node, Any]
 
     def value(self, changed: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The weight for these values of the parameters."""
@@ -127,7 +135,8 @@ class _Weight:
 
         def of(node: fx.Node) -> Any:
             if node not in found:
-                found[node] = evaluated(node)
+                known = node in self.values and node not in self.path
+                found[node] = detached(self.values[node]) if known else evaluated(node)
             return found[node]
 
         def evaluated(node: fx.Node) -> Any:
@@ -232,10 +241,10 @@ def _named(module: ExplainModule, pattern: Any) -> set[str]:
     return found
 
 
-def _layers(module: ExplainModule, named: Sequence[set[str]]) -> list[_Layer]:
+def _layers(module: ExplainModule, named: Sequence[set[str]], values: Mapping[fx.Node, Any]) -> list[_Layer]:
     """The calls of layers with weights of chosen parameters: some of each of these sets."""
     chosen = set().union(*named)
-    found = [layer for node in data_calls(module.unfused_graph) for layer in _layer(node, module, chosen)]
+    found = [layer for node in data_calls(module.unfused_graph) for layer in _layer(node, module, chosen, values)]
     covered = {name for layer in found for weight in layer.weights.values() for name in weight.parameters}
     missing = next((names for names in named if not names & covered), None)
     if missing is not None or not found:
@@ -247,7 +256,7 @@ def _layers(module: ExplainModule, named: Sequence[set[str]]) -> list[_Layer]:
     return found
 
 
-def _layer(node: fx.Node, module: ExplainModule, chosen: set[str]) -> Iterator[_Layer]:
+def _layer(node: fx.Node, module: ExplainModule, chosen: set[str], values: Mapping[fx.Node, Any]) -> Iterator[_Layer]:
     info, rule = node_info(node), rule_module_of(node, module)
     if info.kind is None or not issubclass(info.kind, WEIGHTED):
         return
@@ -258,7 +267,7 @@ def _layer(node: fx.Node, module: ExplainModule, chosen: set[str]) -> Iterator[_
         read = {0: node.kwargs["weight"] if "weight" in node.kwargs else node.args[1]}
     else:
         read = dict(enumerate(one for one in node.all_input_nodes if node_info(one).role is Role.PARAMETER))
-    weights = {place: _weight(one, module) for place, one in read.items() if isinstance(one, fx.Node)}
+    weights = {place: _weight(one, module, values) for place, one in read.items() if isinstance(one, fx.Node)}
     weights = {place: one for place, one in weights.items() if chosen.intersection(one.parameters)}
     if not weights:
         return
@@ -282,23 +291,25 @@ def _layer(node: fx.Node, module: ExplainModule, chosen: set[str]) -> Iterator[_
         yield _Layer(node, rule.ruled, weights)
 
 
-def _weight(node: fx.Node, module: ExplainModule) -> _Weight:
-    parameters = {}
-    for one in _leaves(node, module):
-        parameters[_name(one, module)] = attribute_of(one, module)
-    return _Weight(node, module, parameters)
+def _weight(node: fx.Node, module: ExplainModule, values: Mapping[fx.Node, Any]) -> _Weight:
+    path = dict.fromkeys(_path(node, module))
+    leaves = [one for one in path if one.op == "get_attr" and _origin(one, module) is one]
+    read = {_name(one, module): attribute_of(one, module) for one in leaves}
+    parameters = {name: value for name, value in read.items() if isinstance(value, nn.Parameter)}
+    return _Weight(node, module, parameters, path, values)
 
 
-def _leaves(node: fx.Node, module: ExplainModule) -> Iterator[fx.Node]:
-    """The parameters that a weight consists of, not those that merged layers scale it by."""
-    node = _origin(node, module)
-    if node.op == "get_attr":
-        if isinstance(attribute_of(node, module), nn.Parameter):
-            yield node
+def _path(node: fx.Node, module: ExplainModule) -> Iterator[fx.Node]:
+    """The nodes that a weight consists of, not those that merged layers scale it by, or that say what is looked up."""
+    yield node
+    origin = _origin(node, module)
+    if origin is not node:
+        yield from _path(origin, module)
         return
     merges = str(getattr(node.target, "__module__", "")).startswith("lrpfx.passes.canonize.")
-    for one in dict.fromkeys(nodes_in(node.args[:1]) if merges else node.all_input_nodes):
-        yield from _leaves(one, module)
+    looks_up = node_info(node).role is not Role.PARAMETER
+    for one in dict.fromkeys(nodes_in(node.args[:1]) if merges or looks_up else node.all_input_nodes):
+        yield from _path(one, module)
 
 
 def _origin(node: fx.Node, module: ExplainModule) -> fx.Node:

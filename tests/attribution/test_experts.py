@@ -45,6 +45,18 @@ def explained(name, implementation, dtype, gamma=None):
 
 
 @pytest.mark.parametrize("implementation, dtype", [("grouped_mm", torch.float32), ("batched_mm", torch.float64)])
+def test_relevance_of_the_weights_of_experts_is_theirs(implementation, dtype):
+    _, inputs, explain_model = explained("MixtralForCausalLM", implementation, dtype)
+    of_experts = relevance_of_experts(explain_model, inputs, last_token, output="logits")
+    options = {"output": "logits", "parameters": "*.experts.*"}
+    of_weights = lrpfx.relevance_of_weights(explain_model, inputs, last_token, **options)
+    assert len(of_weights) == 2 * len(of_experts)
+    for name, relevance in of_weights.items():
+        expected = of_experts[name.rpartition(".")[0]].sum(0)
+        assert relative_difference(relevance.flatten(1).sum(1), expected) < (1e-9 if dtype is torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("implementation, dtype", [("grouped_mm", torch.float32), ("batched_mm", torch.float64)])
 @pytest.mark.thorough
 def test_relevance_of_experts_is_that_of_their_mixture(implementation, dtype, name="MixtralForCausalLM"):
     """For each token, over the experts to which the router sends it, as the model's own router tells."""

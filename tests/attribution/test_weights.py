@@ -258,6 +258,30 @@ def test_reused_weights_add_up():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+class LookedUp(nn.Module):
+    """Each sample has one of three matrices."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.matrices, self.head = nn.Parameter(torch.randn(3, 5, 4)), nn.Linear(5, 2)
+
+    def forward(self, x, numbers):
+        return self.head(torch.bmm(self.matrices[numbers], x.unsqueeze(2)).squeeze(2))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fold": False}], ids=str)
+def test_matrices_that_are_looked_up_by_sample(settings):
+    model, x, numbers = LookedUp().double().eval(), torch.rand(4, 4, dtype=torch.float64), torch.tensor([2, 0, 2, 2])
+    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs=(x, numbers), **settings)
+    found = lrpfx.relevance_of_weights(explain_model, (x, numbers), 1)["matrices"]
+    expected = torch.zeros_like(found)
+    for sample, number in zip(x, numbers, strict=True):
+        expected[number] += model.matrices.detach()[number] * torch.outer(model.head.weight.detach()[1], sample)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    assert not found[1].any()
+
+
 def test_relu_networks_have_weight_times_gradient_under_attnlrp():
     model, x = small(*LAYERS[3])
     found = lrpfx.relevance_of_weights(lrpfx.transform(model, AttnLRP()), x, 1)
