@@ -54,10 +54,13 @@ def load(photograph: str) -> Image.Image:
         return image.convert("RGB")
 
 
-def crops() -> list[Image.Image]:
-    """Squares of all `PHOTOGRAPHS` with sides as long as the photograph is high or wide, and half as long; these overlap."""
+def crops(names: Sequence[str] = PHOTOGRAPHS) -> list[Image.Image]:
+    """Squares of photographs with sides as long as the photograph is high or wide, and half as long; these overlap.
+
+    `names`: some of the `PHOTOGRAPHS`, by default all.
+    """
     found = []
-    for photograph in map(load, PHOTOGRAPHS):
+    for photograph in map(load, names):
         whole = min(photograph.size)
         for size in (whole, whole // 2):
             lefts, tops = (range(0, length - size + 1, size // 2) for length in photograph.size)
