@@ -214,7 +214,18 @@ class _Search:
             core = next((one for one in self.insides[addend] if is_of_kind(one, WeightedValues)), None)
             if point is None:
                 if core is not None:
-                    raise UnsupportedOperationError(f"{node_info(core).located} reads no residual stream", topic="circuits")
+                    names_of_addends = (node_info(one).name.partition(".dictionary.") for one in self.addends)
+                    at = next((module for module, found, _ in names_of_addends if found), None)
+                    raise UnsupportedOperationError(
+                        f"{node_info(core).located} reads no residual stream"
+                        + (
+                            ""
+                            if at is None
+                            else f": the dictionary of {at!r} stands for the stream itself. Circuits take those "
+                            "of MLPs and attentions; lrpfx.concepts.latent_graph shows latents of blocks"
+                        ),
+                        topic="circuits",
+                    )
                 module = node_info(addend).name.rpartition(".")[2]
                 branches.append(
                     Branch(_numbered("embed" if len(embeddings) == 1 else f"embed.{module}", names), None, addend, None, addend)

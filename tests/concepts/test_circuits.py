@@ -392,3 +392,28 @@ def test_what_is_no_transformer_is_not_taken_for_one():
         lrpfx.circuits(lrpfx.transform(mixing, RelP(), example_inputs=IDS), IDS, TARGET)
     with pytest.raises(lrpfx.LrpfxError, match="something else reads the stream"):
         lrpfx.circuits(lrpfx.transform(TwoReaders().eval(), RelP(), example_inputs=IDS), IDS, TARGET)
+
+
+def test_a_dictionary_of_an_mlp_is_in_the_circuit_and_one_of_a_block_is_an_error_that_says_so():
+    """Identities change no score."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = (
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, num_key_value_heads=2, **sizes)).double().eval()
+    )
+    x = {"input_ids": torch.tensor([[1, 5, 7, 9]])}
+
+    def circuit(*dictionary):
+        spliced = lrpfx.dictionary(model, *dictionary) if dictionary else model
+        return lrpfx.circuits(lrpfx.transform(spliced, CPLRP(), x), x, (-1, 3), output="logits")
+
+    plain = circuit()
+    for at in ("model.layers.0.mlp", "model.layers.1.self_attn", "model.layers.0"):
+        found = circuit(at, nn.Identity(), nn.Identity())
+        assert found.nodes.keys() == plain.nodes.keys()
+        for name, scores in plain.nodes.items():
+            torch.testing.assert_close(found.nodes[name], scores, rtol=1e-9, atol=1e-12)
+    parts = nn.Sequential(nn.Linear(16, 40), nn.ReLU()).double(), nn.Linear(40, 16).double()
+    assert "layers.0.mlp" in circuit("model.layers.0.mlp", *parts).nodes
+    with pytest.raises(UnsupportedOperationError, match=r"dictionary of 'model\.layers\.0' stands for the stream"):
+        circuit("model.layers.0", *parts)
