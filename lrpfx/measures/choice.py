@@ -1,5 +1,6 @@
 """`lrpfx.choose`: a search for a better method that returns the baseline unless it has found one."""
 
+import os
 import random
 import warnings
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lrpfx.datasets.engines import Engine
 from lrpfx.errors import InputError, LrpfxWarning
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import Data, invalid
@@ -92,6 +94,8 @@ def choose(
     baseline: Any = None,
     budget: int | None = None,
     batch_size: int = 16,
+    output: str | os.PathLike[str] | None = None,
+    engine: str | Engine = "embedded",
     progress: bool = False,
 ) -> Choice:
     """Search for a method that is better than the baseline, and return the baseline unless there is one for certain.
@@ -120,6 +124,8 @@ def choose(
         How many methods of the space are tried at most, drawn at random; by default all.
     batch_size
         How many images, or copies of one input, run together.
+    output, engine
+        As for `lrpfx.evaluate`: a search that was stopped goes on.
     progress
         Whether to show a bar of the images that are done (needs tqdm).
 
@@ -170,7 +176,7 @@ def choose(
     if count < ENOUGH:
         message = f"there are {count} groups, and intervals of fewer than {ENOUGH} are too narrow to be trusted"
         warnings.warn(LrpfxWarning(message, topic="evaluation"), stacklevel=2)
-    evaluation = measured(built, metrics, progress=progress)
+    evaluation = measured(built, metrics, output, engine, progress)
     names = evaluation.methods
     gains = evaluation.of_groups()[:, 0] * (1.0 if better == "higher" else -1.0)
     gains = gains - gains[:1]  # over the baseline

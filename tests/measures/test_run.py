@@ -9,7 +9,7 @@ from torch import nn
 
 import lrpfx
 from lrpfx.errors import ArtefactError, InputError
-from lrpfx.measures import PartData, RandomMasks, Values
+from lrpfx.measures import PartData, RandomDeletion, RandomMasks, Values
 
 NAMES = ["epsilon_plus", "gradient_times_input", "random"]
 METRICS = [RandomMasks(count=5), "relevance_mass"]
@@ -109,6 +109,16 @@ def test_explainers_are_told_by_their_rules(data, tmp_path):
     path = tmp_path / "rows.json"
     first = lrpfx.evaluate(["epsilon_plus"], rows, output=path)
     assert torch.equal(lrpfx.evaluate(["epsilon_plus"], rows, output=path).samples, first.samples)
+
+
+def test_a_search_goes_on(tmp_path, monkeypatch):
+    """What a search has measured is not measured again."""
+    rows = PartData(Values(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).eval()), torch.randn(20, 4))
+    first = lrpfx.choose(["random", "occlusion"], rows, "random_deletion", output=tmp_path / "found.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(RandomDeletion, "scores", lambda *_: pytest.fail("measured again"))
+        again = lrpfx.choose(["random", "occlusion"], rows, "random_deletion", output=tmp_path / "found.json")
+    assert again.name == first.name and torch.equal(again.evaluation.samples, first.evaluation.samples)
 
 
 @pytest.mark.ray
