@@ -32,6 +32,7 @@ READS_NUMBERS = frozenset(
     }
 )
 _SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
+_SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 _WRITES_NOTHING = frozenset({"requires_grad_", "detach_", "share_memory_", "retain_grad_"})
 _FROM_NUMBERS = frozenset({"tensor", "as_tensor"})
 #: Names of operations that write. Others are told by the versions of tensors, which some of these leave as they are.
@@ -108,15 +109,27 @@ def lost_calls(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _reads_a_number(node: fx.Node) -> bool:
-    if node.target is operator.getitem:  # by a mask, perhaps
+    if node.target is operator.getitem:  # by a mask, perhaps, or by positions, whose sizes tell no values
         index = node.args[1]
-        return any(isinstance(one, fx.Node) for one in (index if isinstance(index, tuple) else (index,)))
+        by_values = any(isinstance(one, fx.Node) for one in (index if isinstance(index, tuple) else (index,)))
+        return by_values and _sizes_are_read(node)
     if (
         function_name(node) in (*READS_NUMBERS, "storage", "untyped_storage")
         or getattr(node.target, "__module__", "") == "math"
     ):
         return True
     return _has_sizes_of_values(function_name(node), node.args, node.kwargs)
+
+
+def _sizes_are_read(node: fx.Node) -> bool:
+    """Whether sizes of a value, or of what is computed from it, are read."""
+    found, reached = [node], {node}
+    for one in found:
+        if function_name(one) in _SIZES or (one.target is getattr and one.args[1] == "shape"):
+            return True
+        found.extend(user for user in one.users if user not in reached)
+        reached.update(one.users)
+    return False
 
 
 def _effective(graph: fx.Graph) -> set[fx.Node]:

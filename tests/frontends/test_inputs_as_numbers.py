@@ -210,6 +210,7 @@ LOST = {
     "handled truth": lambda n: handled(lambda: bool(n[0] == 3)),
     "size of a choice": lambda n: str((n == 3).nonzero().shape[0]) == "1",
     "size at a mask": lambda n: str(n[n == 3].shape[0]) == "1",
+    "size of what was computed at a mask": lambda n: str(n[n == 3].double().exp().numel()) == "1",
     "loop": lambda n: any(str(one.item()) == "3" for one in n),
 }
 
@@ -268,6 +269,23 @@ class Reports(nn.Module):
 
 def check_sum(n, message):
     pass
+
+
+def test_entries_that_nothing_uses_are_no_numbers_that_are_read():
+    """Only their sizes could tell a value, if a mask chose them."""
+
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, x, places):
+            _, _chosen = x[places].relu().sum(), self.last.weight[:, (places * 2) % 4]
+            return self.last(x)
+
+    model, x = Unused().double().eval(), (torch.randn(2, 4).double(), torch.tensor([1, 0]))
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x, capture="symbolic")
+    torch.testing.assert_close(explain_model(*x), model(*x))
 
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])
