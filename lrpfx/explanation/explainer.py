@@ -148,6 +148,12 @@ _OfInputs = JointExplanation | JointExplanations | GraphExplanation
 _OfTextsAndOthers = TextExplanation | JointExplanation | JointExplanations
 
 
+class _Targets(TypedDict, total=False):
+    """What is asked beside `target`."""
+
+    targets: Sequence[TargetLike] | None
+
+
 class _Settings(TypedDict, total=False):
     """Settings of an explainer, except for the tokenizer, which decides what it explains."""
 
@@ -164,6 +170,10 @@ class _Settings(TypedDict, total=False):
     channels: Literal["first", "last"] | None
     reference: Any
     processor: Any
+
+
+class _Asked(_Settings, _Targets, total=False):
+    """What `explain` takes beside `target`."""
 
 
 #: What processors of images and texts return beside signals, of which some models read numbers.
@@ -383,211 +393,119 @@ class Explainer(Generic[Found]):
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
-        self: "Explainer[DetectionExplanation]",
-        images: _Photograph,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[DetectionExplanation]", images: _Photograph, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> DetectionExplanation: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a graph may be a mapping, too
-        self: "Explainer[DetectionExplanation]",
-        images: _Photographs,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[DetectionExplanation]", images: _Photographs, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> Several[DetectionExplanation]: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # as above
-        self: "Explainer[DetectionExplanation]",
-        images: _Array,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[DetectionExplanation]", images: _Array, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> DetectionExplanation | Several[DetectionExplanation]: ...
     @overload
     def __call__(
-        self: "Explainer[VolumeExplanation]",
-        images: _File,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[VolumeExplanation]", images: _File, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> VolumeExplanation: ...
     @overload
     def __call__(
         self: "Explainer[VolumeExplanation]",
         images: list[Any] | tuple[Any, ...],
         target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        **asked: Unpack[_Targets],
     ) -> VolumeExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[TableExplanation]",
-        images: _Array,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[TableExplanation]", images: _Array, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> TableExplanation | TableExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[TableExplanation]",
-        images: Sequence[_Array],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[TableExplanation]", images: Sequence[_Array], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> TableExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[SeriesExplanation]",
-        images: _Array,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[SeriesExplanation]", images: _Array, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> SeriesExplanation | SeriesExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[SeriesExplanation]",
-        images: Sequence[_Array],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[SeriesExplanation]", images: Sequence[_Array], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> SeriesExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[WaveExplanation]",
-        images: _Array,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[WaveExplanation]", images: _Array, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> WaveExplanation | WaveExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[WaveExplanation]",
-        images: Sequence[_Array],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[WaveExplanation]", images: Sequence[_Array], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> WaveExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[VolumeExplanation]",
-        images: _Array,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[VolumeExplanation]", images: _Array, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> VolumeExplanation | VolumeExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[Explanation]",
-        images: _Array,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: _Array, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> _OfArray: ...
     @overload
     def __call__(
-        self: "Explainer[SeriesExplanation]",
-        images: _Frame,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[SeriesExplanation]", images: _Frame, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> SeriesExplanation: ...
     @overload
     def __call__(
         self: "Explainer[Explanation] | Explainer[TableExplanation]",
         images: _Frame,
         target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        **asked: Unpack[_Targets],
     ) -> TableExplanations: ...
     @overload
     def __call__(
         self: "Explainer[Explanation] | Explainer[VolumeExplanation]",
         images: _Scan,
         target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        **asked: Unpack[_Targets],
     ) -> VolumeExplanation: ...
     @overload
     def __call__(
         self: "Explainer[Explanation] | Explainer[VolumeExplanation]",
         images: Sequence[_Scan],
         target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        **asked: Unpack[_Targets],
     ) -> VolumeExplanations: ...
     @overload
     def __call__(
-        self: "Explainer[Explanation]",
-        images: Mapping[str, Any],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: Mapping[str, Any], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> _OfInputs: ...
     @overload
     def __call__(
-        self: "Explainer[Explanation]",
-        images: tuple[Any, ...],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: tuple[Any, ...], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> Explanations | JointExplanation | JointExplanations | GraphExplanation: ...
     @overload
     def __call__(
-        self: "Explainer[Explanation]",
-        images: GraphData,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: GraphData, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> GraphExplanation: ...
     @overload
     def __call__(
-        self: "Explainer[Explanation]",
-        images: Sequence[GraphData],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: Sequence[GraphData], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> GraphExplanations: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
-        self: "Explainer[Explanation]",
-        images: _Photograph,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: _Photograph, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> Explanation: ...
     @overload
     def __call__(
-        self: "Explainer[Explanation]",
-        images: _Photographs,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[Explanation]", images: _Photographs, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> Explanations: ...
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
-        self: "Explainer[TextExplanation]",
-        images: _Text,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[TextExplanation]", images: _Text, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> TextExplanation: ...
     @overload
     def __call__(
-        self: "Explainer[TextExplanation]",
-        images: Mapping[str, Any],
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[TextExplanation]", images: Mapping[str, Any], target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> _OfTextsAndOthers: ...
     @overload
     def __call__(
-        self: "Explainer[TextExplanation]",
-        images: _Texts,
-        target: TargetLike = None,
-        *,
-        targets: Sequence[TargetLike] | None = None,
+        self: "Explainer[TextExplanation]", images: _Texts, target: TargetLike = None, **asked: Unpack[_Targets]
     ) -> TextExplanations: ...
     def __call__(self, images: Any, target: TargetLike = None, *, targets: Sequence[TargetLike] | None = None) -> Any:
         """The explanation of a photograph or a text, or `Explanations` of several.
@@ -1066,30 +984,15 @@ def _stated_by(model: Any) -> Preprocessing | None:
 
 @overload
 def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
-    model: DetectorHeads,
-    images: _Photograph,
-    target: TargetLike = None,
-    *,
-    targets: Sequence[TargetLike] | None = None,
-    **settings: Unpack[_Settings],
+    model: DetectorHeads, images: _Photograph, target: TargetLike = None, **asked: Unpack[_Asked]
 ) -> DetectionExplanation: ...
 @overload
 def explain(  # type: ignore[overload-overlap]  # a graph may be a mapping, too
-    model: DetectorHeads,
-    images: _Photographs,
-    target: TargetLike = None,
-    *,
-    targets: Sequence[TargetLike] | None = None,
-    **settings: Unpack[_Settings],
+    model: DetectorHeads, images: _Photographs, target: TargetLike = None, **asked: Unpack[_Asked]
 ) -> Several[DetectionExplanation]: ...
 @overload
 def explain(  # type: ignore[overload-overlap]  # as above
-    model: DetectorHeads,
-    images: _Array,
-    target: TargetLike = None,
-    *,
-    targets: Sequence[TargetLike] | None = None,
-    **settings: Unpack[_Settings],
+    model: DetectorHeads, images: _Array, target: TargetLike = None, **asked: Unpack[_Asked]
 ) -> DetectionExplanation | Several[DetectionExplanation]: ...
 @overload
 def explain(
@@ -1097,9 +1000,8 @@ def explain(
     images: _File,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["volume"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> VolumeExplanation: ...
 @overload
 def explain(
@@ -1107,9 +1009,8 @@ def explain(
     images: list[Any] | tuple[Any, ...],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["volume"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> VolumeExplanations: ...
 @overload
 def explain(
@@ -1117,9 +1018,8 @@ def explain(
     images: _Array,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["table"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> TableExplanation | TableExplanations: ...
 @overload
 def explain(
@@ -1127,9 +1027,8 @@ def explain(
     images: Sequence[_Array],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["table"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> TableExplanations: ...
 @overload
 def explain(
@@ -1137,9 +1036,8 @@ def explain(
     images: _Array,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["series"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> SeriesExplanation | SeriesExplanations: ...
 @overload
 def explain(
@@ -1147,9 +1045,8 @@ def explain(
     images: Sequence[_Array],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["series"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> SeriesExplanations: ...
 @overload
 def explain(
@@ -1157,10 +1054,9 @@ def explain(
     images: _Array,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["wave"] | None = None,
     rate: float,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> WaveExplanation | WaveExplanations: ...
 @overload
 def explain(
@@ -1168,10 +1064,9 @@ def explain(
     images: Sequence[_Array],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["wave"] | None = None,
     rate: float,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> WaveExplanations: ...
 @overload
 def explain(
@@ -1179,9 +1074,8 @@ def explain(
     images: _Array,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["volume"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> VolumeExplanation | VolumeExplanations: ...
 @overload
 def explain(
@@ -1189,9 +1083,8 @@ def explain(
     images: _Array,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> _OfArray: ...
 @overload
 def explain(
@@ -1199,9 +1092,8 @@ def explain(
     images: _Frame,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["series"],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> SeriesExplanation: ...
 @overload
 def explain(
@@ -1209,9 +1101,8 @@ def explain(
     images: _Frame,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["table"] | None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> TableExplanations: ...
 @overload
 def explain(
@@ -1219,9 +1110,8 @@ def explain(
     images: _Scan,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["volume"] | None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> VolumeExplanation: ...
 @overload
 def explain(
@@ -1229,9 +1119,8 @@ def explain(
     images: Sequence[_Scan],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     form: Literal["volume"] | None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> VolumeExplanations: ...
 @overload
 def explain(
@@ -1239,9 +1128,8 @@ def explain(
     images: Mapping[str, Any],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> _OfInputs: ...
 @overload
 def explain(
@@ -1249,9 +1137,8 @@ def explain(
     images: tuple[Any, ...],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> Explanations | JointExplanation | JointExplanations | GraphExplanation: ...
 @overload
 def explain(
@@ -1259,9 +1146,8 @@ def explain(
     images: GraphData,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> GraphExplanation: ...
 @overload
 def explain(
@@ -1269,9 +1155,8 @@ def explain(
     images: Sequence[GraphData],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> GraphExplanations: ...
 @overload
 def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
@@ -1279,9 +1164,8 @@ def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
     images: _Photograph,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> Explanation: ...
 @overload
 def explain(
@@ -1289,9 +1173,8 @@ def explain(
     images: _Photographs,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: None = None,
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> Explanations: ...
 @overload
 def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
@@ -1299,9 +1182,8 @@ def explain(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
     images: _Text,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: Callable[..., Any],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> TextExplanation: ...
 @overload
 def explain(
@@ -1309,9 +1191,8 @@ def explain(
     images: Mapping[str, Any],
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: Callable[..., Any],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> _OfTextsAndOthers: ...
 @overload
 def explain(
@@ -1319,9 +1200,8 @@ def explain(
     images: _Texts,
     target: TargetLike = None,
     *,
-    targets: Sequence[TargetLike] | None = None,
     tokenizer: Callable[..., Any],
-    **settings: Unpack[_Settings],
+    **asked: Unpack[_Asked],
 ) -> TextExplanations: ...
 def explain(
     model: nn.Module | Runner | Captured,
