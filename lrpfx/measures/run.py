@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -99,7 +99,8 @@ def rows_of(built: Methods | PartMethods, metrics: Sequence[Metric], output: Any
     path = None if output is None else checked_path(output, (SUFFIX,))[1]
     with nullcontext() if path is None else sole_writer(path):
         facts = {} if path is None else _facts(built, metrics)
-        found = Rows() if path is None or not path.exists() else _read(path, facts, len(built.data))
+        columns = [name for metric in metrics for name in metric.columns]
+        found = Rows() if path is None or not path.exists() else _read(path, facts, list(built.explain), columns)
         done = set(found.numbers)
         pending = [number for number in range(len(built.data)) if number not in done]
         parts = [pending[first : first + built.size] for first in range(0, len(pending), built.size)]
@@ -123,9 +124,10 @@ def _each(measured: _Measured, parts: Sequence[Sequence[int]], engine: Engine) -
 
 
 def _facts(built: Methods | PartMethods, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """What decides on the numbers, as plain data."""
-    methods = {name: _fact_of(method) for name, method in built.named.items()}
-    facts = {"inputs": len(built.data), "methods": methods, "metrics": [repr(one) for one in metrics], **built.data.facts()}
+    """What decides on the numbers, as plain data; rows have the methods in their order."""
+    methods = [[name, _fact_of(method)] for name, method in built.named.items()]
+    measured_by = [fingerprint_of_value(one) for one in metrics]
+    facts = {"inputs": len(built.data), "methods": methods, "metrics": measured_by, **built.data.facts()}
     return {name: json.loads(json.dumps(value)) for name, value in facts.items()}  # as it is read again
 
 
@@ -135,21 +137,36 @@ def _fact_of(method: Any) -> Any:
     return fingerprint_of_value(method)
 
 
-def _read(path: Path, facts: Mapping[str, Any], count: int) -> Rows:
+def _read(path: Path, facts: Mapping[str, Any], methods: Sequence[str], columns: Sequence[str]) -> Rows:
     """The rows in a file of the same run. `ArtefactError` for a file of another kind."""
-    try:
-        with os_errors(ArtefactError, path, "read"):
-            content = json.loads(path.read_bytes())
-        rows = Rows(**content["rows"])
-        whole = len(rows.numbers) == len(rows.values) == len(set(rows.numbers)) and set(rows.numbers) <= set(range(count))
-        if not whole or content["format"] != _FORMAT:
-            raise ValueError("rows are missing")
-        torch.tensor(rows.values, dtype=torch.float64)
-        known = dict(content["facts"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtefactError(f"{path} is no file of lrpfx.evaluate: {first_lines(error, 1)}", topic="evaluation") from error
+    with os_errors(ArtefactError, path, "read"):
+        content = path.read_bytes()
+    with _damage(path):
+        whole = json.loads(content)
+        if whole["format"] != _FORMAT:
+            raise ValueError(f"its format is {str(whole['format'])[:40]!r}")
+        known = dict(whole["facts"])
     check_same_run(path, facts, known)
+    with _damage(path):
+        rows = Rows(**whole["rows"])
+        numbers = [one for one in rows.numbers if type(one) is int and 0 <= one < facts["inputs"]]
+        if len(set(numbers)) != len(rows.numbers) or list(rows.ratios) != (list(methods) if numbers else []):
+            raise ValueError("rows are missing")
+        expected = (len(numbers), len(methods), len(columns))
+        if numbers and torch.tensor(rows.values, dtype=torch.float64).shape != expected:
+            raise ValueError(f"its values are not of {len(numbers)} inputs, {len(methods)} methods and {len(columns)} columns")
+        if not all(ratios and torch.tensor(ratios, dtype=torch.float64).isfinite().all() for ratios in rows.ratios.values()):
+            raise ValueError("prices are missing")
     return rows
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """A context in which what is wrong with the content of a file is an `ArtefactError`."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise ArtefactError(f"{path} is no file of lrpfx.evaluate: {first_lines(error, 1)}", topic="evaluation") from error
 
 
 def _save(path: Path, facts: Mapping[str, Any], rows: Rows) -> None:

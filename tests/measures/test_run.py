@@ -10,6 +10,7 @@ from torch import nn
 import lrpfx
 from lrpfx.errors import ArtefactError, InputError
 from lrpfx.measures import PartData, RandomDeletion, RandomMasks, Values
+from lrpfx.measures.run import _Measured
 
 NAMES = ["epsilon_plus", "gradient_times_input", "random"]
 METRICS = [RandomMasks(count=5), "relevance_mass"]
@@ -19,30 +20,38 @@ def brightness(model, images, targets):
     return images.sum(1)
 
 
-def test_a_run_goes_on_where_it_stopped(data, tmp_path):
+def test_a_run_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
     """The numbers are those of a run without a stop, and what is done is not measured again, with batches of any size."""
     path, count = tmp_path / "found.json", len(data)
     methods = {"mine": brightness, "epsilon_plus": "epsilon_plus"}
     whole = lrpfx.evaluate(methods, data, METRICS, batch_size=2)
-    calls = []
+    measure, calls = _Measured.__call__, []
 
-    class Interrupt(RandomMasks):
-        def scores(self, sample, maps):
-            calls.append(sample.number)
-            if len(calls) == 4:
-                raise KeyboardInterrupt
-            return super().scores(sample, maps)
+    def interrupted(self, numbers):
+        calls.append(numbers)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, numbers)
 
-    Interrupt.__qualname__ = "RandomMasks"  # in its repr
-    with pytest.raises(KeyboardInterrupt):
-        lrpfx.evaluate(methods, data, [Interrupt(count=5), "relevance_mass"], batch_size=2, output=path)
-    assert calls == [0, 1, 2, 3] and json.loads(path.read_text())["rows"]["numbers"] == [0, 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(_Measured, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lrpfx.evaluate(methods, data, METRICS, batch_size=2, output=path)
+    assert calls == [[0, 1], [2, 3]] and json.loads(path.read_text())["rows"]["numbers"] == [0, 1]
     found = lrpfx.evaluate(methods, data, METRICS, batch_size=3, output=path)
     torch.testing.assert_close(found.samples, whole.samples)
     assert found.samples.shape[2] == count and list(path.parent.iterdir()) == [path]
     before = path.read_bytes()
     again = lrpfx.evaluate(methods, data, METRICS, output=str(path))
     assert torch.equal(again.samples, found.samples) and again.prices == found.prices and path.read_bytes() == before
+
+
+class Twice(RandomMasks):
+    def scores(self, sample, maps):
+        return tuple(2 * one for one in super().scores(sample, maps))
+
+
+Twice.__qualname__ = "RandomMasks"  # the same repr
 
 
 def test_a_complete_run_measures_nothing(data, tmp_path, monkeypatch):
@@ -60,7 +69,9 @@ def test_a_complete_run_measures_nothing(data, tmp_path, monkeypatch):
         (lambda data: {"methods": ["epsilon_plus", "random"]}, "methods"),
         (lambda data: {"methods": {**dict(zip(NAMES, NAMES, strict=True)), "random": brightness}}, "methods"),
         (lambda data: {"methods": {**dict(zip(NAMES, NAMES, strict=True)), "random": lrpfx.composites.AttnLRP()}}, "methods"),
+        (lambda data: {"methods": NAMES[::-1]}, "methods"),  # whose numbers would be those of each other
         (lambda data: {"metrics": [RandomMasks(count=6), "relevance_mass"]}, "metrics"),
+        (lambda data: {"metrics": [Twice(count=5), "relevance_mass"]}, "metrics"),
         (lambda data: {"data": dataclasses.replace(data, images=data.images + 0.1)}, "images"),
         (lambda data: {"data": dataclasses.replace(data, targets=1)}, "images, targets and masks"),
         (lambda data: {"data": dataclasses.replace(data, model=nn.Sequential(data.model, nn.Softmax(1)).eval())}, "model"),
@@ -83,8 +94,8 @@ def test_another_question_is_an_error(data, tmp_path, change, what):
         b"\x80\x04",
         b"{}",
         b"[" * 10_000,
-        b'{"format": "lrpfx evaluation 1", "facts": {}, "rows": {"numbers": [9], "values": [[[1]]], "ratios": {}}}',
-        b'{"format": "lrpfx evaluation 1", "facts": {}, "rows": {"numbers": [0, 0], "values": [1, 2], "ratios": {}}}',
+        b"[]",
+        b'{"format": "lrpfx evaluation 1", "facts": null, "rows": {}}',
     ],
 )
 def test_other_files_are_kept(data, tmp_path, content):
@@ -95,6 +106,42 @@ def test_other_files_are_kept(data, tmp_path, content):
     assert path.read_bytes() == content
     with pytest.raises(ArtefactError, match="suffix must be"):
         lrpfx.evaluate(["random"], data, METRICS, output=tmp_path / "found.csv")
+
+
+def rows(**changed):
+    return lambda content: content["rows"].update(changed)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        rows(numbers=[0, True, 2]),
+        rows(numbers=[0.0, 1, 2]),
+        rows(numbers=[0, 1, 3]),
+        rows(values=[[[0.0, 0.0]]] * 3),  # of one method
+        rows(values=[[[0.0]] * 2] * 3),  # of one column
+        rows(values=[0.0] * 3),
+        rows(values=[[[10**400] * 2] * 2] * 3),
+        rows(ratios={}),
+        rows(ratios=None),
+        rows(ratios={"epsilon_plus": [1.0], "random": []}),
+        rows(ratios={"epsilon_plus": [1.0], "random": ["1"]}),
+        rows(ratios={"random": [1.0], "epsilon_plus": [1.0], "other": [1.0]}),
+        lambda content: content.update(rows=None),
+        lambda content: content.update(format="lrpfx evaluation 9"),
+    ],
+)
+def test_rows_that_are_damaged_are_errors(data, tmp_path, damage):
+    path = tmp_path / "found.json"
+    data = dataclasses.replace(data, images=data.images[:3], masks=data.masks[:3], groups=None)
+    lrpfx.evaluate(["epsilon_plus", "random"], data, METRICS, output=path)
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content))
+    before = path.read_bytes()
+    with pytest.raises(ArtefactError, match=r"no file of lrpfx\.evaluate"):
+        lrpfx.evaluate(["epsilon_plus", "random"], data, METRICS, output=path)
+    assert path.read_bytes() == before
 
 
 def test_explainers_are_told_by_their_rules(data, tmp_path):
