@@ -3,17 +3,18 @@
 A dynamically quantized layer rounds its input in every call, with steps that depend on the batch, and computes in integers: it
 has no gradient, and samples cannot be explained separately. lrpfx explains the network with dequantized weights instead.
 Weights that torchao quantized, and sparse weights, are tensors of other classes and layouts, which the rules cannot modify.
-Layers of other libraries (bitsandbytes, HQQ, GPTQ, AWQ and the like) pack their weights in formats of their own: what they
-multiply by is measured, by their results for unit vectors.
+Layers of other libraries (bitsandbytes, HQQ, GPTQ, AWQ and the like) pack their weights in formats of their own: those of GPTQ
+and AWQ are unpacked, and what others multiply by is measured, by their results for unit vectors.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import torch
 from torch import nn
 
 from lrpfx.errors import CaptureError, first_lines
+from lrpfx.frontends.packed_weights import sizes_of, unpacked_weights
 from lrpfx.passes.program import PassResult
 
 THE_MODEL = "the model"
@@ -39,11 +40,12 @@ def dequantize(copied: nn.Module) -> tuple[nn.Module, PassResult]:
     stored = [name for name, value in copied.named_parameters(remove_duplicate=False) if _is_stored_otherwise(value)]
     _replace_weights(copied, stored, result)
     replacements: dict[nn.Module, nn.Module] = {}
+    dtype = _main_dtype(copied)
     for name, module in list(copied.named_modules(remove_duplicate=False)):
         if not _is_quantized_layer(module) or any(name.startswith(f"{outer}.") for outer, _ in result.details):
             continue
         if module not in replacements:
-            replacements[module] = _dequantized(name, module) if _is_quantized(module) else _measured(name, module)
+            replacements[module] = _dequantized(name, module) if _is_quantized(module) else _of_packed(name, module, dtype)
         result.matches += 1
         result.details.append(
             (name or THE_MODEL, f"explained by its dequantized weight: {module} is now {replacements[module]}")
@@ -65,7 +67,7 @@ def _is_quantized_layer(module: nn.Module) -> bool:
 
 def _is_packed(module: nn.Module) -> bool:
     """Whether a linear layer of another library holds its weight in integers."""
-    inputs, outputs = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    inputs, outputs = sizes_of(module)
     if type(module).__module__.startswith("torch.") or not (isinstance(inputs, int) and isinstance(outputs, int)):
         return False
     tensors = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
@@ -79,40 +81,71 @@ def _is_packed(module: nn.Module) -> bool:
     )
 
 
-def _measured(name: str, module: Any) -> nn.Module:
-    """The layer of torch.nn that computes what a packed layer does, up to the rounding of inputs."""
-    inputs, outputs = module.in_features, module.out_features
-    tensors = [*module.parameters(), *module.buffers()]
-    device = tensors[0].device if tensors else torch.device("cpu")
+def _main_dtype(model: nn.Module) -> torch.dtype | None:
+    """The dtype in which a model computes: that of most entries of its floating-point parameters. None if it has none."""
+    entries = Counter[torch.dtype]()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            entries[parameter.dtype] += parameter.numel()
+    return max(entries, key=entries.__getitem__, default=None)
 
-    def results(vectors: torch.Tensor) -> torch.Tensor:
-        failure: Exception | None = None
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            try:
-                return torch.cat([module(some.to(device, dtype)).float() for some in vectors.split(_AT_ONCE)])
-            except Exception as error:
-                failure = failure or error
-        assert failure is not None
-        raise CaptureError(
-            f"{name or THE_MODEL} is a {type(module).__name__} with packed weights, which fails on numbers: "
-            f"{first_lines(failure)}. Transform the model as it was before it was quantized.",
-            topic="scripted-and-quantized",
-        ) from failure
 
-    with torch.no_grad():
-        shift = results(torch.zeros(1, inputs))
-        weight = (results(torch.eye(inputs)) - shift).T
-        probe = torch.randn(4, inputs, generator=torch.Generator().manual_seed(0))
-        found = results(probe)
-        expected = nn.functional.linear(probe.to(weight), weight, shift[0])
-        difference = float((found - expected).norm() / found.norm().clamp(min=1e-30))
-    if tuple(found.shape) != (4, outputs) or not difference <= _ROUNDING:
-        raise CaptureError(
-            f"{name or THE_MODEL} is a {type(module).__name__} with packed weights, whose result differs by {difference:.1%} "
-            "from a product with the weight that unit vectors show. Transform the model as it was before it was quantized.",
+def _of_packed(name: str, module: Any, dtype: torch.dtype | None) -> nn.Module:
+    """The layer of torch.nn that computes what a packed layer does, up to the rounding of inputs.
+
+    `dtype`: that of its weight; None for the one in which the layer computes.
+    """
+    inputs, outputs = sizes_of(module)
+    weights = unpacked_weights(module)
+    biases = [getattr(module, "bias", None)] * len(weights)
+
+    def refused(what: str) -> CaptureError:
+        return CaptureError(
+            f"{name or THE_MODEL} is a {type(module).__name__} with packed weights, {what}. Transform the model as it was "
+            "before it was quantized.",
             topic="scripted-and-quantized",
         )
-    return linear_layer(weight, shift[0] if shift.any() else None).train(module.training)
+
+    probe = torch.randn(4, inputs, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        try:
+            found = _results(module, probe)
+        except Exception as error:
+            if len(weights) != 1:
+                raise refused(f"which fails on numbers: {first_lines(error)}") from error
+            found = None  # its kernel is for other devices
+        if found is not None:
+            if not weights:
+                shift = _results(module, torch.zeros(1, inputs))[0]
+                weights, biases = [(_results(module, torch.eye(inputs)) - shift).T], [shift if shift.any() else None]
+            if tuple(found.shape) != (4, outputs):
+                raise refused(f"whose result for {outputs} outputs has the shape {tuple(found.shape)}")
+            differences = [_difference(found, probe, *pair) for pair in zip(weights, biases, strict=True)]
+            weights = [weights[differences.index(min(differences))]]
+            if not min(differences) <= _ROUNDING:
+                raise refused(f"whose result differs by {min(differences):.1%} from a product with the weight that it shows")
+    weight = weights[0].to(dtype or getattr(module, "scales", weights[0]).dtype)
+    return linear_layer(weight, None if biases[0] is None else biases[0].to(weight)).train(module.training)
+
+
+def _difference(found: torch.Tensor, probe: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
+    """How much the results of a layer differ from a product with a weight, in parts of them."""
+    expected = nn.functional.linear(probe.to(weight), weight, None if bias is None else bias.to(weight))
+    return float((found - expected).norm() / found.norm().clamp(min=1e-30))
+
+
+def _results(module: Any, vectors: torch.Tensor) -> torch.Tensor:
+    """What a packed layer gives for vectors, in the first dtype of those that its kernel may take."""
+    tensors = [*module.parameters(), *module.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    failure: Exception | None = None
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        try:
+            return torch.cat([module(some.to(device, dtype)).float() for some in vectors.split(_AT_ONCE)])
+        except Exception as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
 
 
 def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:

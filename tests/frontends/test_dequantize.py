@@ -131,3 +131,108 @@ def test_layers_of_bitsandbytes():
     x = torch.randn(3, 64).float()
     explain_model = lrpfx.transform(model, EpsilonPlus(), x)
     assert (explain_model(x) - model(x)).norm() < 1e-2 * model(x).norm()  # its kernel computes in bfloat16
+
+
+def packed_integers(codes, bits, dim, order=None):
+    """Codes along `dim` in integers of 32 bits: a stream of bits, the lowest of each integer first."""
+    codes = codes.movedim(dim, 1)
+    if order is not None:
+        codes = codes.unflatten(1, (-1, len(order)))[..., order].flatten(1)
+    rows = []
+    for row in codes.tolist():
+        stream = sum(code << (bits * place) for place, code in enumerate(row))
+        words = [(stream >> shift) & 0xFFFFFFFF for shift in range(0, bits * len(row), 32)]
+        rows.append([word - 2**32 if word >= 2**31 else word for word in words])
+    return torch.tensor(rows, dtype=torch.int32).movedim(1, dim)
+
+
+def layer_of_codes(kind, bits, less_one=True, by_order=False, runs=False, has_bias=True, inputs=64, outputs=32, group=16):
+    """A layer with the name and attributes that a library gives it, and the weight that it stands for."""
+    torch.manual_seed(bits)
+    codes = torch.randint(0, 2**bits, (inputs, outputs))
+    zeros = torch.randint(1, 2**bits, (inputs // group, outputs))
+    scales = torch.rand(inputs // group, outputs).double() + 0.1
+    groups = torch.arange(inputs) // group
+    groups = groups[torch.randperm(inputs)] if by_order else groups
+    weight = ((codes - zeros[groups]) * scales[groups]).T
+    bias = torch.randn(outputs).double() if has_bias else None
+
+    def forward(self, x):
+        if not runs:
+            raise RuntimeError("no kernel")
+        return nn.functional.linear(x.double(), weight, bias).to(x)
+
+    layer = type(kind, (nn.Module,), {"forward": forward})()
+    layer.in_features, layer.out_features, layer.group_size = inputs, outputs, group
+    if kind.startswith("WQ"):
+        layer.w_bit = bits
+    else:
+        layer.bits = bits
+    if kind == "WQLinear_GEMV":
+        tensors = packed_integers(codes.T, bits, 1), packed_integers(pad(zeros.T), bits, 1), pad(scales.T)
+    elif "awq" in kind.lower() or kind.startswith("WQ"):
+        order = [0, 2, 4, 6, 1, 3, 5, 7]
+        tensors = packed_integers(codes, bits, 1, order), packed_integers(zeros, bits, 1, order), scales
+    else:
+        tensors = packed_integers(codes, bits, 0), packed_integers(zeros - int(less_one), bits, 1), scales
+        layer.register_buffer("g_idx", groups.int())
+        if less_one is False:
+            layer.qzero_format = lambda: 2
+    for name, value in zip(("qweight", "qzeros", "scales"), tensors, strict=True):
+        layer.register_buffer(name, value)
+    layer.register_buffer("bias", bias)
+    return layer, weight, bias
+
+
+def pad(groups):
+    """Groups in the last dimension up to a multiple of eight, as WQLinear_GEMV holds them."""
+    return nn.functional.pad(groups, (0, -groups.shape[1] % 8))
+
+
+PACKED_FORMATS = [
+    *(("TorchQuantLinear", bits, {"less_one": False, "by_order": bits == 4}) for bits in (2, 3, 4, 8)),
+    *(("TorchQuantLinear", bits, {"runs": True, "has_bias": bits == 4}) for bits in (3, 4, 8)),
+    *((kind, 4, {}) for kind in ("WQLinear_GEMM", "AwqTorchQuantLinear", "WQLinear_GEMV")),
+    ("WQLinear_GEMM", 4, {"runs": True, "has_bias": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "bits", "options"), PACKED_FORMATS)
+def test_layers_of_gptq_and_awq_are_unpacked(kind, bits, options):
+    packed, weight, bias = layer_of_codes(kind, bits, **options)
+    last = nn.Linear(32, 3).double()
+    plain = nn.Linear(64, 32, bias is not None).double()
+    plain.weight.data = weight
+    if bias is not None:
+        plain.bias.data = bias
+    x = torch.randn(5, 64).double()
+    model = nn.Sequential(packed, nn.ReLU(), last).eval()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x)
+    expected = lrpfx.transform(nn.Sequential(plain, nn.ReLU(), last).eval(), EpsilonPlus(), x)
+    found, wanted = (lrpfx.attribute(one, x, 1) for one in (explain_model, expected))
+    assert_close(found.output, wanted.output, 1e-12)
+    assert_close(found.relevance, wanted.relevance, 1e-12)
+
+
+def test_zero_points_that_nothing_tells_are_an_error():
+    packed, _, _ = layer_of_codes("TorchQuantLinear", 4)
+    with pytest.raises(CaptureError, match="0 is a TorchQuantLinear with packed weights, which fails on numbers"):
+        lrpfx.transform(nn.Sequential(packed).eval(), EpsilonPlus(), torch.randn(2, 64).double())
+
+
+def test_a_packed_layer_that_does_not_compute_what_it_holds_is_an_error():
+    packed, _, _ = layer_of_codes("WQLinear_GEMM", 4, runs=True)
+    packed.scales *= 1.1
+    with pytest.raises(CaptureError, match=r"differs by .*% from a product"):
+        lrpfx.transform(nn.Sequential(packed).eval(), EpsilonPlus(), torch.randn(2, 64).double())
+
+
+def test_weights_have_the_dtype_of_the_model():
+    packed, weight, _ = layer_of_codes("WQLinear_GEMM", 4)
+    packed.scales = packed.scales.half()
+    model = nn.Sequential(nn.Linear(8, 64), packed).to(torch.bfloat16).eval()
+    packed.scales = packed.scales.half()
+    x = torch.randn(2, 8).bfloat16()
+    explain_model = lrpfx.transform(model, EpsilonPlus(), x)
+    assert explain_model(x).dtype == torch.bfloat16
+    assert_close(explain_model(x).float(), nn.functional.linear(model[0](x).float(), weight.float(), packed.bias.float()), 0.02)
