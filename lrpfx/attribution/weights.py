@@ -89,7 +89,9 @@ def relevance_of_weights(
             "without one, such as AttnLRP() or EpsilonPlus()",
             topic="relevance-of-weights",
         )
-    patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+    patterns = [parameters] if isinstance(parameters, str) else parameters
+    if not isinstance(patterns, Sequence) or not patterns:
+        raise InputTypeError(f"parameters are names, or patterns of names, not {parameters!r}", topic="relevance-of-weights")
     named = [_named(module, pattern) for pattern in patterns]
     with torch.inference_mode(False), torch.no_grad():
         values = node_values(module, inputs, module.unfused_graph)

@@ -20,7 +20,7 @@ from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.ir.kinds import Sum
 from lrpfx.ir.node import bottlenecks, node_info
 from lrpfx.request.classes import index_of
-from lrpfx.request.targets import Position, Target
+from lrpfx.request.targets import Position, Target, as_target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.support.optional_packages import progress_bar
 from lrpfx.text.pictures import TextHeatmap
@@ -345,6 +345,13 @@ class OfText(Target):
         if not isinstance(token, str):
             return index_of(token, None, tokens)
         return _index_of_token(self.tokenizer, token)
+
+
+def position_of_prediction(tokenizer: Any, text: ReadText, output: torch.Tensor) -> int:
+    """The position that is explained if a target names none, of an output (batch, positions, tokens). Raises `InputError`."""
+    target = OfText(as_target(0), None, tokenizer, text).of_output(output).target
+    assert isinstance(target, Position)
+    return int(target.position)
 
 
 class _Vocabulary(Sequence[str]):

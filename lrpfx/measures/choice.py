@@ -239,7 +239,8 @@ def _plausible(methods: Mapping[str, Any], data: Data, size: int) -> tuple[Metho
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", LrpfxWarning)
             try:
-                maps = built.first_maps(name)
+                with torch.inference_mode(False):
+                    maps = built.first_maps(name)
             except InputError as error:
                 rejected[name] = str(error)
                 continue

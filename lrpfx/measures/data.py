@@ -43,6 +43,8 @@ class Data(ABC):
 
     def _check_groups(self) -> None:
         count, groups = len(self), names_of_groups(self)
+        if not count:
+            raise invalid(f"there is no {self.noun}")
         if len(groups) != count:
             given = counted(count, self.noun)
             raise invalid(f"there are {given} and {counted(len(groups), 'group')}: pass one for each {self.noun}")

@@ -16,15 +16,14 @@ from torch.nn import functional
 from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothGrad
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
-from lrpfx.errors import InputError, add_note, nearest
+from lrpfx.errors import add_note, nearest
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.measures.data import classes_of, invalid, wrong_type
+from lrpfx.measures.captures import Captures
+from lrpfx.measures.data import check_model, classes_of, invalid, wrong_type
 from lrpfx.measures.image_data import ImageData, outputs_of
 from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, pixels_of_blocks
 from lrpfx.measures.shuffling import with_shuffled_weights
-from lrpfx.pipeline import Captured, capture, transform
 from lrpfx.request.outputs import are_probabilities
-from lrpfx.runtime.explain_module import ExplainModule
 
 #: For each method, the times of its maps relative to a unit.
 Ratios = dict[str, list[float]]
@@ -156,10 +155,11 @@ class Methods:
     unit = "gradients"
 
     def __init__(self, methods: Any, data: ImageData, size: int = 16) -> None:
+        check_model(data.model)  # which may train since
         self.data = data
         self.size = size
         self.notes: dict[str, str] = {}
-        self._captured: dict[int, Captured] = {}  # by the size of the batch
+        self._captured = Captures()
         self.named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self.named.items()}
         self._with_other_weights: dict[int, list[Methods]] = {}
@@ -190,24 +190,13 @@ class Methods:
         images = self.data.images
         low, high = images.amin((0, 2, 3), keepdim=True), images.amax((0, 2, 3), keepdim=True)
         composite = as_composite(method, "evaluate", low=low, high=high)
-        made: list[ExplainModule] = []
+        module_for = self._captured.with_rules(self.data.model, composite, images[:2])
 
         def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            if not made:
-                made.append(transform(self._captured_for(self.data.images[:2]), composite))
-            module = next((one for one in made if _takes(one, images)), None)
-            if module is None:  # graphs with a fixed batch
-                made.append(module := transform(self._captured_for(images), composite))
             reference = _as_reference(images) if isinstance(composite, DeepLIFT) else None
-            return attribute(module, images, targets, reference=reference).relevance
+            return attribute(module_for(images), images, targets, reference=reference).relevance
 
         return explain
-
-    def _captured_for(self, images: torch.Tensor) -> Captured:
-        size = len(images)
-        if size not in self._captured:
-            self._captured[size] = capture(self.data.model, images)
-        return self._captured[size]
 
     def without(self, names: Container[str]) -> "Methods":
         """The same without some methods."""
@@ -218,9 +207,7 @@ class Methods:
         return found
 
     def _of_explainer(self, name: str, explainer: Explainer[Any]) -> Explain:
-        model = explainer.model if explainer.captured is None else explainer.captured.model
-        if model is not self.data.model:
-            raise invalid(f"the explainer {name!r} has another model than the data: pass lrpfx.Explainer(data.model, ...)")
+        check_same_model(name, explainer, self.data.model)
         options: dict[str, Any] = {"output": explainer.output, "reference": explainer.reference}
 
         def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -326,15 +313,6 @@ class Methods:
         return maps
 
 
-def _takes(module: ExplainModule, images: torch.Tensor) -> bool:
-    """Whether the graph is for batches of this size."""
-    try:
-        module.admit((images,), {})
-    except InputError:
-        return False
-    return True
-
-
 def named_methods(methods: Any) -> dict[str, Any]:
     """The methods by name. `InputError` for unknown names."""
     if isinstance(methods, Explainer):
@@ -356,6 +334,15 @@ def named_methods(methods: Any) -> dict[str, Any]:
         if isinstance(method, str) and not (method in METHODS or is_composite(method)):
             raise invalid(f"there is no method named {method!r}; there are {', '.join(METHODS)}.{nearest(method, METHODS)}")
     return named
+
+
+def check_same_model(name: str, explainer: Explainer[Any], model: Any) -> None:
+    """Raise `InputError` unless the model of an explainer is this one."""
+    own = explainer.model if explainer.captured is None else explainer.captured.model
+    if own is not model:
+        raise invalid(
+            f"the explainer {name!r} has another model than the data: pass lrpfx.Explainer(model, ...) of the same one"
+        )
 
 
 def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from lrpfx.composites import Composite, is_composite
+from lrpfx.errors import add_note
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import classes_of, invalid, wrong_type
-from lrpfx.measures.methods import Ratios, named_methods, reporting, timed
+from lrpfx.measures.methods import Ratios, check_same_model, named_methods, reporting, timed
 from lrpfx.measures.part_data import PartData
 from lrpfx.measures.sample import PartSample
 from lrpfx.request.outputs import are_probabilities
@@ -29,6 +30,7 @@ class PartMethods:
     unit = "forwards"
 
     def __init__(self, methods: Any, data: PartData, size: int = 16) -> None:
+        data.parts.check()
         self.data = data
         self.size = size
         self.notes: dict[str, str] = {}
@@ -48,6 +50,8 @@ class PartMethods:
         elif isinstance(method, (str, Composite)):
             explain = self.data.parts.by_composite(method)
         elif isinstance(method, Explainer):
+            if hasattr(self.data.parts, "model"):
+                check_same_model(name, method, self.data.parts.model)
             explain = self.data.parts.by_explainer(method)
         elif inspect.isclass(method) or not callable(method):
             kind = method.__name__ if inspect.isclass(method) else type(method).__name__
@@ -56,7 +60,7 @@ class PartMethods:
                 "of (input, target)"
             )
         else:
-            explain = reporting(name, method)
+            explain = _of_copies(reporting(name, method))
         return lambda number, target: explain(self.data.inputs[number], target)
 
     def _occlusion(self, number: int, target: int) -> torch.Tensor:
@@ -79,8 +83,14 @@ class PartMethods:
     def map(self, name: str, number: int, target: int) -> torch.Tensor:
         """The relevance of the parts of an input, (parts,), float64, on the CPU. `InputError` unless it is finite."""
         given, count = self.data.inputs[number], self.data.count_of(number)
-        found = torch.as_tensor(self.data.parts.of_relevance(given, self.explain[name](number, target)))
+        returned = self.explain[name](number, target)
         where = f"the method {name!r} returns, for {self.data.noun} {number},"
+        try:
+            found = torch.as_tensor(self.data.parts.of_relevance(given, torch.as_tensor(returned)))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise wrong_type(f"{where} {type(returned).__name__}, which is no tensor of numbers") from error
+        if found.is_complex():
+            raise wrong_type(f"{where} complex numbers, which have no order")
         if found.shape != (count,):
             raise invalid(f"{where} the shape {tuple(found.shape)}, and there are {count} parts")
         if not found.isfinite().all():
@@ -127,7 +137,11 @@ class PartMethods:
 
     @torch.no_grad()
     def _outputs_without(self, number: int, deleted: torch.Tensor) -> torch.Tensor:
-        return self.data.parts.outputs(self.data.inputs[number], deleted)
+        try:
+            return self.data.parts.outputs(self.data.inputs[number], deleted)
+        except Exception as error:
+            add_note(error, f"in the model of lrpfx.evaluate, for {self.data.noun} {number}")
+            raise
 
     def _scores(self, number: int, target: int) -> Callable[[torch.Tensor], torch.Tensor]:
         """The probability of a class without parts that masks mark, or the output itself if there is only one."""
@@ -138,3 +152,12 @@ class PartMethods:
             return (found if known else found.softmax(1))[:, target].double().cpu()
 
         return scores
+
+
+def _of_copies(function: Callable[..., Any]) -> Callable[[Any, int], Any]:
+    """A function of a user that gets inputs of its own, into which it may write."""
+
+    def explain(given: Any, target: int) -> Any:
+        return function(given.detach().clone() if isinstance(given, torch.Tensor) else copy.deepcopy(given), target)
+
+    return explain

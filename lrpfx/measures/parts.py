@@ -1,8 +1,10 @@
 """Parts of inputs, and what a model says without some of them: tokens of texts, values of arrays, edges of graphs."""
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,17 +13,19 @@ from torch import nn
 
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import Composite, DeepLIFT, as_composite
+from lrpfx.errors import InputError
 from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.graphs import inputs_of_graph, taking_tensors
+from lrpfx.explanation.sentences import position_of_prediction
 from lrpfx.explanation.texts import check_fits, read, readable
+from lrpfx.measures.captures import Captures
 from lrpfx.measures.data import check_model, invalid, wrong_type
 from lrpfx.measures.methods import gradient_times_input, integrated_gradients, smooth_grad
-from lrpfx.pipeline import Captured, capture, transform
 from lrpfx.request.outputs import OutputSelector, select_output
-from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
+from lrpfx.support.numbers import whole_number
 
 #: The relevance, in a shape that `Parts.of_relevance` takes, of an input for a class.
 ExplainInput = Callable[[Any, int], Any]
@@ -31,6 +35,12 @@ class Parts(ABC):
     """What the parts of an input are, and what a model says without some of them."""
 
     noun: ClassVar[str] = "input"
+
+    def check(self) -> None:
+        """Raise `InputError` if inputs cannot be explained now, such as of a `model` in training mode."""
+        model = getattr(self, "model", None)
+        if isinstance(model, nn.Module):
+            check_model(model)
 
     @abstractmethod
     def count(self, given: Any) -> int:
@@ -84,8 +94,8 @@ class Tokens(Parts):
     Attributes
     ----------
     model
-        A module in evaluation mode, which returns (batch, classes), or (batch, tokens, vocabulary), of which the last
-        token's row counts: the token that comes next.
+        A module in evaluation mode, which returns (batch, classes), or (batch, tokens, vocabulary), of which the row of the
+        mask counts, or of the last token if there is none: the token that comes next.
     tokenizer
         What turns a text into its inputs.
     fill
@@ -96,7 +106,7 @@ class Tokens(Parts):
     Raises
     ------
     InputError
-        The tokenizer has none of these tokens, or the model is in training mode.
+        The tokenizer has none of these tokens, or not the one with the id `fill`, or the model is in training mode.
     """
 
     noun: ClassVar[str] = "text"
@@ -113,6 +123,14 @@ class Tokens(Parts):
             if found is None:
                 raise invalid("the tokenizer has no token for masks, padding, unknown words or the end: pass the id as fill=")
             object.__setattr__(self, "fill", found)
+        whole_number(self.fill, "fill is the id of a token", 0, "evaluation")
+
+    def check(self) -> None:
+        super().check()
+        try:
+            check_fits(self.model, self.tokenizer, read(self.tokenizer, [self.fill]))
+        except InputError as error:
+            raise invalid(f"the token that replaces others, fill={self.fill}, does not fit the model: {error}") from error
 
     def count(self, given: Any) -> int:
         return len(self._places(given))
@@ -126,9 +144,9 @@ class Tokens(Parts):
             for name, value in readable(self.model, text.encoding).items()
         }
         ids = inputs["input_ids"].clone()
-        ids[:, self._places(given)] = ids[:, self._places(given)].masked_fill(deleted.to(device), self.fill or 0)
+        ids[:, self._places(given)] = ids[:, self._places(given)].masked_fill(deleted.to(device), int(self.fill or 0))
         found = select_output(self.model(**{**inputs, "input_ids": ids}), self.output)
-        return found[:, text.last] if found.ndim == 3 else found
+        return found[:, position_of_prediction(self.tokenizer, text, found)] if found.ndim == 3 else found
 
     def of_relevance(self, given: Any, relevance: Any) -> Any:
         found = torch.as_tensor(relevance)
@@ -175,7 +193,9 @@ class Values(Parts):
     Raises
     ------
     InputError
-        `by` is none of these, or the model is in training mode.
+        `by` is none of these, `fill` does not fit an input, or the model is in training mode.
+    InputTypeError
+        `fill` is no number and no tensor of numbers.
     """
 
     noun: ClassVar[str] = "array"
@@ -183,12 +203,16 @@ class Values(Parts):
     fill: float | torch.Tensor = 0.0
     by: Literal["value", "step", "feature"] = "value"
     output: OutputSelector = None
-    _captured: list[Captured] = field(default_factory=list, init=False, repr=False)  # of the first input
+    _captured: Captures = field(default_factory=Captures, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_model(self.model)
         if self.by not in ("value", "step", "feature"):
             raise invalid(f'by is "value", "step" or "feature", not {self.by!r}')
+        try:
+            torch.as_tensor(self.fill, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise wrong_type(f"fill is a number, or a tensor of one for each feature, not {self.fill!r}") from error
 
     def count(self, given: Any) -> int:
         return math.prod(self._shape(_as_array(given)))
@@ -206,16 +230,12 @@ class Values(Parts):
 
     def by_composite(self, composite: Composite | str | None) -> ExplainInput:
         chosen = ByContent(photographs=False, signed=True) if composite is None else as_composite(composite, "evaluate")
-        compiled: list[ExplainModule] = []
+        module_for = self._captured.with_rules(self.model, chosen)
 
         def explain(given: Any, target: int) -> torch.Tensor:
             batch = _as_array(given)[None]
-            if not self._captured:
-                self._captured.append(capture(self.model, torch.cat([batch, batch])))
-            if not compiled:
-                compiled.append(transform(self._captured[0], chosen))
             reference = self._filled(batch) if isinstance(chosen, DeepLIFT) else None
-            return attribute(compiled[0], batch, target, output=self.output, reference=reference).relevance[0]
+            return attribute(module_for(batch), batch, target, output=self.output, reference=reference).relevance[0]
 
         return explain
 
@@ -238,7 +258,12 @@ class Values(Parts):
 
     def _filled(self, batch: torch.Tensor) -> torch.Tensor:
         """A batch of which all is deleted."""
-        return torch.as_tensor(self.fill, dtype=batch.dtype, device=batch.device).expand_as(batch).clone()
+        fill = torch.as_tensor(self.fill, dtype=batch.dtype, device=batch.device)
+        try:
+            return fill.expand_as(batch).clone()
+        except RuntimeError as error:
+            sizes = f"{tuple(fill.shape)}, and an input {tuple(batch.shape)}"
+            raise invalid(f"fill is a number, or a tensor of one for each feature: it has the shape {sizes}") from error
 
     def _shape(self, given: torch.Tensor) -> tuple[int, ...]:
         """The shape of a mask of the parts, which broadcasts to that of the input."""
@@ -295,8 +320,12 @@ class Edges(Parts):
         for left in ~deleted.to(edges.device):
             rest = {"edge_index": edges[:, left], **{name: inputs[name][left] for name in of_edges if name != "edge_index"}}
             found = select_output(model(**{**inputs, **rest}), self.output)
-            if len(found) != 1 and node is None:
-                raise invalid(f"the model returns {tuple(found.shape)}, a row for each node: pass pairs of a graph and a node")
+            if len(found) != (1 if node is None else len(inputs["x"])):
+                remedy = "pass pairs of a graph and a node" if node is None else "pass graphs without a node"
+                expected = "one row for the graph" if node is None else "a row for each node"
+                raise invalid(f"the model returns {tuple(found.shape)}, not {expected}: {remedy}")
+            if node is not None and not -len(found) <= node < len(found):
+                raise invalid(f"node {node} is out of range: the graph has {len(found)} nodes")
             rows.append(found[0 if node is None else node])
         return torch.stack(rows)
 
@@ -319,8 +348,10 @@ class Edges(Parts):
 
 
 def _graph_and_node(given: Any) -> tuple[Any, int | None]:
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int):
-        return given
+    if isinstance(given, tuple) and len(given) == 2:
+        with suppress(TypeError):
+            if not isinstance(given[1], bool):
+                return given[0], operator.index(given[1])
     return given, None
 
 

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,8 +27,9 @@ from lrpfx.support.runs import check_same_run, sole_writer
 
 SUFFIX = ".json"
 _FORMAT = "lrpfx evaluation 1"
-#: Seconds after which a run saves what it has.
+#: Seconds after which a run saves what it has, or more, so that saving takes a small part of the time.
 _SAVE_EVERY = 10.0
+_SHARE_OF_SAVING = 20.0
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,23 @@ def rows_of(built: Methods | PartMethods, metrics: Sequence[Metric], output: Any
     if isinstance(chosen, RayEngine):
         _ = chosen.wanted  # its errors come at once
     path = None if output is None else checked_path(output, (SUFFIX,))[1]
-    with nullcontext() if path is None else sole_writer(path):
+    with torch.inference_mode(False), nullcontext() if path is None else sole_writer(path):
         facts = {} if path is None else _facts(built, metrics)
         columns = [name for metric in metrics for name in metric.columns]
         found = Rows() if path is None or not path.exists() else _read(path, facts, list(built.explain), columns)
         done = set(found.numbers)
         pending = [number for number in range(len(built.data)) if number not in done]
         parts = [pending[first : first + built.size] for first in range(0, len(pending), built.size)]
-        saved, before = time.monotonic(), len(done)
+        saved, pause, before = time.monotonic(), _SAVE_EVERY, len(done)
         try:
             each = _each(_Measured(built, metrics), parts, chosen)
             for rows in progress_bar(each, progress, "evaluate", "batch", len(parts)):
                 found.add(rows)
-                if path is not None and time.monotonic() - saved > _SAVE_EVERY:
+                start = time.monotonic()
+                if path is not None and start - saved > pause:
                     _save(path, facts, found)
                     saved, before = time.monotonic(), len(found.numbers)
+                    pause = max(_SAVE_EVERY, _SHARE_OF_SAVING * (saved - start))
         finally:
             if path is not None and len(found.numbers) > before:
                 _save(path, facts, found)
@@ -170,4 +173,4 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def _save(path: Path, facts: Mapping[str, Any], rows: Rows) -> None:
-    written(path, json.dumps({"format": _FORMAT, "facts": facts, "rows": asdict(rows)}).encode())
+    written(path, json.dumps({"format": _FORMAT, "facts": facts, "rows": vars(rows)}).encode())

@@ -134,7 +134,9 @@ def chosen_embeddings(
         if len(chosen) != 1:
             known = ", ".join(relevance)
             raise InputError(
-                f"the tokens are read by the embeddings {known}: pass embedding=, one or several of them", topic="text-heatmaps"
+                f"the tokens are read by the embeddings {known}: pass embedding=, one or several of them, to "
+                "lrpfx.text.heatmap, with what lrpfx.attribute returns",
+                topic="text-heatmaps",
             )
     else:
         chosen = [embedding] if isinstance(embedding, str) else list(embedding)

@@ -308,6 +308,9 @@ def test_parameters_by_patterns():
     everything = lrpfx.relevance_of_weights(explain_model, x, 1)
     found = lrpfx.relevance_of_weights(explain_model, x, 1, parameters=["3.*"])
     assert list(found) == ["3.weight"] and torch.equal(found["3.weight"], everything["3.weight"])
+    for wrong in ([], 3, None):
+        with pytest.raises(InputTypeError, match="names, or patterns of names, not"):
+            lrpfx.relevance_of_weights(explain_model, x, 1, parameters=wrong)
     with pytest.raises(InputError, match=r"no parameter has the name '3\.wieght'. Did you mean '3\.weight'"):
         lrpfx.relevance_of_weights(explain_model, x, 1, parameters="3.wieght")
     with pytest.raises(InputError, match="no weight of a dense layer"):

@@ -123,8 +123,8 @@ DATA = {
 def test_metrics_are_as_written_plainly(kind):
     data = DATA[kind]()
     maps = [torch.randn(data.count_of(number)) for number in range(len(data))]
-    places = {id(one): number for number, one in enumerate(data.inputs)}
-    methods = {"mine": lambda given, target: maps[places[id(given)]], "random": "random"}
+    places = {str(one): number for number, one in enumerate(data.inputs)}
+    methods = {"mine": lambda given, target: maps[places[str(given)]], "random": "random"}
     found = lrpfx.evaluate(methods, data, [PartDeletion(None), RandomDeletion(7)])
     assert list(found.metrics) == ["deletion", "morf", "lerf", "random_deletion"] and found.unit == "forwards"
     for number, relevance in enumerate(maps):
@@ -201,6 +201,10 @@ def test_choose_takes_parts():
         (lambda: PartData(Tokens(Critic().eval(), Tokenizer()), ["film was"]), InputError, "there is one group"),
         (lambda: Tokens(Critic().eval(), object()), InputError, "pass the id as fill="),
         (lambda: Tokens(Critic(), Tokenizer()), InputError, "training mode"),
+        (lambda: PartData(Values(Sums(torch.rand(4, 2)).eval()), []), InputError, "there is no array"),
+        (lambda: Values(Sums(torch.rand(4, 2)).eval(), fill="mean"), InputTypeError, "fill is a number"),
+        (lambda: Tokens(Critic().eval(), Tokenizer(), fill="[PAD]"), InputError, "fill is the id of a token"),
+        (lambda: Tokens(Critic().eval(), Tokenizer(), fill=-1), InputError, "fill is the id of a token"),
         (lambda: Values(Sums(torch.rand(4, 2)).eval(), by="column"), InputError, 'by is "value", "step" or "feature"'),
         (lambda: PartData(Values(Sums(torch.rand(4, 2)).eval()), [[1.0, 2.0], [3.0, 4.0]]), InputTypeError, "not list"),
         (
@@ -234,6 +238,10 @@ def test_data_that_do_not_fit(make, kind, message):
         ({"short": lambda given, target: torch.zeros(3)}, None, InputError, r"'short' returns, for array 0, the shape \(3,\)"),
         ({"odd": lambda given, target: torch.full((4,), torch.nan)}, None, InputError, "values that are not finite"),
         ({"kind": torch.nn.ReLU}, None, InputTypeError, "a function of"),
+        ({"none": lambda given, target: None}, None, InputTypeError, "'none' returns, for array 0, NoneType"),
+        ({"ragged": lambda given, target: [[1.0], [1.0, 2.0]]}, None, InputTypeError, "for array 0, list"),
+        ({"complex": lambda given, target: given.to(torch.complex64)}, None, InputTypeError, "complex numbers"),
+        ({"other": lrpfx.Explainer(Sums(torch.rand(4, 2)).eval())}, None, InputError, "'other' has another model"),
     ],
 )
 def test_methods_and_metrics_that_do_not_fit(methods, metrics, kind, message):
@@ -257,3 +265,101 @@ def test_parts_of_ones_own():
     torch.testing.assert_close(found.samples[0], found.samples[1])
     with pytest.raises(InputError, match="Halves does not say how a composite explains its inputs"):
         lrpfx.evaluate(["epsilon_plus"], data)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PartData(Values(Sums(torch.rand(4, 2)).eval(), fill=torch.zeros(3)), torch.rand(2, 4)), r"the shape \(3,\)"),
+        (lambda: PartData(Tokens(Critic().eval(), Tokenizer(), fill=9), ["film was", "was good"]), "fill=9, does not fit"),
+        (lambda: PartData(Edges(Graphs(True).eval()), [(graph(), 3), (graph(1), 0)]), "node 3 is out of range"),
+        (lambda: PartData(Edges(Graphs().eval()), [(graph(), 0), (graph(1), 0)]), "not a row for each node"),
+        (lambda: PartData(Edges(Graphs(True).eval()), [graph(), graph(1)]), "not one row for the graph"),
+        (lambda: in_training(PartData(Values(Sums(torch.rand(4, 2)).eval()), torch.rand(2, 4))), "training mode"),
+    ],
+)
+def test_data_whose_model_does_not_fit(make, message):
+    data = make()
+    with pytest.raises(InputError, match=message):
+        lrpfx.evaluate(["occlusion"], data)
+
+
+def in_training(data):
+    """As a user leaves a model who goes on to train."""
+    data.parts.model.train()
+    return data
+
+
+@pytest.mark.parametrize("kind", ["values", "graphs"])
+def test_functions_write_into_inputs_of_their_own(kind):
+    data = DATA[kind]()
+
+    def written(given):
+        return given if isinstance(given, torch.Tensor) else given.x
+
+    def writes(given, target):
+        written(given).zero_()
+        return torch.arange(data.count_of(0)).double()
+
+    before = [written(given).clone() for given in data.inputs]
+    lrpfx.evaluate({"writes": writes}, data, "sparseness")
+    assert all(map(torch.equal, map(written, data.inputs), before))
+
+
+class FillsIn(nn.Module):
+    """Logits of words at each place, of which only those at the last word, place 3, depend on a word: the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(len(WORDS), 4), nn.Linear(4, len(WORDS), bias=False)
+
+    def forward(self, input_ids):
+        first = self.embedding(input_ids)[:, 1:2]
+        here = torch.arange(input_ids.shape[1])[None, :, None] == 3
+        return self.head(torch.where(here, first, torch.ones_like(first)))
+
+
+def test_the_word_at_a_mask_is_explained():
+    """As explainers do; the last place would say nothing."""
+
+    class Masks(Tokenizer):
+        all_special_ids, mask_token_id = (0, 1, 4), 4
+
+    data = PartData(Tokens(FillsIn().eval(), Masks()), ["film bad was good", "bad film was good"])  # "was" is the mask
+    found = lrpfx.evaluate({"first": lambda given, target: torch.tensor([1.0, 0.0, 0.0])}, data, RandomDeletion(8))
+    assert abs(found.scores[0].mean) > 0.9
+    explained = lrpfx.evaluate(["attn_lrp"], data, RandomDeletion(8))
+    assert abs(explained.scores[0].mean) > 0.9
+
+
+class Padded(nn.Module):
+    """Pads to an even length: a graph for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(2, 3)
+
+    def forward(self, x):
+        count = int(x.shape[1])
+        return self.dense(torch.cat([x, x[:, :1]], 1) if count % 2 else x).relu().mean(1)
+
+
+def test_graphs_that_fix_sizes_are_captured_again():
+    """Each length as if it were alone, and no graph twice."""
+    torch.manual_seed(0)
+    parts = Values(Padded().eval(), by="step")
+    data = PartData(parts, [torch.randn(length, 2) for length in (5, 6, 5, 7, 6)])
+    methods = PartMethods(["epsilon_plus", "attn_lrp"], data)
+    for number, given in enumerate(data.inputs):
+        alone = PartMethods(["epsilon_plus"], PartData(Values(parts.model, by="step"), [given, given]))
+        torch.testing.assert_close(methods.map("epsilon_plus", number, 1), alone.map("epsilon_plus", 0, 1))
+        methods.map("attn_lrp", number, 1)
+    assert len(parts._captured._made) == 3
+
+
+def test_in_inference_mode_gradients_are_taken():
+    data = DATA["values"]()
+    expected = lrpfx.evaluate(["gradient_times_input", "epsilon_plus"], data, "random_deletion")
+    with torch.inference_mode():
+        found = lrpfx.evaluate(["gradient_times_input", "epsilon_plus"], data, "random_deletion")
+    torch.testing.assert_close(found.samples, expected.samples)
