@@ -20,13 +20,13 @@ from lrpfx.explanation.arrays import Form
 from lrpfx.explanation.doors import KINDS_OF_FILES, suffix_of
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Explained, Several
-from lrpfx.explanation.graphs import is_graph
 from lrpfx.explanation.series import SeriesExplanation, SeriesExplanations, WaveExplanation, WaveExplanations
 from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images import nifti
 from lrpfx.images.opening import image_suffixes
 from lrpfx.request.regions import Region
+from lrpfx.samples.items import is_graph
 from lrpfx.support.files import check_place
 from lrpfx.support.numbered_names import numbered
 from lrpfx.support.optional_packages import optional_package

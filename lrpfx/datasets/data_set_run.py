@@ -16,6 +16,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lrpfx.datasets.engines import Engine, Work
+from lrpfx.datasets.graph_explainer import (
+    GraphExplainer,
+    GraphSizes,
+    are_samples_graphs,
+    check_settings_for_graphs,
+    sizes_of,
+)
 from lrpfx.datasets.images_of_samples import stored_preprocessing
 from lrpfx.datasets.layout import FEATURES, KEY, Array, default_block, layouts_of, names_of_relevance
 from lrpfx.datasets.locations import Location, location_of, zarr_package
@@ -38,6 +45,7 @@ from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.arrays import Reading, items_of_rows, sample_of_numbers, volume_of_sample
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explainer import Explainer
+from lrpfx.explanation.graphs import inputs_of_graph, tensors_of_graph, with_edges
 from lrpfx.images import nifti
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.request.boxes import as_box
@@ -111,13 +119,16 @@ def attribute(
         ("__key__", "key", "path" or "id"); in place of the tensor an `Explainer` takes a PIL image, an array or a path. An
         iterable gives the same samples in the same order each time. A DataLoader lends its dataset, workers, batch size and
         `collate_fn`, which is applied to each sample alone, so that results do not depend on batches; it does not shuffle. All
-        samples have relevance of one shape: pad texts to one length, or reduce what differs. Graphs have none.
+        samples have relevance of one shape: pad texts to one length, or reduce what differs. Graphs, as an `Explainer` takes
+        them, are filled with 0 to the nodes and edges of the largest; they are a list or a dataset with a length, which is read
+        once before. Without another label, theirs is `y`, if that is one integer.
     output
         The path of the store, a Zarr 3 group; `lrpfx.datasets.open` reads it. A path with a scheme, such as
         "s3://bucket/store", is for fsspec. One that is complete may lie where nothing can be written.
     target
         What relevance is of: "predicted" for the class of the largest output (the default), "true" for the label, or a target
-        of `lrpfx.attribute` that holds for every sample. With an `Explainer` that knows categories, classes may have names.
+        of `lrpfx.attribute` that holds for every sample. With an `Explainer` that knows categories, classes may have names. For
+        graphs whose model returns an output for each node it is (node, class).
     targets
         Several of them for each sample.
     record
@@ -231,27 +242,55 @@ class _Run:
             rows = explainer.rows_of(data)
             data, preprocess, self.features = items_of_rows(rows), None, rows.features
         make: Callable[[Any], Any] | None = None
-        if is_own and explainer.reading.form == "volume":
+        names = explainer.argument_names if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
+        are_graphs = are_samples_graphs(data, names, is_compiled=not is_own)
+        if are_graphs:
+            check_settings_for_graphs(stored.record, explainer.record if is_own else (), stored.reduce)
+            if is_own:
+                explainer.take_graphs()
+                names = explainer.argument_names  # none if the model takes the object
+            make = partial(tensors_of_graph, names=names)
+        elif is_own and explainer.reading.form == "volume":
             data = nifti.files_in(data) or data
             make, preprocess = partial(volume_of_sample, preprocess=None if preprocess is None else preprocess.function), None
         elif preprocess is not None and explainer.reading != Reading():
             make = partial(sample_of_numbers, reading=explainer.reading, preprocess=preprocess.function)
             preprocess = None
-        names = explainer.argument_names if is_own else explainable(explainer, "lrpfx.datasets.attribute").argument_names
         self.preprocess = preprocess
         self.categories = explainer.categories if is_own else None
         self.source = source_of(data, Preparation(names, preprocess, make=make), workers, self.categories)
         engine.check(self.source)
-        (module, adds_channel), others = (self._compiled(explainer), explainer.record) if is_own else ((explainer, False), ())
+        sizes = self._sizes() if are_graphs else None
+        fixed: dict[str, Any] = {}
+        module, adds_channel, others = explainer, False, explainer.record if is_own else ()
+        if is_own and sizes is not None:
+            module, fixed = self._compiled_for_graphs(explainer, sizes)
+        elif is_own:
+            module, adds_channel = self._compiled(explainer)
         if is_own and question.output is None:
             question = replace(question, output=explainer.output)
         if is_own:
             question = replace(question, reference=explainer.reference)
-        self.explainer = self._sample_explainer(module, question, is_own, others)
+        kind = SampleExplainer if sizes is None else partial(GraphExplainer, sizes=sizes, fixed=fixed)
+        self.explainer = self._sample_explainer(kind, module, question, is_own, others)
         if is_own and isinstance(explainer.model, DetectorHeads):
             asked = _of_boxes(self.explainer.question, preprocess is not None)
             self.explainer = replace(self.explainer, question=asked, heads=explainer.model)
         self.explainer = replace(self.explainer, is_of_features=self.features is not None, adds_channel=adds_channel)
+
+    def _sizes(self) -> GraphSizes:
+        """The sizes of the largest graphs, for which all samples are read once."""
+        found = sizes_of(self.source.in_order())
+        if found is None:
+            raise self._none_could_be_loaded()
+        return found
+
+    def _compiled_for_graphs(self, explainer: Explainer[Any], sizes: GraphSizes) -> tuple[nn.Module, dict[str, Any]]:
+        """The model as the explainer compiles it for a large graph, and its arguments that are no tensors."""
+        inputs = inputs_of_graph(explainer.take_graphs(), sizes.example)
+        compiled = explainer.compiled_for(with_edges(inputs))
+        assert isinstance(compiled, CompiledModel)
+        return compiled.module, {name: one for name, one in inputs.items() if not isinstance(one, torch.Tensor)}
 
     def _compiled(self, explainer: Explainer[Any]) -> tuple[nn.Module, bool]:
         """The model as the explainer compiles it for the first sample that can be loaded; whether waves need a channel."""
@@ -265,14 +304,21 @@ class _Run:
         (wave, *_), (given, *_) = (pytree.tree_leaves(one) for one in (inputs, group.inputs))
         return compiled.module, isinstance(wave, torch.Tensor) and wave.ndim > given.ndim
 
-    def _sample_explainer(self, module: nn.Module, question: Question, is_cast: bool, others: Sequence[str]) -> SampleExplainer:
+    def _sample_explainer(
+        self,
+        kind: Callable[..., SampleExplainer],
+        module: nn.Module,
+        question: Question,
+        is_cast: bool,
+        others: Sequence[str],
+    ) -> SampleExplainer:
         inner = explainable(module, "lrpfx.datasets.attribute")
         if question.conditions is not None:
             places_of(inner.unfused_graph, question.conditions)
         reductions = reductions_of(self.stored.record, inner, others)
         question = replace(question_of_samples(question, self.categories), record=tuple(reductions))
         dtype = _DTYPES[self.stored.dtype]
-        return SampleExplainer(module, inner, question, reductions, self.stored.reduce, self.stored.scores, dtype, is_cast)
+        return kind(module, inner, question, reductions, self.stored.reduce, self.stored.scores, dtype, is_cast)
 
     def _facts(self) -> dict[str, Any]:
         """What another run must have in common with this one to go on with its store, as plain data."""
@@ -339,7 +385,8 @@ class _Run:
             if len(errors) == PATIENCE:
                 break
             for group in batched(0, [sample]).groups:
-                copies = self.batch_size if compiled else 1  # not to compile for a batch of one
+                runs_alone = not compiled or isinstance(self.explainer, GraphExplainer)
+                copies = 1 if runs_alone else self.batch_size  # not to compile for a batch of one
                 try:
                     found = self.explainer.computed(as_copies(group.inputs, copies), [sample.label] * copies)
                     rows, problems = self.explainer.rows(found, copies)

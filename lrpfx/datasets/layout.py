@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: Arrays of what was found out; those of relevance of several inputs or of layers have names that begin so.
 RELEVANCE, LAYERS = "relevance", "layers."
+#: That of messages along the edges of graphs, and how many nodes and edges each graph has.
+MESSAGES, NODES, EDGES = "messages", "nodes", "edges"
 OUTPUT, PREDICTION, TOP_CLASSES, TOP_SCORES = "output", "prediction", "top_classes", "top_scores"
 SEED, REACHED = "seed", "reached"
 #: What a sample is in the array "status".
@@ -45,6 +47,9 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     PREDICTION: {"comment": "the class of the largest output; -1: none"},
     TOP_CLASSES: {"comment": "the classes of the largest outputs, in falling order; -1: none"},
     TOP_SCORES: {"comment": "the largest outputs, in falling order"},
+    MESSAGES: {"comment": "relevance of the messages along edges, the sum over layers; NaN: missing or failed"},
+    NODES: {"comment": "how many nodes the graph has, behind which relevance is 0; -1: missing or failed"},
+    EDGES: {"comment": "how many edges the graph has, behind which relevance is 0; -1: missing or failed"},
     SEED: {"comment": "the relevance that the output was given"},
     REACHED: {"comment": "what of the seed reached the inputs"},
     STATUS: {"flag_values": [MISSING, EXPLAINED, FAILED], "flag_meanings": "missing explained failed"},
@@ -156,5 +161,5 @@ def rounded(values: Array) -> Array:
 
 
 def names_of_relevance(names: Iterable[str]) -> list[str]:
-    """Those among the names of arrays that have relevance, of inputs and layers."""
-    return [name for name in names if name == RELEVANCE or name.startswith((RELEVANCE + ".", LAYERS))]
+    """Those among the names of arrays that have relevance, of inputs, messages and layers."""
+    return [name for name in names if name in (RELEVANCE, MESSAGES) or name.startswith((RELEVANCE + ".", LAYERS))]

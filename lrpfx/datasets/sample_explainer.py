@@ -19,9 +19,11 @@ from lrpfx.ir.node import Role, node_info
 from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
+from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.places import has_classes, scores_of_classes
 from lrpfx.request.question import Question
 from lrpfx.request.reduction import CHANNELS, OF_NUMBERS, Reduction, checked_reduction, reduced
+from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import as_target_of_samples
 from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule
@@ -123,13 +125,21 @@ class SampleExplainer:
             [group.places[at] for at in kept], rows, {group.places[at]: reason for at, reason in problems.items()}
         )
 
-    def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
-        """The outputs and relevance of a batch."""
+    def targets_of(self, labels: Sequence[int | None]) -> list[Target]:
+        """The targets of samples with these labels."""
         known = [None if label == NO_LABEL else label for label in labels]
         given = self.question.targets if self.has_several else [self.question.target]
-        targets = [ReportedTarget(one.of_labels(known)) for one in given]
-        asked: dict[str, Any] = {"targets": targets} if self.has_several else {"target": targets[0]}
-        question = replace(self.question, **asked, output=reported(self.question.output, "output"))
+        return [one.of_labels(known) for one in given]
+
+    def asked(self, targets: Sequence[Target], output: OutputSelector) -> Question:
+        """The question with these targets of this output, whose failures are those of samples."""
+        reporting = [ReportedTarget(one) for one in targets]
+        given: dict[str, Any] = {"targets": reporting} if self.has_several else {"target": reporting[0]}
+        return replace(self.question, **given, output=reported(output, "output"))
+
+    def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
+        """The outputs and relevance of a batch."""
+        question = self.asked(self.targets_of(labels), self.question.output)
         inputs = pytree.tree_map(lambda one: one[:, None], inputs) if self.adds_channel else inputs
         given = on_device_of(self.module, inputs, self.is_cast)
         given = given if self.heads is None else arguments_of(self.heads, given)

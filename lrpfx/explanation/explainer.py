@@ -39,13 +39,11 @@ from lrpfx.explanation.doors import check_no_list, is_file_name, misread, what_i
 from lrpfx.explanation.explanation import Explanation, Explanations, Several
 from lrpfx.explanation.generation import GenerationExplanation, explain_generated
 from lrpfx.explanation.graphs import (
-    GraphData,
     GraphExplanation,
     GraphExplanations,
     OfData,
     are_graphs,
     explain_graphs,
-    is_graph,
     taking_tensors,
     with_names,
 )
@@ -79,6 +77,7 @@ from lrpfx.request.regions import Region, RegionOfInput, with_regions
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.samples.items import GraphData, is_graph
 from lrpfx.support.identity.structure import Snapshot
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import is_frame, progress_bar
@@ -672,7 +671,11 @@ class Explainer(Generic[Found]):
             self._module_for, self.model, self.tokenizer, prompt, max_new_tokens, continuation, against, past_key_values
         )
 
-    def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
+    def take_graphs(self) -> nn.Module:
+        """The model, which takes the tensors of graphs by name from now on, also one that takes the data as one object.
+
+        Raises `InputError`: the model takes none, or settings are for other inputs.
+        """
         if self.reading != Reading():
             raise InputError(
                 "form=, names=, rate= and channels= are for tables, series, waves and volumes, and a graph was given: leave "
@@ -681,13 +684,19 @@ class Explainer(Generic[Found]):
             )
         if isinstance(self.model, Runner):
             raise InputError("programs of graph networks take tensors: call the runner itself", topic="graph-networks")
+        if self.reference is not None:
+            raise InputError("reference= is not for graphs: lrpfx.attribute takes one", topic="graph-networks")
         if self.captured is None:
             self.model = taking_tensors(self.model)
+        return self.model
+
+    def _of_graphs(self, given: Any, target: Any, targets: Any) -> GraphExplanation | GraphExplanations:
+        model = self.take_graphs()
         parts = [given] if is_graph(given) else given
         graphs = [part for one in parts for part in (one.to_data_list() if hasattr(one, "to_data_list") else [one])]
         wanted = TargetsOfSamples(target, targets, len(graphs))
         wanted.check_number(len(graphs))
-        found = explain_graphs(self._module_for, self.model, graphs, wanted, self.progress)
+        found = explain_graphs(self._module_for, model, graphs, wanted, self.progress)
         return found[0] if is_graph(given) and len(found) == 1 else GraphExplanations(found)
 
     def _is_joint(self, given: Any) -> bool:

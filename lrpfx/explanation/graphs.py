@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lrpfx import pictures
+from lrpfx.attribution.arguments import Arguments, misfits
 from lrpfx.attribution.compute import attribute
-from lrpfx.attribution.messages import Walk, by_rows, message_layers, names_by_rows, walks
+from lrpfx.attribution.messages import MessageLayer, Walk, by_rows, message_layers, names_by_rows, walks
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, keep_origin, origin_of
@@ -34,6 +35,7 @@ from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.samples.items import is_graph
 from lrpfx.support.files import as_path
 from lrpfx.support.html import element, image_html
 from lrpfx.support.numbers import whole_number
@@ -46,24 +48,8 @@ if TYPE_CHECKING:
 #: Arguments that say which nodes are of which of several graphs: there is one.
 _OF_BATCHES = {"batch": None, "ptr": None, "batch_size": 1, "num_graphs": 1}
 
-
-@runtime_checkable
-class GraphData(Protocol):
-    """A graph as PyTorch Geometric has it: an object with at least these attributes.
-
-    `x`: features of the nodes, (nodes, features), or their kinds as integers. `edge_index`: the source and the target of each
-    edge, (2, edges), integers.
-    """
-
-    x: Any
-    edge_index: Any
-
-
-def is_graph(value: Any) -> bool:
-    """Whether a value is the data of a graph: an object, or a dict, with `x` and `edge_index`."""
-    if isinstance(value, Mapping):
-        return "x" in value and "edge_index" in value
-    return isinstance(value, GraphData)
+#: Attributes of the data that a model that takes the whole object does not read.
+_LABELS = {"y", "train_mask", "val_mask", "test_mask"}
 
 
 def with_names(given: Any, names: Sequence[str]) -> Any:
@@ -316,7 +302,7 @@ class OfData(nn.Module):
 def taking_tensors(model: nn.Module) -> nn.Module:
     """The model, or a module around it if it takes the data of a graph as one object. `InputError` if it takes no graph."""
     parameters = _parameters(model)
-    if isinstance(model, ExplainModule) or {"x", "edge_index"} <= set(parameters):
+    if isinstance(model, (ExplainModule, OfData)) or {"x", "edge_index"} <= set(parameters):
         return model
     needed = [name for name, one in parameters.items() if one.default is one.empty]
     if len(needed) != 1 and {"x", "adj"} <= set(parameters):
@@ -349,6 +335,50 @@ class OfNodes:
         return chosen.reshape(1, len(chosen), -1)
 
 
+@dataclass(frozen=True)
+class QuestionOfGraph:
+    """What is asked of a graph.
+
+    `targets`: with indices of classes. `node`: the explained one; None for the graph. `output`: chooses what they are of.
+    `rows`: the model's output, one for the graph or one for each node. `layers`: whose messages flow along the edges.
+    """
+
+    targets: list[Target]
+    node: int | None
+    output: OutputSelector
+    rows: torch.Tensor
+    layers: list[MessageLayer]
+
+
+def question_of_graph(
+    module: nn.Module,
+    explain_model: ExplainModule,
+    inputs: Mapping[str, Any],
+    given: Sequence[Target],
+    output: OutputSelector,
+    categories: Sequence[str] | None,
+) -> QuestionOfGraph:
+    """What targets mean for a graph. Raises `InputError` if they do not fit, and if no messages flow along its edges.
+
+    `module`: the explainable module, perhaps compiled by torch.compile. `explain_model`: the same, which is not. `inputs`: by
+    name, as the model takes them.
+    """
+    count = len(inputs["x"])
+    arguments = Arguments(dict(inputs), explain_model)
+    with torch.no_grad(), misfits(explain_model, arguments):
+        result = arguments.call(module)
+    rows = select_output(result, output)
+    targets, node = _targets(given, rows, count, categories)
+    layers = message_layers(explain_model, inputs)
+    if not layers and bool((inputs["edge_index"][0] != inputs["edge_index"][1]).any()):
+        raise InputError(
+            "no messages flow along the edges of the data: the model adds up nothing by the targets in edge_index "
+            "(scatter_add, index_add and their like); lrpfx.attribute gives the relevance of its inputs",
+            topic="graph-networks",
+        )
+    return QuestionOfGraph(targets, node, output if node is None else OfNodes(output), rows, layers)
+
+
 def explain_graphs(
     compiled_for: Callable[[dict[str, Any]], CompiledModel],
     model: nn.Module,
@@ -370,22 +400,13 @@ def _explained(
     given: Sequence[Target],
 ) -> GraphExplanation:
     inputs = _placed_inputs(model, values)
-    compiled = compiled_for(_with_edges(inputs))
+    compiled = compiled_for(with_edges(inputs))
     module, count = compiled.explain_model, len(inputs["x"])
-    with torch.no_grad():
-        rows = select_output(compiled.module(**inputs), compiled.output)
-    targets, node = _targets(given, rows, count, compiled.categories)
-    output = compiled.output if node is None else OfNodes(compiled.output)
-    layers = message_layers(module, inputs)
-    if not layers and bool((inputs["edge_index"][0] != inputs["edge_index"][1]).any()):
-        raise InputError(
-            "no messages flow along the edges of the data: the model adds up nothing by the targets in edge_index "
-            "(scatter_add, index_add and their like); lrpfx.attribute gives the relevance of its inputs",
-            topic="graph-networks",
-        )
+    asked = question_of_graph(compiled.module, module, inputs, given, compiled.output, compiled.categories)
+    targets, node, output, layers = asked.targets, asked.node, asked.output, asked.layers
     record = (*compiled.record, *(layer.messages for layer in layers))
     found = attribute(compiled.module, inputs, targets=targets, record=record, output=output)
-    outputs = as_array(rows.reshape(len(rows), -1)[0 if node is None else node])
+    outputs = as_array(asked.rows.reshape(len(asked.rows), -1)[node or 0])
     names, of_edges = names_by_rows(inputs)
     none = np.zeros(inputs["edge_index"].shape[1], outputs.dtype)  # of no layer, if all edges are from nodes to themselves
     answers = []
@@ -412,11 +433,21 @@ def inputs_of_graph(model: nn.Module, graph: Any) -> dict[str, Any]:
     return _placed_inputs(model, _values_of(graph))
 
 
+def tensors_of_graph(graph: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a graph that is a sample of a data set, by name: those of arguments, or all if the model takes the object.
+
+    `names`: of the model's arguments; none if it takes the object. Raises as `inputs_of_graph` does.
+    """
+    values = _values_of(with_names(graph, names))
+    unused = {*_OF_BATCHES, *(values.keys() - set(names) if names else _LABELS)}
+    return {name: one for name, one in values.items() if isinstance(one, torch.Tensor) and name not in unused}
+
+
 def _placed_inputs(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: on_device_of(model, value, True) for name, value in _inputs(model, values).items()}
 
 
-def _with_edges(inputs: dict[str, Any]) -> dict[str, Any]:
+def with_edges(inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs like these, of a graph that has edges: what is captured with none has none in later calls, either."""
     nodes, edges = len(inputs["x"]), inputs["edge_index"]
     if edges.shape[1]:
@@ -480,8 +511,7 @@ def _inputs(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: values[name] for name in model.argument_names if values.get(name) is not None}
     tensors = {name: one for name, one in values.items() if isinstance(one, torch.Tensor) and name not in _OF_BATCHES}
     if isinstance(model, OfData):
-        labels = {"y", "train_mask", "val_mask", "test_mask"}
-        return {name: one for name, one in tensors.items() if name not in labels}
+        return {name: one for name, one in tensors.items() if name not in _LABELS}
     parameters = _parameters(model)
     found: dict[str, Any] = {name: one for name, one in tensors.items() if name in parameters}
     for name, parameter in parameters.items():
@@ -510,7 +540,7 @@ def _targets(
         )
     if len(output) == 1 and not places:
         return [resolved(one, categories) for one in given], None
-    if len(output) == 1:
+    if len(output) == 1 < count:
         raise InputError(
             "the model returns one output for the whole graph: a target is a class, not a node and a class",
             topic="graph-networks",

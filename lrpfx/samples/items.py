@@ -1,11 +1,12 @@
 """Items of datasets: the inputs in them, their labels and names."""
 
 import hashlib
+import math
 import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +26,25 @@ ENCODED = {"bytes", "path"}
 IDENTITIES = ("__key__", "key", "path", "id")
 
 
+@runtime_checkable
+class GraphData(Protocol):
+    """A graph as PyTorch Geometric has it: an object with at least these attributes.
+
+    `x`: features of the nodes, (nodes, features), or their kinds as integers. `edge_index`: the source and the target of each
+    edge, (2, edges), integers.
+    """
+
+    x: Any
+    edge_index: Any
+
+
+def is_graph(value: Any) -> bool:
+    """Whether a value is the data of a graph: an object, or a dict, with `x` and `edge_index`."""
+    if isinstance(value, Mapping):
+        return "x" in value and "edge_index" in value
+    return isinstance(value, GraphData)
+
+
 def is_indexed(dataset: Any) -> bool:
     """Whether the samples of a dataset have numbers, by which they are found."""
     is_one = isinstance(dataset, Mapping) or (isinstance(dataset, (torch.Tensor, np.ndarray)) and not dataset.ndim)
@@ -42,8 +62,17 @@ def parts_of(item: Any) -> tuple[Any, int | None]:
     if isinstance(item, Mapping):
         key = next((key for key in LABELS if key in item and _may_be_label(item[key])), None)
         inputs = {name: value for name, value in item.items() if name != key and not str(name).startswith("__")}
-        return inputs, None if key is None else _label_of(item[key])
-    return item, None
+        return inputs, _label_of_graph(inputs) if key is None else _label_of(item[key])
+    return item, _label_of_graph(item)
+
+
+def _label_of_graph(item: Any) -> int | None:
+    """The label of a graph that has one integer as its `y`, which nodes or numbers that are predicted may be in place of."""
+    if isinstance(item, (torch.Tensor, np.ndarray, tuple, list)) or not is_graph(item):
+        return None
+    given = item.get("y") if isinstance(item, Mapping) else getattr(item, "y", None)
+    value = given.reshape(()) if isinstance(given, (torch.Tensor, np.ndarray)) and math.prod(given.shape) == 1 else given
+    return _label_of(value) if is_whole(value) or _is_single(value) else None
 
 
 def identity_of(item: Any) -> str | None:

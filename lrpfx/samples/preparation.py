@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import photographs
 from lrpfx.images.preprocessing import Preprocessing
-from lrpfx.samples.items import ENCODED, digest_of_inputs, identity_of, parts_of
+from lrpfx.samples.items import ENCODED, digest_of_inputs, identity_of, is_graph, parts_of
 from lrpfx.samples.plan import NO_LABEL, KnownSample
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
@@ -86,7 +86,9 @@ class Preparation:
             item = load()
             key = identity_of(item)
             if self.collate is not None:
-                item = pytree.tree_map(_single, self.collate([item])) if self.is_of_batches else self.collate(item)
+                item = self.collate([item] if self.is_of_batches else item)
+                if self.is_of_batches and not is_graph(item):  # whose tensors have rows of nodes and edges
+                    item = pytree.tree_map(_single, item)
             inputs, label = parts_of(item)
             inputs = self.prepared(inputs)
             return Sample(number, inputs, label, key, digest=digest_of_inputs(inputs))
@@ -139,11 +141,10 @@ def _image(inputs: Any) -> Image.Image:
 
 def _arguments_in(inputs: Any, arguments: Sequence[str]) -> Any:
     """The arguments of the model among the entries of a sample; what is neither an argument nor data is left out."""
-    entries = inputs if isinstance(inputs, Mapping) else dir(inputs)
-    if not isinstance(inputs, (torch.Tensor, tuple)) and "edge_index" in entries and "x" in entries:
+    if is_graph(inputs):
         raise InputTypeError(
-            "the sample is a graph, and samples of a data set have one form and run together: lrpfx.Explainer(model)(graphs) "
-            "explains graphs, each by itself",
+            "the sample is a graph: lrpfx.datasets.attribute takes a list of graphs, or a dataset with a length and indices, "
+            "and lrpfx.Explainer(model)(graphs) explains each by itself",
             topic="graph-networks",
         )
     if isinstance(inputs, (tuple, list)) and len(inputs) == 2 and len(arguments) == 1:

@@ -1,7 +1,5 @@
 """Data sets of tables, series, waves, volumes and several inputs: what is stored is what the explainer says of each sample."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -131,24 +129,6 @@ def test_several_inputs_by_name(tmp_path):
     for name in ("image", "facts"):
         totals = stored[f"relevance.{name}"][:].reshape(3, -1).sum(1)
         np.testing.assert_allclose(totals, [one.shares[name] for one in found], rtol=1e-3, atol=1e-5)
-
-
-class OfNodes(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x, edge_index):
-        values = self.layer(x)
-        return torch.zeros_like(values).index_add(0, edge_index[1], values[edge_index[0]]).mean(0, keepdim=True)
-
-
-@pytest.mark.parametrize("make", [dict, SimpleNamespace])
-def test_graphs_have_another_door(make, tmp_path):
-    graphs = [make(x=torch.rand(4, 3), edge_index=torch.tensor([[0, 1], [1, 2]]))] * 2
-    with pytest.raises(InputError, match=r"lrpfx\.Explainer\(model\)\(graphs\)"):
-        lrpfx.datasets.attribute(lrpfx.Explainer(OfNodes().eval()), graphs, tmp_path / "store")
-    assert len(lrpfx.Explainer(OfNodes().eval())(graphs)) == 2
 
 
 def standardized(values):

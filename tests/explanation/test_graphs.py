@@ -148,6 +148,15 @@ class OfObjects(nn.Module):
         return self.network(data.x, torch.cat([data.edge_index, loops], 1), batch=data.batch)
 
 
+def test_a_model_of_objects_is_explained_again():
+    """Another call, for a graph with other inputs, compiles the model anew."""
+    torch.manual_seed(0)
+    explainer = lrpfx.Explainer(OfObjects(Network()).double().eval())
+    first = explainer(graph(), 2)
+    explainer(graph(pos=torch.rand(5, 2, dtype=torch.float64)), 2)
+    np.testing.assert_allclose(explainer(graph(), 2).nodes, first.nodes, atol=1e-12)
+
+
 def test_models_of_objects_and_loops():
     network = Network(activation=nn.Identity).double().eval()
     found = lrpfx.explain(OfObjects(network).eval(), graph(), 2, composite=AttnLRP())
