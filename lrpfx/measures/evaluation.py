@@ -259,15 +259,16 @@ def measured(
     output: Any = None,
     engine: str | Engine = "embedded",
     progress: bool = False,
+    numbers: Sequence[int] | None = None,
 ) -> Evaluation:
-    """The methods by the metrics. Other arguments: as for `evaluate`."""
-    rows = rows_of(built, metrics, output, engine, progress)
+    """The methods by the metrics. `numbers`: of which inputs, by default all. Other arguments: as for `evaluate`."""
+    rows = rows_of(built, metrics, output, engine, progress, numbers)
     order = sorted(range(len(rows.numbers)), key=lambda place: rows.numbers[place])
     return Evaluation(
         tuple(built.explain),
         {name: better for metric in metrics for name, better in metric.columns.items()},
         torch.tensor([rows.values[place] for place in order], dtype=torch.float64).movedim(0, 2),
-        names_of_groups(built.data),
+        tuple(names_of_groups(built.data)[rows.numbers[place]] for place in order),
         {name: statistics.median(ratios) for name, ratios in rows.ratios.items()},
         built.notes,
         built.unit,

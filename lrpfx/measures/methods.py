@@ -22,6 +22,7 @@ from lrpfx.measures.captures import Captures
 from lrpfx.measures.data import check_model, classes_of, invalid, wrong_type
 from lrpfx.measures.image_data import ImageData, outputs_of
 from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, pixels_of_blocks
+from lrpfx.measures.sample import KnownScores
 from lrpfx.measures.shuffling import with_shuffled_weights
 from lrpfx.request.outputs import are_probabilities
 
@@ -158,8 +159,12 @@ class Methods:
         check_model(data.model)  # which may train since
         self.data = data
         self.size = size
-        self.notes: dict[str, str] = {}
         self._captured = Captures()
+        self._known: dict[int, KnownScores] = {}  # of masks, by the number of the image
+        self._take(methods)
+
+    def _take(self, methods: Any) -> None:
+        self.notes: dict[str, str] = {}
         self.named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self.named.items()}
         self._with_other_weights: dict[int, list[Methods]] = {}
@@ -216,9 +221,16 @@ class Methods:
 
         return explain
 
-    def first_maps(self, name: str) -> torch.Tensor:
-        """The maps of the first two images, (2, H, W)."""
-        return self.maps(name, self.data.images[:2], self.targets[:2], 0)
+    def with_methods(self, methods: Any) -> "Methods":
+        """The same with other methods, for which the model is not captured, and its outputs and scores not computed again."""
+        found = copy.copy(self)
+        found._take(methods)
+        return found
+
+    def first_maps(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
+        """The maps of some images, (n, H, W)."""
+        places = torch.tensor(numbers)
+        return self.maps(name, self.data.images[places], self.targets[places], numbers)
 
     @cached_property
     def outputs(self) -> torch.Tensor:
@@ -233,7 +245,7 @@ class Methods:
     def warm_up(self) -> None:
         """Do what happens at a first call, and is no part of the price."""
         for name in self.explain:
-            self.maps(name, self.data.images[:1], self.targets[:1], 0)
+            self.maps(name, self.data.images[:1], self.targets[:1], [0])
         gradient(self.data.model, self.data.images[:1], self.targets[:1])
 
     def samples(self, numbers: Sequence[int], ratios: Ratios) -> Iterator[tuple[ImageSample, torch.Tensor]]:
@@ -244,7 +256,7 @@ class Methods:
         unit = timed(partial(gradient, data.model, images, classes))[1]
         maps = []
         for name in self.explain:
-            found, taken = timed(partial(self.maps, name, images, classes, numbers[0]))
+            found, taken = timed(partial(self.maps, name, images, classes, numbers))
             maps.append(found)
             ratios[name].append(taken / unit)
         for number, image, target, of_image in zip(numbers, images, classes, torch.stack(maps, 1), strict=True):
@@ -256,25 +268,28 @@ class Methods:
                 self.size,
                 partial(self.maps_of_copies, target, number, self.size),
                 partial(self.with_other_weights, image[None], target[None], number),
+                self._known.setdefault(number, {}),
             )
             yield sample, of_image
 
-    def maps_of_copies(self, target: torch.Tensor, first: int, batch_size: int, copies: torch.Tensor) -> torch.Tensor:
-        """The maps by all methods, (methods, n, H, W), of changed copies of the image with the number `first`."""
+    def maps_of_copies(self, target: torch.Tensor, number: int, batch_size: int, copies: torch.Tensor) -> torch.Tensor:
+        """The maps by all methods, (methods, n, H, W), of changed copies of the image with this number."""
         return torch.stack(
             [
-                torch.cat([self.maps(name, some, target.expand(len(some)), first) for some in copies.split(batch_size)])
+                torch.cat(
+                    [self.maps(name, some, target.expand(len(some)), [number] * len(some)) for some in copies.split(batch_size)]
+                )
                 for name in self.explain
             ]
         )
 
-    def with_other_weights(self, images: torch.Tensor, targets: torch.Tensor, first: int, steps: int) -> list[torch.Tensor]:
+    def with_other_weights(self, images: torch.Tensor, targets: torch.Tensor, number: int, steps: int) -> list[torch.Tensor]:
         """The maps of one image by all methods, (methods, H, W), for models of which more and more layers are shuffled."""
         if steps not in self._with_other_weights:
             models = with_shuffled_weights(self.data.model, self.data.images[:1], steps)
             self._with_other_weights[steps] = [self._for_model(model) for model in models]
         found = self._with_other_weights[steps]
-        return [torch.cat([one.maps(name, images, targets, first) for name in one.explain]) for one in found]
+        return [torch.cat([one.maps(name, images, targets, [number]) for name in one.explain]) for one in found]
 
     def _for_model(self, model: nn.Module) -> "Methods":
         """The same methods for another model."""
@@ -290,10 +305,10 @@ class Methods:
         methods = {name: moved(method) for name, method in self.named.items()}
         return Methods(methods, dataclasses.replace(self.data, model=model))
 
-    def maps(self, name: str, images: torch.Tensor, targets: torch.Tensor, first: int) -> torch.Tensor:
+    def maps(self, name: str, images: torch.Tensor, targets: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """The relevance of the pixels, (n, H, W), float64, on the CPU.
 
-        `first`: the number of the first image, for messages. `InputError`: the map of a function has another shape, or values
+        `numbers`: those of the images, for messages. `InputError`: the map of a function has another shape, or values
         that are not finite.
         """
         found = self.explain[name](images.clone(), targets.clone())
@@ -309,7 +324,7 @@ class Methods:
         maps = maps if maps.ndim == 3 else maps.sum(1)
         wrong = (~maps.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
         if wrong:
-            raise invalid(f"the map of image {first + wrong[0]} by the method {name!r} has values that are not finite")
+            raise invalid(f"the map of image {numbers[wrong[0]]} by the method {name!r} has values that are not finite")
         return maps
 
 

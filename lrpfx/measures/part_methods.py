@@ -14,7 +14,7 @@ from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import classes_of, invalid, wrong_type
 from lrpfx.measures.methods import Ratios, check_same_model, named_methods, reporting, timed
 from lrpfx.measures.part_data import PartData
-from lrpfx.measures.sample import PartSample
+from lrpfx.measures.sample import KnownScores, PartSample, remembered
 from lrpfx.request.outputs import are_probabilities
 
 #: The rules that an explainer chooses by what the model consists of.
@@ -34,6 +34,10 @@ class PartMethods:
         self.data = data
         self.size = size
         self.notes: dict[str, str] = {}
+        self._known: dict[int, KnownScores] = {}  # of masks, by the number of the input
+        self._take(methods)
+
+    def _take(self, methods: Any) -> None:
         self.named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self.named.items()}
 
@@ -75,9 +79,15 @@ class PartMethods:
         found.named = {name: one for name, one in self.named.items() if name not in names}
         return found
 
-    def first_maps(self, name: str) -> torch.Tensor:
-        """The relevance of the parts of the first two inputs, (2, parts); where one has fewer, the rest is 0."""
-        maps = [self.map(name, number, int(self.targets[number])) for number in range(2)]
+    def with_methods(self, methods: Any) -> "PartMethods":
+        """The same with other methods, for which the outputs and scores of the model are not computed again."""
+        found = copy.copy(self)
+        found._take(methods)
+        return found
+
+    def first_maps(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
+        """The relevance of the parts of some inputs, (n, parts); where one has fewer, the rest is 0."""
+        maps = [self.map(name, number, int(self.targets[number])) for number in numbers]
         return torch.nn.utils.rnn.pad_sequence(maps, batch_first=True)
 
     def map(self, name: str, number: int, target: int) -> torch.Tensor:
@@ -114,7 +124,8 @@ class PartMethods:
                 maps.append(found)
                 ratios[name].append(taken / unit)
             mask = None if self.data.masks is None else self.data.masks[number][None]
-            yield PartSample(number, mask, scores), torch.stack(maps)[:, None]
+            known = self._known.setdefault(number, {})
+            yield PartSample(number, mask, partial(_remembered, known, scores)), torch.stack(maps)[:, None]
 
     @cached_property
     def targets(self) -> torch.Tensor:
@@ -161,3 +172,7 @@ def _of_copies(function: Callable[..., Any]) -> Callable[[Any, int], Any]:
         return function(given.detach().clone() if isinstance(given, torch.Tensor) else copy.deepcopy(given), target)
 
     return explain
+
+
+def _remembered(known: KnownScores, scores: Callable[[torch.Tensor], torch.Tensor], masks: torch.Tensor) -> torch.Tensor:
+    return remembered(known, masks, None, partial(scores, masks))

@@ -1,12 +1,12 @@
 """Perturbed copies of an image, in which blocks of pixels are filled with something else."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 
-from lrpfx.measures.sample import Sample
+from lrpfx.measures.sample import KnownScores, Sample, remembered
 
 #: Blocks along the shorter side of an image, where no size is stated.
 BLOCKS = 14
@@ -18,7 +18,8 @@ class ImageSample(Sample):
 
     `probabilities`: the probability of the class, (n,), in copies of the image, (n, C, H, W), of which `batch_size` run
     together. `explain`: the maps of such copies by all methods, (methods, n, H, W). `with_other_weights`: those of the image by
-    all methods, (methods, H, W), for models of which more and more layers, in so many steps, have shuffled weights.
+    all methods, (methods, H, W), for models of which more and more layers, in so many steps, have shuffled weights. `known`:
+    takes scores of masks.
     """
 
     image: torch.Tensor
@@ -26,9 +27,13 @@ class ImageSample(Sample):
     batch_size: int
     explain: Callable[[torch.Tensor], torch.Tensor]
     with_other_weights: Callable[[int], list[torch.Tensor]]
+    known: KnownScores = field(default_factory=dict)
 
     def scores(self, masks: torch.Tensor, fill: str, side: int) -> torch.Tensor:
         """The probability of the class, (n,), float64, where masks, (n, blocks), fill blocks of `side` pixels."""
+        return remembered(self.known, masks, (fill, side), lambda: self._scores(masks, fill, side))
+
+    def _scores(self, masks: torch.Tensor, fill: str, side: int) -> torch.Tensor:
         filled = FILLS[fill](self, side)
         scores = []
         for some in masks.to(self.image.device).split(self.batch_size):

@@ -92,18 +92,26 @@ class _Measured:
         return Rows(list(numbers), values, ratios)
 
 
-def rows_of(built: Methods | PartMethods, metrics: Sequence[Metric], output: Any, engine: str | Engine, progress: bool) -> Rows:
-    """The numbers of all inputs. With `output`, those that the file has are not measured again, and it takes the others."""
+def rows_of(
+    built: Methods | PartMethods,
+    metrics: Sequence[Metric],
+    output: Any,
+    engine: str | Engine,
+    progress: bool,
+    numbers: Sequence[int] | None = None,
+) -> Rows:
+    """The numbers of all inputs, or of some. With `output`, those in the file are not measured again, and it takes others."""
     chosen = engine_named(engine)
     if isinstance(chosen, RayEngine):
         _ = chosen.wanted  # its errors come at once
     path = None if output is None else checked_path(output, (SUFFIX,))[1]
     with torch.inference_mode(False), nullcontext() if path is None else sole_writer(path):
-        facts = {} if path is None else _facts(built, metrics)
+        facts = {} if path is None else facts_of(built, metrics)
         columns = [name for metric in metrics for name in metric.columns]
         found = Rows() if path is None or not path.exists() else _read(path, facts, list(built.explain), columns)
         done = set(found.numbers)
-        pending = [number for number in range(len(built.data)) if number not in done]
+        wanted = range(len(built.data)) if numbers is None else numbers
+        pending = [number for number in wanted if number not in done]
         parts = [pending[first : first + built.size] for first in range(0, len(pending), built.size)]
         saved, pause, before = time.monotonic(), _SAVE_EVERY, len(done)
         try:
@@ -126,7 +134,7 @@ def _each(measured: _Measured, parts: Sequence[Sequence[int]], engine: Engine) -
     return engine.mapped(measured, parts) if isinstance(engine, RayEngine) else map(measured, parts)
 
 
-def _facts(built: Methods | PartMethods, metrics: Sequence[Metric]) -> dict[str, Any]:
+def facts_of(built: Methods | PartMethods, metrics: Sequence[Metric]) -> dict[str, Any]:
     """What decides on the numbers, as plain data; rows have the methods in their order."""
     methods = [[name, _fact_of(method)] for name, method in built.named.items()]
     measured_by = [fingerprint_of_value(one) for one in metrics]

@@ -1,8 +1,9 @@
 """What metrics measure maps on: one input, and what the model says when some of it is taken away."""
 
+import hashlib
 import math
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,18 @@ class PartSample(Sample):
     """
 
     scores: Callable[[torch.Tensor], torch.Tensor]
+
+
+#: Scores that were computed before, by what they depend on.
+KnownScores = dict[Hashable, torch.Tensor]
+
+
+def remembered(known: KnownScores, masks: torch.Tensor, settings: Hashable, score: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The scores of masks with these settings, which are computed once: further methods are measured by the same masks."""
+    key = settings, hashlib.sha256(masks.cpu().contiguous().view(torch.uint8).numpy().tobytes()).digest()
+    if key not in known:
+        known[key] = score()
+    return known[key]
 
 
 def random_masks(sample: Sample, count: int, units: int) -> torch.Tensor:

@@ -56,13 +56,13 @@ def sole_writer(target: Path) -> Iterator[None]:
         lock.release()
 
 
-def check_same_run(target: Any, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def check_same_run(
+    target: Any, ours: Mapping[str, Any], theirs: Mapping[str, Any], remedy: str = "give another output, or remove it"
+) -> None:
     """Raise `InputError`, which names what differs, unless a run has the facts with which its target was begun: plain data."""
     found = differences(ours, theirs)
     if found:
-        raise InputError(
-            f"{target} was begun with other {'; '.join(found)}: give another output, or remove it", topic="changed-data"
-        )
+        raise InputError(f"{target} was begun with other {'; '.join(found)}: {remedy}", topic="changed-data")
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

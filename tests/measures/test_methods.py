@@ -14,7 +14,7 @@ TARGETS = torch.tensor([2, 0, 1, 2, 0])
 
 
 def map_of(data, name, method=None):
-    return Methods([name] if method is None else {name: method}, data).maps(name, data.images, TARGETS, 0)
+    return Methods([name] if method is None else {name: method}, data).maps(name, data.images, TARGETS, range(len(TARGETS)))
 
 
 def chosen(model, images):
@@ -79,7 +79,7 @@ def test_grad_cam_is_of_the_last_layer_with_places(data):
     """Its output is overwritten by nothing here: the ReLU behind it works in place."""
     methods = Methods(["grad_cam"], data)
     assert methods.notes == {"grad_cam": "of the last output of 4"}
-    found = methods.maps("grad_cam", data.images, TARGETS, 0)
+    found = methods.maps("grad_cam", data.images, TARGETS, range(len(TARGETS)))
     features = data.model[:5](data.images).detach().requires_grad_()
     (of_features,) = torch.autograd.grad(chosen(data.model[5:], features).sum(), features)
     coarse = (of_features.mean((2, 3))[:, :, None, None] * features).sum(1, keepdim=True).detach()
@@ -125,7 +125,7 @@ def test_the_model_stays_as_it_is(data):
     before = snapshot(data.model)
     methods = Methods(METHODS, data)
     for name in METHODS:
-        methods.maps(name, data.images, TARGETS, 0)
+        methods.maps(name, data.images, TARGETS, range(len(TARGETS)))
     assert_untouched(data.model, before)
     assert all(parameter.grad is None for parameter in data.model.parameters())
 
@@ -154,7 +154,7 @@ def not_finite(model, images, targets):
 def test_what_is_no_method_is_an_error(data, methods, error, message):
     with pytest.raises(error, match=message) as caught:
         built = Methods(methods, data)
-        built.maps(next(iter(built.explain)), data.images, TARGETS, 10)
+        built.maps(next(iter(built.explain)), data.images, TARGETS, range(10, 10 + len(TARGETS)))
     assert caught.value.topic == "evaluation"
 
 
