@@ -16,7 +16,7 @@ from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target, difference_of_target
 from lrpfx.explanation.arrays import leaves_of, of_features, warn_of_categories
-from lrpfx.ir.guards import FixedSizes
+from lrpfx.ir.guards import FixedSizes, SharedSize, SizeCondition
 from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
@@ -165,16 +165,14 @@ class CompiledModel(Compiled):
         output = BothSides(self.output)
         return CompiledModel(self.module, self.categories, self.record, output, Scores.BINARY, self.reference)
 
-    def fixed_sizes(self, inputs: Any) -> list[tuple[int, ...]]:
-        """The sizes of inputs in those dimensions that the graph fixes."""
-        names, guards = self.explain_model.argument_names, self.explain_model.guards
-        given = inputs if isinstance(inputs, Mapping) else dict(zip(names, leaves_of(inputs), strict=False))
-        fixed = [(guard.place.value_in(given), guard.sizes) for guard in guards if isinstance(guard, FixedSizes)]
-        return [
-            (value.ndim, *(size for size, known in zip(value.shape, sizes, strict=False) if known is not None))
-            for value, sizes in fixed
-            if isinstance(value, torch.Tensor)
-        ]
+    def takes(self, inputs: Any) -> bool:
+        """Whether the graph is for inputs of these sizes."""
+        given = (
+            inputs if isinstance(inputs, Mapping) else zip(self.explain_model.argument_names, leaves_of(inputs), strict=False)
+        )
+        tensors = {name: value for name, value in dict(given).items() if isinstance(value, torch.Tensor)}
+        of_sizes = [one for one in self.explain_model.guards if isinstance(one, (FixedSizes, SharedSize, SizeCondition))]
+        return all(guard.problem(tensors) is None for guard in of_sizes)
 
     def outputs_of(self, inputs: Any) -> torch.Tensor:
         """The explained output for inputs on the device of the model."""

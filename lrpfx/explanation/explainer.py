@@ -878,19 +878,21 @@ class Explainer(Generic[Found]):
         compiled = self._compiled
         followed = self.model if isinstance(self.model, nn.Module) and self.captured is None else None
         changed = followed is not None and self._snapshot is not None and not self._snapshot.is_of(followed)
-        if compiled is None or changed or self._bounds != self._range() or self._fixed(inputs, compiled) != self._arguments:
+        if compiled is None or changed or self._bounds != self._range() or not self._is_for(inputs, compiled):
             compiled = self._compiled = self._compile(inputs)
             self._arguments = self._fixed(inputs, compiled)
         return compiled
 
+    def _is_for(self, inputs: Any, compiled: Compiled) -> bool:
+        """Whether what is compiled takes these inputs: their names, and their sizes."""
+        takes = not isinstance(compiled, CompiledModel) or not self._is_own or compiled.takes(inputs)
+        return takes and self._fixed(inputs, compiled) == self._arguments
+
     def _fixed(self, inputs: Any, compiled: Compiled) -> Any:
-        """What a compiled model is for alone, if it is not for all: the names of the inputs, and sizes that its graph fixes."""
+        """What a compiled model is for alone, if it is not for all: the names of the inputs, or the sizes of images."""
         if isinstance(compiled, CompiledDetector) and compiled.has_fixed_sizes:
             return inputs.shape[2:]
-        if not self._is_own:
-            return None
-        sizes = compiled.fixed_sizes(inputs) if isinstance(compiled, CompiledModel) else []
-        return set(inputs) if isinstance(inputs, Mapping) else None, sizes
+        return set(inputs) if isinstance(inputs, Mapping) and self._is_own else None
 
     @property
     def _is_own(self) -> bool:

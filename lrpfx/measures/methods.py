@@ -213,13 +213,7 @@ class Methods:
 
     def _of_explainer(self, name: str, explainer: Explainer[Any]) -> Explain:
         check_same_model(name, explainer, self.data.model)
-        options: dict[str, Any] = {"output": explainer.output, "reference": explainer.reference}
-
-        def explain(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            explainer.compiled_for(images)  # again if the graph is for another size of batches
-            return attribute(explainer.explain_model, images, targets, **options).relevance
-
-        return explain
+        return of_batches(explainer)
 
     def with_methods(self, methods: Any) -> "Methods":
         """The same with other methods, for which the model is not captured, and its outputs and scores not computed again."""
@@ -358,6 +352,17 @@ def check_same_model(name: str, explainer: Explainer[Any], model: Any) -> None:
         raise invalid(
             f"the explainer {name!r} has another model than the data: pass lrpfx.Explainer(model, ...) of the same one"
         )
+
+
+def of_batches(explainer: Explainer[Any]) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+    """What an explainer computes for batches of what the model takes, however it reads what users give it."""
+    options: dict[str, Any] = {"output": explainer.output, "reference": explainer.reference}
+
+    def explain(batch: torch.Tensor, targets: Any) -> torch.Tensor:
+        explainer.compiled_for(batch)  # again if the graph is for another size of batches
+        return attribute(explainer.explain_model, batch, targets, **options).relevance
+
+    return explain
 
 
 def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

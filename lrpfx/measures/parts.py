@@ -21,7 +21,7 @@ from lrpfx.explanation.sentences import position_of_prediction
 from lrpfx.explanation.texts import check_fits, read, readable
 from lrpfx.measures.captures import Captures
 from lrpfx.measures.data import check_model, invalid, wrong_type
-from lrpfx.measures.methods import gradient_times_input, integrated_gradients, smooth_grad
+from lrpfx.measures.methods import gradient_times_input, integrated_gradients, of_batches, smooth_grad
 from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
@@ -238,6 +238,10 @@ class Values(Parts):
             return attribute(module_for(batch), batch, target, output=self.output, reference=reference).relevance[0]
 
         return explain
+
+    def by_explainer(self, explainer: Explainer[Any]) -> ExplainInput:
+        explain = of_batches(explainer)
+        return lambda given, target: explain(_as_array(given)[None], target)[0]
 
     def by_gradients(self, name: str) -> ExplainInput:
         methods: dict[str, Callable[..., torch.Tensor]] = {

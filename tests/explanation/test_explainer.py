@@ -956,3 +956,25 @@ def test_graphs_with_fixed_sizes_are_made_again():
             np.testing.assert_allclose(one.relevance, other.relevance, rtol=1e-6, atol=1e-9)
     data = lrpfx.measures.ImageData(model, images)
     assert lrpfx.evaluate({"explainer": explainer, "epsilon_plus": "epsilon_plus"}, data).samples.isfinite().all()
+
+
+def test_graphs_for_a_range_of_sizes_are_made_again():
+    """A forward that branches on a size has a graph for each side, and is captured once for both sizes of one side."""
+
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(2, 3)
+
+        def forward(self, x):
+            return self.dense(x * 2 if x.shape[1] > 6 else x).relu().mean(1)
+
+    model = Doubles().eval()
+    explainer = lrpfx.Explainer(model, composite="epsilon_plus", form="series")
+    made = []
+    for length in (5, 6, 7, 9, 4):
+        x = torch.randn(1, length, 2)
+        expected = lrpfx.attribute(lrpfx.transform(model, EpsilonPlus(), x), x, 1).relevance
+        np.testing.assert_allclose(explainer(x, 1).relevance.reshape(length, 2), expected[0], rtol=1e-5, atol=1e-8)
+        made.append(explainer.explain_model)
+    assert made[0] is made[1] is not made[2] is made[3] is not made[4]

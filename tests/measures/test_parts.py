@@ -357,6 +357,27 @@ def test_graphs_that_fix_sizes_are_captured_again():
     assert len(parts._captured._made) == 3
 
 
+@pytest.mark.parametrize("output", [None, "found"])
+def test_explainers_get_series_as_the_model_does(output):
+    """An explainer by itself reads an array of two dimensions as rows of a table."""
+
+    class OfSteps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(2, 3)
+
+        def forward(self, x):
+            found = self.dense(x).relu().cumsum(-2)[..., -1, :].reshape(-1, 3)
+            return found if output is None else {output: found}
+
+    torch.manual_seed(0)
+    parts = Values(OfSteps().eval(), by="step", output=output)
+    explainer = lrpfx.Explainer(parts.model, composite="epsilon_plus", output=output)
+    methods = PartMethods({"e": explainer, "c": "epsilon_plus"}, PartData(parts, [torch.randn(5, 2), torch.randn(3, 2)]))
+    for number in range(2):
+        torch.testing.assert_close(methods.map("e", number, 1), methods.map("c", number, 1))
+
+
 def test_in_inference_mode_gradients_are_taken():
     data = DATA["values"]()
     expected = lrpfx.evaluate(["gradient_times_input", "epsilon_plus"], data, "random_deletion")
