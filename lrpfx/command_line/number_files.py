@@ -317,12 +317,12 @@ def numbers_in(place: Path) -> list[Path]:
 def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Content]:
     """The samples in files of one kind, as `lrpfx.datasets.attribute` takes them, and the first content.
 
-    A table, an array or several inputs are one file, with their samples along the first axis; of sounds and volumes, and of
-    several files of several inputs, each file is a sample. Raises `InputError`.
+    A table, an array or several inputs are one file, with their samples along the first axis; of sounds, volumes and graphs,
+    and of several files of several inputs, each file is a sample. Raises `InputError`.
     """
     suffix = suffix_of(paths[0])
     first = content_of(paths[0])
-    if suffix == ".npz" and len(paths) == 1:
+    if suffix == ".npz" and len(paths) == 1 and not is_graph(first.values):
         return _samples_of_inputs(paths[0], first.values), first
     if suffix == ".npz" or first.form is not None:
         return NumberFiles(paths), first
@@ -339,11 +339,6 @@ def data_set_of(paths: Sequence[Path], numbers: NumberOptions) -> tuple[Any, Con
 
 def _samples_of_inputs(path: Path, arrays: Mapping[str, Array]) -> list[dict[str, torch.Tensor]]:
     """The samples of several inputs in a file, by the names of the model's arguments. Raises `InputError`."""
-    if is_graph(arrays):
-        raise InputError(
-            f"{path} holds a graph, and samples of a data set have one form: lrpfx explain explains graphs, each by itself",
-            topic="samples",
-        )
     counts = {name: len(one) if one.ndim else 0 for name, one in arrays.items()}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         shown = ", ".join(f"{name} {tuple(one.shape)}" for name, one in arrays.items())
@@ -354,7 +349,7 @@ def _samples_of_inputs(path: Path, arrays: Mapping[str, Array]) -> list[dict[str
 
 
 class NumberFiles(Dataset[Any]):
-    """Sounds, volumes or several inputs, a sample for each file. Those with another rate than the first have an error.
+    """Sounds, volumes, graphs or several inputs, a sample for each file. Those with another rate than the first have an error.
 
     `root` and `samples` are those of the data sets of torchvision: they name the samples.
     """
@@ -367,9 +362,11 @@ class NumberFiles(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, place: int) -> torch.Tensor | dict[str, torch.Tensor]:
+    def __getitem__(self, place: int) -> torch.Tensor | dict[str, Any]:
         path = Path(self.samples[place][0])
         content = content_of(path)
+        if is_graph(content.values):
+            return dict(content.values)
         if isinstance(content.values, dict):
             inputs, *others = _samples_of_inputs(path, content.values)
             if others:

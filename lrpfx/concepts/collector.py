@@ -23,12 +23,13 @@ from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, takes_graphs, tensors_of_graph
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
-from lrpfx.request.conditions import Index
+from lrpfx.request.conditions import Feature, Index
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.question import Question
-from lrpfx.request.targets import TargetLike
+from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import as_plain, as_target_of_samples
 from lrpfx.request.user_functions import ReportedTarget, reported
 from lrpfx.runtime.explain_module import ExplainModule, explainable
@@ -83,7 +84,9 @@ def collect(
     dataset
         A dataset of torch or any other sequence of samples, or something to iterate over, which gives the same samples in the
         same order each time. A sample is a tensor without a batch dimension, a pair of it and a label, or a dict of the model's
-        arguments, with or without "label"; its number in the dataset names it. All samples have labels, or none has.
+        arguments, with or without "label"; its number in the dataset names it. All samples have labels, or none has. Graphs,
+        for a module that takes `x` and `edge_index`, are as for `lrpfx.Explainer`; positions are their nodes, or the messages
+        of a layer that has these, and a label is `y`.
     layers
         Names as for `record=`; a dict says what has the channels, such as `{"encoder.add": Feature}`.
     path
@@ -167,6 +170,11 @@ class _Collector:
     batch_size: int
     workers: int
     save_every: float
+
+    @property
+    def are_graphs(self) -> bool:
+        """Whether the samples are graphs, which run one by one."""
+        return takes_graphs(self.module.argument_names)
 
     def collected(
         self, path: Path | None, samples: Iterable[int] | None, engine: Engine, retry_failed: bool, progress: bool
@@ -284,7 +292,9 @@ class _Collector:
         self._selection().check(found.known)
 
     def _selection(self) -> SampleSelection:
-        return SampleSelection(self.dataset, Preparation(self.module.argument_names), self.workers)
+        names = self.module.argument_names
+        make = partial(tensors_of_graph, names=names) if self.are_graphs else None
+        return SampleSelection(self.dataset, Preparation(names, make=make), self.workers)
 
     def _facts(self, layers: dict[str, Layer], labels: bool = False) -> CollectionFacts:
         plain, chosen = as_plain(self.question.target), self.question.output
@@ -299,16 +309,31 @@ class _Collector:
 
     def computed(self, inputs: Any, labels: Sequence[int | None]) -> Computation:
         """Values and relevance of the layers for a batch."""
-        target = ReportedTarget(self.question.target.of_labels(labels))
-        question = replace(self.question, target=target, output=reported(self.question.output, "output"))
+        target, output = self.question.target.of_labels(labels), reported(self.question.output, "output")
+        if self.are_graphs:
+            return self._of_graph({name: one[0] for name, one in inputs.items()}, target, output)
+        question = replace(self.question, target=ReportedTarget(target), output=output)
         return Computation(self.explain_model, on_device_of(self.module, inputs), question)
+
+    def _of_graph(self, tensors: dict[str, torch.Tensor], target: Target, output: OutputSelector) -> Computation:
+        """The same for one graph, whose nodes or edges are the positions of its values."""
+        inputs = inputs_of_graph(self.module, tensors)
+        asked = question_of_graph(self.explain_model, self.module, inputs, [target], output, None)
+        question = replace(self.question, target=ReportedTarget(asked.targets[0]), output=asked.output)
+        found = Computation(self.explain_model, inputs, question)
+        found.values = {name: value[None] for name, value in found.values.items()}
+        found.layers = {name: relevance[None] for name, relevance in found.layers.items()}
+        if asked.node is not None:
+            found.output = found.output[:, asked.node]
+        return found
 
     def facts_of(self, computed: Computation, labels: bool) -> CollectionFacts:
         """The facts of a collection of layers whose values are like these. `labels`: whether the samples have some."""
         layers = {}
         for name, kind in self.layers.items():
             value = computed.values[name]
-            found = kind_of(self.module, name, tuple(value.shape), kind)
+            of_graphs = Feature if self.are_graphs else None  # rows of nodes or edges, with features behind
+            found = kind_of(self.module, name, tuple(value.shape), kind or of_graphs)
             layers[name] = Layer(found.__name__, value.shape[found.dimension], value.ndim - 2)
         return self._facts(layers, labels)
 
@@ -389,6 +414,10 @@ class _Pending:
 
     def _add(self, group: SampleGroup, batch: SampleBatch) -> None:
         """Compute the scores of a group of a batch's samples. What fails for several is tried again with half of them."""
+        if self.collector.are_graphs and len(group.places) > 1:
+            for half in group.halves():
+                self._add(half, batch)
+            return
         samples = [batch.samples[place] for place in group.places]
         labels = [sample.label for sample in samples]
         are_labelled = labels[0] is not None if self.facts is None else self.facts.labels

@@ -15,6 +15,7 @@ from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.collector import scores_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation.graphs import takes_graphs
 from lrpfx.images.opening import as_image
 from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
@@ -208,6 +209,12 @@ class _ReferenceFinder:
                 f"references are those of a collection, not of a {type(collection).__name__}", topic="collections"
             )
         self.module = explainable(explain_model, "reference")  # not compiled, since relevance may start anywhere there
+        if takes_graphs(self.module.argument_names):
+            raise InputError(
+                "references are cut from images and series, not from graphs: collection.top names the graph and the node of "
+                "each, whose relevance lrpfx.Explainer(model, record=layer)(graph) gives",
+                topic="collections",
+            )
         self.collection = collection
         self.output = output
         self.gates = gates

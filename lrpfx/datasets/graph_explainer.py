@@ -17,7 +17,7 @@ from lrpfx.datasets.layout import Array
 from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.compiled import as_array
-from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, with_names
+from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, takes_graphs, with_names
 from lrpfx.request.user_functions import reported
 from lrpfx.samples.items import is_graph, is_indexed, parts_of
 from lrpfx.samples.preparation import Sample, SampleGroup
@@ -30,20 +30,20 @@ def are_samples_graphs(data: Any, names: Sequence[str], is_compiled: bool) -> bo
     `names`: of the arguments. `is_compiled`: whether the model is, so that it takes no graph as one object.
     `InputTypeError` for graphs that come as a stream, of which the largest is not known.
     """
-    takes_graphs = {"x", "edge_index"} <= set(names)
+    is_for_graphs = takes_graphs(names)
     items: Any = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(items, (str, bytes, torch.Tensor, np.ndarray)) or is_frame(items):
         return False
     if isinstance(items, IterableDataset) or not is_indexed(items):
-        if takes_graphs:
+        if is_for_graphs:
             raise InputTypeError(
                 "graphs are a list, or a dataset with a length and indices: the store has room for the largest of them, which "
                 f"{type(items).__name__} does not tell before its end",
                 topic="graph-networks",
             )
         return False
-    if takes_graphs or is_compiled or not len(items):
-        return takes_graphs
+    if is_for_graphs or is_compiled or not len(items):
+        return is_for_graphs
     try:
         inputs, _ = parts_of(items[0])
     except Exception:  # of the user's code: that it cannot be loaded is said of each sample later

@@ -1,7 +1,7 @@
 """Explanations of graphs: a graph network and its data in, relevance of nodes, edges and walks out."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -302,7 +302,7 @@ class OfData(nn.Module):
 def taking_tensors(model: nn.Module) -> nn.Module:
     """The model, or a module around it if it takes the data of a graph as one object. `InputError` if it takes no graph."""
     parameters = _parameters(model)
-    if isinstance(model, (ExplainModule, OfData)) or {"x", "edge_index"} <= set(parameters):
+    if isinstance(model, (ExplainModule, OfData)) or takes_graphs(parameters):
         return model
     needed = [name for name, one in parameters.items() if one.default is one.empty]
     if len(needed) != 1 and {"x", "adj"} <= set(parameters):
@@ -431,6 +431,11 @@ def _explained(
 def inputs_of_graph(model: nn.Module, graph: Any) -> dict[str, Any]:
     """The arguments of a model for a graph, by name, on its device. `InputError` and `InputTypeError` if they do not fit."""
     return _placed_inputs(model, _values_of(graph))
+
+
+def takes_graphs(names: Collection[str]) -> bool:
+    """Whether arguments with these names are those of a graph."""
+    return {"x", "edge_index"} <= set(names)
 
 
 def tensors_of_graph(graph: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -432,6 +432,18 @@ def test_data_sets_of_sounds_and_of_volumes(folder):
         run("dataset", "number_models:sound", "sounds", "--output", "other.zarr")
 
 
+def test_a_data_set_of_graphs(folder):
+    (folder / "molecules").mkdir()
+    larger = {"x": np.ones((6, 3)), "edge_index": np.array([[0, 5], [5, 2]]), "y": np.array([1])}
+    np.savez("molecules/a.npz", **GRAPH)
+    np.savez("molecules/b.npz", **larger)
+    found = stored("graph", "molecules")
+    expected = lrpfx.explain(model("graph"), [GRAPH, larger], targets=[1])
+    assert found.relevance.shape == (2, 6) and found.keys == ["a.npz", "b.npz"] and list(found.labels) == [-1, 1]
+    np.testing.assert_allclose(found.relevance[0, :4], expected[0].nodes, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(found["messages"][1, :2], expected[1].edges, rtol=1e-4, atol=1e-7)
+
+
 def test_errors_name_the_door(folder):
     np.save("week.npy", np.zeros((20, 3), np.float32))
     (folder / "photo.png").touch()
@@ -456,7 +468,6 @@ def test_errors_name_the_door(folder):
     (folder / "data").mkdir()
     np.savez("data/graph.npz", **GRAPH)
     store = ("--output", "store")
-    refused("lrpfx explain explains graphs", run, "dataset", "number_models:graph", "data", *store)
     np.savez("uneven.npz", image=np.zeros((2, 3, 5, 5)), facts=np.zeros((1, 2)))
     refused("a first axis for samples", run, "dataset", "number_models:both", "uneven.npz", *store)
     np.save("data/week.npy", np.zeros((20, 3), np.float32))
