@@ -339,6 +339,7 @@ class _Searched:
         self.column, better = next(iter(metrics[0].columns.items()))
         self.sign = 1.0 if better == "higher" else -1.0
         self.built = methods_for({BASELINE: baseline}, data, size)
+        self.built.remember_scores()
 
     def facts(self, space: Any) -> dict[str, Any]:
         """The question, as plain data."""

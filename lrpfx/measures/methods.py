@@ -160,7 +160,7 @@ class Methods:
         self.data = data
         self.size = size
         self._captured = Captures()
-        self._known: dict[int, KnownScores] = {}  # of masks, by the number of the image
+        self._known: dict[int, KnownScores] | None = None  # of masks, by the number of the image
         self._take(methods)
 
     def _take(self, methods: Any) -> None:
@@ -215,8 +215,12 @@ class Methods:
         check_same_model(name, explainer, self.data.model)
         return of_batches(explainer)
 
+    def remember_scores(self) -> None:
+        """Keep the scores of masks for further methods: of each mask a number, for as long as this lives."""
+        self._known = {}
+
     def with_methods(self, methods: Any) -> "Methods":
-        """The same with other methods, for which the model is not captured, and its outputs and scores not computed again."""
+        """The same with other methods: they share captures and outputs of the model, and scores that are remembered."""
         found = copy.copy(self)
         found._take(methods)
         return found
@@ -262,7 +266,7 @@ class Methods:
                 self.size,
                 partial(self.maps_of_copies, target, number, self.size),
                 partial(self.with_other_weights, image[None], target[None], number),
-                self._known.setdefault(number, {}),
+                {} if self._known is None else self._known.setdefault(number, {}),
             )
             yield sample, of_image
 

@@ -34,7 +34,7 @@ class PartMethods:
         self.data = data
         self.size = size
         self.notes: dict[str, str] = {}
-        self._known: dict[int, KnownScores] = {}  # of masks, by the number of the input
+        self._known: dict[int, KnownScores] | None = None  # of masks, by the number of the input
         self._take(methods)
 
     def _take(self, methods: Any) -> None:
@@ -79,8 +79,12 @@ class PartMethods:
         found.named = {name: one for name, one in self.named.items() if name not in names}
         return found
 
+    def remember_scores(self) -> None:
+        """Keep the scores of masks for further methods: of each mask a number, for as long as this lives."""
+        self._known = {}
+
     def with_methods(self, methods: Any) -> "PartMethods":
-        """The same with other methods, for which the outputs and scores of the model are not computed again."""
+        """The same with other methods: they share outputs of the model, and scores that are remembered."""
         found = copy.copy(self)
         found._take(methods)
         return found
@@ -124,7 +128,7 @@ class PartMethods:
                 maps.append(found)
                 ratios[name].append(taken / unit)
             mask = None if self.data.masks is None else self.data.masks[number][None]
-            known = self._known.setdefault(number, {})
+            known = {} if self._known is None else self._known.setdefault(number, {})
             yield PartSample(number, mask, partial(_remembered, known, scores)), torch.stack(maps)[:, None]
 
     @cached_property
