@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,6 +88,8 @@ logger = logging.getLogger(__name__)
 
 #: Rows of a table that run together for each photograph that would.
 _ROWS = 64
+#: How many graphs of a model stay that are for some sizes alone, so that sizes may take turns. Each has weights of its own.
+_KEPT = 4
 
 # What type checkers know of the front door. Arrays and tensors are one sample or several by their axes, which types do not
 # tell: they give either, and a list of them gives several. The path of a folder counts as that of a photograph; in a list,
@@ -386,7 +389,7 @@ class Explainer(Generic[Found]):
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
-        self._arguments: Any = None  # what `_fixed` says of the compiled model
+        self._kept: deque[tuple[Compiled, Any]] = deque(maxlen=_KEPT)  # the last ones, and what `_fixed` says of them
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
@@ -878,15 +881,19 @@ class Explainer(Generic[Found]):
         compiled = self._compiled
         followed = self.model if isinstance(self.model, nn.Module) and self.captured is None else None
         changed = followed is not None and self._snapshot is not None and not self._snapshot.is_of(followed)
-        if compiled is None or changed or self._bounds != self._range() or not self._is_for(inputs, compiled):
-            compiled = self._compiled = self._compile(inputs)
-            self._arguments = self._fixed(inputs, compiled)
-        return compiled
+        if compiled is None or changed or self._bounds != self._range():
+            self._kept.clear()
+        found = next((one for one, fixed in reversed(self._kept) if self._is_for(inputs, one, fixed)), None)
+        if found is None:
+            found = self._compile(inputs)
+            self._kept.append((found, self._fixed(inputs, found)))
+        self._compiled = found
+        return found
 
-    def _is_for(self, inputs: Any, compiled: Compiled) -> bool:
-        """Whether what is compiled takes these inputs: their names, and their sizes."""
+    def _is_for(self, inputs: Any, compiled: Compiled, fixed: Any) -> bool:
+        """Whether what is compiled, and what it is for alone, takes these inputs: their names, and their sizes."""
         takes = not isinstance(compiled, CompiledModel) or not self._is_own or compiled.takes(inputs)
-        return takes and self._fixed(inputs, compiled) == self._arguments
+        return takes and self._fixed(inputs, compiled) == fixed
 
     def _fixed(self, inputs: Any, compiled: Compiled) -> Any:
         """What a compiled model is for alone, if it is not for all: the names of the inputs, or the sizes of images."""
@@ -902,6 +909,7 @@ class Explainer(Generic[Found]):
     def recompile(self) -> None:
         """Let the next call compile the model again, after a change that it cannot notice."""
         self._compiled = self._snapshot = None
+        self._kept.clear()
 
     def _range(self) -> Any:
         """The range of the values that photographs have after the preprocessing, as far as it is known by now."""

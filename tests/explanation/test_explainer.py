@@ -972,9 +972,13 @@ def test_graphs_for_a_range_of_sizes_are_made_again():
     model = Doubles().eval()
     explainer = lrpfx.Explainer(model, composite="epsilon_plus", form="series")
     made = []
-    for length in (5, 6, 7, 9, 4):
+    for length in (5, 6, 7, 9, 4, 8):
         x = torch.randn(1, length, 2)
         expected = lrpfx.attribute(lrpfx.transform(model, EpsilonPlus(), x), x, 1).relevance
         np.testing.assert_allclose(explainer(x, 1).relevance.reshape(length, 2), expected[0], rtol=1e-5, atol=1e-8)
         made.append(explainer.explain_model)
-    assert made[0] is made[1] is not made[2] is made[3] is not made[4]
+    assert made[0] is made[1] is made[4] is not made[2] is made[3] is made[5]
+    model.dense.weight.data.mul_(2)
+    explainer(x, 1)
+    torch.testing.assert_close(explainer.explain_model(x), model(x))
+    assert explainer.explain_model not in made
