@@ -59,9 +59,10 @@ def check_data(data: Any) -> None:
 
 def methods_for(methods: Any, data: Data, size: int) -> Methods | PartMethods:
     """The methods, ready to explain the inputs. `size`: how many run together."""
-    if isinstance(data, ImageData):
-        return Methods(methods, data, size)
-    return PartMethods(methods, cast("PartData", data), size)
+    with torch.inference_mode(False):  # copies of parameters that gradients pass
+        if isinstance(data, ImageData):
+            return Methods(methods, data, size)
+        return PartMethods(methods, cast("PartData", data), size)
 
 
 class _Measured:

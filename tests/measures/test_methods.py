@@ -7,6 +7,7 @@ from torch import nn
 
 import lrpfx
 from lrpfx.composites import COMPOSITES, DeepLIFT, EpsilonGammaBox, EpsilonPlus
+from lrpfx.errors import InputError
 from lrpfx.measures import METHODS, ImageData
 from lrpfx.measures.methods import Methods, gradient
 
@@ -171,3 +172,17 @@ def test_grad_cam_needs_a_layer_with_places():
     data = ImageData(nn.Sequential(nn.Flatten(), nn.Linear(27, 2)).eval(), torch.rand(2, 3, 3, 3))
     with pytest.raises(lrpfx.InputError, match="grad_cam needs a layer"):
         Methods(["grad_cam"], data)
+
+
+def test_in_inference_mode_gradients_are_taken(data):
+    methods = ["gradient_times_input", "grad_cam", "epsilon_plus"]
+    expected = lrpfx.evaluate(methods, data, "random_masks")
+    with torch.inference_mode():
+        found = lrpfx.evaluate(methods, data, "random_masks")
+    torch.testing.assert_close(found.samples, expected.samples)
+
+
+def test_a_model_that_trains_again_is_an_error(data):
+    data.model.train()
+    with pytest.raises(InputError, match="training mode"):
+        lrpfx.evaluate(["random"], data)
