@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lrpfx.datasets.clusters import Cluster, Clustering, LabelAnalysis, Spray, SpraySettings
+from lrpfx.datasets.layout import NODES
 from lrpfx.datasets.reduced_maps import Size, checked_size, of_equal_weight, pooled, without_channels
 from lrpfx.datasets.rows import Column, Numbers, Rows, chosen, labels_of, samples_by_label
 from lrpfx.datasets.spectral import EXTRA, PURPOSE, Spectrum, affinity_of, spectrum_of
@@ -91,6 +92,7 @@ def spray(
         sole_target(relevance, "SpRAy")
         labels = classes_of_relevance(relevance, "SpRAy") if labels is None else labels
         samples = relevance.explained if samples is None else samples
+        _check_nodes(relevance)
         relevance = relevance.relevance
     if labels is None:
         raise InputTypeError("labels are the class of each sample, such as the predicted one", topic="statistics")
@@ -136,6 +138,16 @@ def spray(
         reasons = "; ".join(f"class {label}: {reason}" for label, reason in list(skipped.items())[:3])
         raise InputError(f"no class can be clustered: {reasons or 'no sample has a label'}", topic="statistics")
     return Spray(settings, analyses, skipped)
+
+
+def _check_nodes(view: Attributions) -> None:
+    """Raise `InputError` for graphs of several sizes, whose nodes of one number have nothing in common."""
+    if NODES in view and len(sizes := np.unique(view[NODES][:][view.explained])) > 1:
+        raise InputError(
+            f"the graphs have {sizes[0]} to {sizes[-1]} nodes, so that a node of one is not that of another: SpRAy compares "
+            "graphs with the same nodes; pass relevance by what nodes have in common, such as their kinds, and labels=",
+            topic="statistics",
+        )
 
 
 class _NothingToClusterError(Exception):

@@ -165,12 +165,12 @@ class Attributions:
     """What was found out about the samples of a data set: a read-only view of a store.
 
     `view["relevance"]` is an array whose chunks are read when it is indexed. Arrays have a row for each sample: "relevance" (or
-    "relevance.NAME" of each input), "layers.NAME" of recorded layers, "output" or "top_scores" and "top_classes", "prediction",
-    "label" (-1: none), "key", "seed" (the relevance that the output was given), "reached" (what of it reached the inputs; the
-    rest is that of biases, stabilizers and other constants, or was stopped by conditions), "status" (0: not there yet, 1:
-    explained, 2: failed), "error" and "digest" (of the inputs, 0 where they could not be loaded). After the dimension of
-    samples come those of conditions and targets, if there are. Samples that are not there or failed have NaN in them. The
-    attribute `path` is that of the store, a str if it has a scheme such as "s3://".
+    "relevance.NAME" of each input), "layers.NAME" of recorded layers, "messages", "nodes" and "edges" of graphs, "output" or
+    "top_scores" and "top_classes", "prediction", "label" (-1: none), "key", "seed" (the relevance that the output was given),
+    "reached" (what of it reached the inputs; the rest is that of biases, stabilizers and other constants, or was stopped by
+    conditions), "status" (0: not there yet, 1: explained, 2: failed), "error" and "digest" (of the inputs, 0 where they could
+    not be loaded). After the dimension of samples come those of conditions and targets, if there are. Samples that are not
+    there or failed have NaN in them. The attribute `path` is that of the store, a str if it has a scheme such as "s3://".
 
     `location`: of the store. Errors: `ArtefactError`: there is no store, or it is damaged.
     """

@@ -206,6 +206,51 @@ def test_statistics_and_tables(tmp_path):
     np.testing.assert_allclose(frame["share.messages"], shares)
 
 
+class Branching(Network):
+    def forward(self, x, edge_index):
+        return super().forward(x if x.shape[0] > 4 else x * 2, edge_index)
+
+
+def test_graphs_of_another_branch_have_a_reason(tmp_path):
+    explainer = lrpfx.Explainer(Branching().double().eval())
+    with pytest.warns(LrpfxWarning, match="2 of 5"):
+        stored = lrpfx.datasets.attribute(explainer, GRAPHS, tmp_path / "store", target=1, dtype="float64")
+    assert list(stored.errors) == [1, 3] and "the graph is valid only for size" in stored.errors[1]
+    for number in (0, 2, 4):
+        expected = explainer(GRAPHS[number], 1).nodes
+        np.testing.assert_allclose(stored.relevance[number, : len(expected)], expected, atol=1e-12)
+
+
+def test_graphs_without_edges(tmp_path):
+    data = [graph(0, 3, 0), graph(1, 1, 0)]
+    explainer = lrpfx.Explainer(Network().double().eval())
+    for _ in range(2):
+        stored = lrpfx.datasets.attribute(explainer, data, tmp_path / "store", target=1, dtype="float64")
+        assert stored["messages"].shape == (2, 0) and lrpfx.datasets.verify(tmp_path / "store").is_sound
+        check(stored, explainer(data, targets=[1]))
+
+
+def test_conditions(tmp_path):
+    explainer = lrpfx.Explainer(Network().double().eval())
+    explainer(GRAPHS[0])
+    conditions, settings = [{"relu": list(range(4))}, {"relu": list(range(4, 8))}], {"target": 1, "dtype": "float64"}
+    parts = lrpfx.datasets.attribute(explainer, GRAPHS, tmp_path / "parts", conditions=conditions, **settings)
+    whole = lrpfx.datasets.attribute(explainer, GRAPHS, tmp_path / "whole", **settings)
+    assert parts.relevance.dimensions == ("sample", "condition", "node")
+    np.testing.assert_allclose(parts.relevance[:].sum(1), whole.relevance[:], atol=1e-12)
+    np.testing.assert_allclose(parts["reached"][:], parts.relevance[:].sum(2), atol=1e-12)
+
+
+def test_clusters_need_the_same_nodes(tmp_path):
+    explainer = lrpfx.Explainer(Network().double().eval())
+    stored = lrpfx.datasets.attribute(explainer, GRAPHS, tmp_path / "store", target="true")
+    with pytest.raises(InputError, match="1 to 9 nodes"):
+        lrpfx.datasets.spray(stored)
+    alike = lrpfx.datasets.attribute(explainer, [graph(number, 5, 7) for number in range(30)], tmp_path / "alike", target=1)
+    found = lrpfx.datasets.spray(alike, labels=np.zeros(30, int), neighbors=5, clusters=(2,), embeddings=())
+    assert len(found[0].clustering(2).clusters) == 2
+
+
 def test_graphs_of_pytorch_geometric(tmp_path):
     """As a list, and lent by its DataLoader, whose batches are of one graph then."""
     data = pytest.importorskip("torch_geometric.data")
