@@ -30,6 +30,7 @@ class Architecture:
     options: dict[str, Any] = field(default_factory=dict)  # beyond `SIZES`
     inputs: str = "text"
     said: dict[str, Any] = field(default_factory=dict)  # arguments of forward that lrpfx needs, beyond the model's own inputs
+    constants: tuple[str, ...] = ()  # inputs that forward reads as numbers
     lengths: tuple[int, int] = (7, 5)  # of the inputs
     dtype: torch.dtype = torch.float64
     called_before: bool = False  # forward changes the model at its first call
@@ -68,7 +69,6 @@ TEXT_ENCODERS = {
     "DebertaV2ForSequenceClassification": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "ModernBertForSequenceClassification": {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4},
     "MPNetForSequenceClassification": {},
-    "LongformerForSequenceClassification": {"attention_window": 4},
     "BigBirdForSequenceClassification": {"block_size": 2},
     "FunnelForSequenceClassification": {"block_sizes": [1, 1], "d_head": 8, "d_inner": 48},
     "MobileBertForSequenceClassification": {
@@ -131,7 +131,6 @@ ENCODER_DECODERS = {
     "MarianMTModel": {"decoder_start_token_id": 0, "decoder_vocab_size": 60},
     "BlenderbotForConditionalGeneration": {"decoder_start_token_id": 1},
     "M2M100ForConditionalGeneration": {"decoder_start_token_id": 2},
-    "LEDForConditionalGeneration": {"attention_window": 4, "max_encoder_position_embeddings": 64},
 }
 MIXTURES = {
     "MixtralForCausalLM": {},
@@ -224,6 +223,9 @@ ARCHITECTURES = [
         lengths=(8, 8),
     ),
     *_table("text encoder", "text", TEXT_ENCODERS),
+    Architecture(
+        "text encoder", "LongformerForSequenceClassification", {"attention_window": 4}, constants=("attention_mask",)
+    ),
     Architecture("text encoder", "FNetForSequenceClassification", inputs="ids"),
     Architecture(
         "text encoder", "XLNetForSequenceClassification", {"d_inner": 48, "n_layer": 2, "n_head": 4, "d_head": 8},
@@ -231,6 +233,14 @@ ARCHITECTURES = [
     ),
     *_table("text decoder", "text", DECODERS),
     *_table("encoder-decoder", "text to text", ENCODER_DECODERS),
+    Architecture(  # the gradients of hidden positions are not finite in float64
+        "encoder-decoder",
+        "LEDForConditionalGeneration",
+        {"attention_window": 4, "max_encoder_position_embeddings": 64},
+        "text to text",
+        constants=("attention_mask",),
+        dtype=torch.float32,
+    ),
     Architecture(  # its mask is a sum of two infinities in float64
         "encoder-decoder",
         "ProphetNetForConditionalGeneration",

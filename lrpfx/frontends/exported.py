@@ -32,7 +32,7 @@ from lrpfx.frontends.naming import (
     with_qualified_names,
 )
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
-from lrpfx.frontends.read_numbers import ReadNumbers, WatchReads
+from lrpfx.frontends.read_numbers import ReadNumbers, WatchReads, has_open_sizes
 from lrpfx.frontends.symbolic import (
     DIFFERENTIATES,
     lengths_as_sizes,
@@ -46,7 +46,7 @@ from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedEntries, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
 from lrpfx.ir.user_files import is_user_file
-from lrpfx.operators.functions import embedding_bag
+from lrpfx.operators.functions import embedding_bag, strided
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
@@ -276,7 +276,8 @@ def _failure(model: nn.Module, error: Exception) -> CaptureError:
         )
     remedy = (
         "Write data-dependent branches with tensor operations such as torch.where, or map the module around them to a rule "
-        'as a whole with capture="symbolic".'
+        'as a whole with capture="symbolic". If a branch depends on an input that is not a signal, such as a mask, name that '
+        "input in constants=."
     )
     nested = "has no attribute 'constant'" in str(error)  # derivatives within torch.vmap
     if nested or "functorch" in str(error) or "fake tensor in the exported program constant" in str(error):
@@ -568,6 +569,11 @@ class _Reader:
             names = [argument.name for argument in node.target._schema.arguments]
             bound = {**dict(zip(names, copied.args, strict=False)), **copied.kwargs}
             copied.target, copied.args, copied.kwargs = embedding_bag, (bound.pop("indices"),), bound
+        if node.target is aten.as_strided.default and (order := _order_in_memory(node)) is not None:
+            with self.graph.inserting_before(copied):
+                source = self.graph.call_function(aten.permute.default, (copied.args[0], order))
+            source.meta = {**node.meta, "val": node.args[0].meta["val"].permute(order)}  # type: ignore[union-attr]
+            copied.target, copied.args = strided, (source, *copied.args[1:])
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
@@ -687,6 +693,19 @@ def _whole(node: fx.Node) -> fx.Node | None:
     pairs = zip(whole.shape, part.shape, strict=False)
     is_all = whole.ndim == part.ndim and all(statically_known_true(one == other) for one, other in pairs)  # for all sizes
     return source if is_all else None
+
+
+def _order_in_memory(node: fx.Node) -> list[int] | None:
+    """The order in which the dimensions of what `as_strided` reads are in memory; None if it leaves gaps or is not known.
+
+    Later passes may give a value other strides, so that they must be read off now.
+    """
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    if not isinstance(value, torch.Tensor) or has_open_sizes(value) or len(node.args) != 3 or node.kwargs:
+        return None
+    strides = value.stride()
+    order = sorted(range(value.ndim), key=lambda dim: -strides[dim])
+    return order if value.permute(order).is_contiguous() else None
 
 
 def _source(node: fx.Node) -> str:

@@ -31,6 +31,14 @@ READS_NUMBERS = frozenset(
         *_MAKES_TEXT,
     }
 )
+#: Makes constants with the sizes of a tensor, whatever is in it.
+_CONSTANTS_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+#: Takes sizes, for which tensors with one entry may stand.
+_FROM_SIZES = frozenset({"zeros", "ones", "full", "empty", "arange"})
+#: The same, after a tensor.
+_TAKES_SIZES = frozenset(
+    {*("new_zeros", "new_ones", "new_full", "new_empty"), *("view", "reshape", "expand", "repeat", "narrow", "split")}
+)
 _SIZED_BY_VALUES = frozenset({"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount"})
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 _WRITES_NOTHING = frozenset({"requires_grad_", "detach_", "share_memory_", "retain_grad_"})
@@ -187,12 +195,18 @@ class ReadNumbers(WatchReads):
         if name == "__iter__":
             return iter(self.__torch_function__(torch.unbind, types, args, kwargs))
         if name == "__getitem__":
-            args = (args[0], map_arguments(args[1], self._number_in_slice), *args[2:])
+            args = (args[0], map_arguments(args[1], self._number), *args[2:])
             if self._of(args[0]) is None:
                 args = (args[0], map_arguments(args[1], self._positions), *args[2:])
+        if name in _FROM_SIZES or name in _TAKES_SIZES:
+            own = 0 if name in _FROM_SIZES else 1
+            args = (*args[:own], *map_arguments(tuple(args[own:]), self._number))
+            kwargs = map_arguments(kwargs, self._number)
         leaves = _leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         known = {id(entry.tensor): entry for tensor in tensors if (entry := self._of(tensor)) is not None}
+        if name in _CONSTANTS_LIKE and tensors and id(tensors[0]) not in known and not has_open_sizes(tensors[0]):
+            known[id(tensors[0])] = _like(tensors[0])
         is_known = all(id(tensor) in known for tensor in tensors) and not is_random(name)
         writes = _WRITES.fullmatch(name) is not None and name not in _WRITES_NOTHING
         if "out" in kwargs or name == "__set__" or (writes and not is_known):
@@ -271,8 +285,8 @@ class ReadNumbers(WatchReads):
         with DisableTorchFunction(), disable_current_modes():
             return known.value.nonzero()[:, 0]
 
-    def _number_in_slice(self, leaf: Any) -> Any:
-        """An index or slice bound as a number, if it is a known scalar tensor."""
+    def _number(self, leaf: Any) -> Any:
+        """An index, a bound of a slice or a size as a number, if it is a known scalar tensor."""
         known = self._of(leaf)
         if known is None or leaf.ndim or leaf.dtype == torch.bool:
             return leaf
@@ -297,6 +311,18 @@ def _has_sizes_of_values(name: str, args: tuple[Any, ...], keywords: dict[str, A
     if name == "__getitem__":
         return any(isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in _leaves(args[1]))
     return False
+
+
+def has_open_sizes(tensor: torch.Tensor) -> bool:
+    """Whether an export leaves sizes of a tensor open."""
+    return any(isinstance(size, _SYMBOLS) for size in tensor.shape)
+
+
+def _like(tensor: torch.Tensor) -> _Known:
+    """An entry for the sizes of a tensor, with any values."""
+    with DisableTorchFunction(), disable_current_modes():
+        value = torch.empty(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+    return _Known(tensor, value, frozenset(), _version(tensor))
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -496,3 +496,15 @@ def held(input: torch.Tensor) -> torch.Tensor:
 def without_gradient(value: Any) -> Any:
     """The value, with all tensors in nested containers detached."""
     return pytree.tree_map(detached, value)
+
+
+@kept_in_traces
+def strided(input: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> torch.Tensor:
+    """`torch.as_strided` of a contiguous tensor, for tensors of any layout in memory: the entries in order, at these steps.
+
+    Entries may be read several times, as by windows that overlap.
+    """
+    steps = torch.meshgrid(
+        *(torch.arange(n, device=input.device) * step for n, step in zip(size, stride, strict=True)), indexing="ij"
+    )
+    return torch.take(input, functools.reduce(torch.add, steps, torch.tensor(storage_offset, device=input.device)))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from lrpfx.ir import kinds
 from lrpfx.ir.operator import Bound, Channels, Fill, NotAffineError, Operator, Repeats
 from lrpfx.operators import mixing, signs
-from lrpfx.operators.functions import require_batch, require_matrix
+from lrpfx.operators.functions import require_batch, require_matrix, strided
 from lrpfx.operators.row import neutral, standard_row
 from lrpfx.operators.samples import call, of, signal
 
@@ -249,6 +249,13 @@ ROWS: tuple[Operator, ...] = (
         sample=of(lambda x: x.broadcast_to((x.shape[0], 3, 4)), (2, 1, 4)),
     ),
     _moving("unfold", spelled="unfold im2col", sample=of(lambda x: functional.unfold(x, 2), (2, 3, 4, 4))),
+    _moving(
+        "strided",
+        spelled="",
+        functions=[strided],
+        view=False,
+        sample=of(lambda x: strided(x, (2, 2, 2), (12, 2, 1)), (2, 12), batch=False),
+    ),
     _moving(
         "clone",
         view=False,

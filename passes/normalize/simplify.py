@@ -30,6 +30,7 @@ from lrpfx.operators.contractions import added_by_index
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import known_size, number_filling
 from lrpfx.passes.normalize.call_builder import CallBuilder, with_replaced_calls
+from lrpfx.passes.normalize.decompose import views_to_reshapes
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, DECOMPOSED
 from lrpfx.support.tensors import is_floating
@@ -43,7 +44,10 @@ class Simplify(GraphPass):
     requires = (CANONICAL, DECOMPOSED)
 
     def run(self, program: Program) -> PassResult:
-        return with_replaced_calls(program, _plainer, lambda node, new: f"{row_of(node)}: now {node_info(new).name}")
+        result = with_replaced_calls(program, _plainer, lambda node, new: f"{row_of(node)}: now {node_info(new).name}")
+        if result.matches:  # what is written into a view has its strides, and what is put together has not
+            views_to_reshapes(program.graph)
+        return result
 
 
 def _plainer(build: CallBuilder, node: fx.Node) -> fx.Node | None:

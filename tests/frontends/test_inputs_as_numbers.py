@@ -411,3 +411,67 @@ def test_images_with_text(family):
     assert ledger.unexplained < 1e-4
     with pytest.raises(InputError, match="entries of the argument 'mm_token_type_ids'"):
         explain_model(**inputs(5, after=(6, 7, 8, 9)))
+
+
+class ChosenPlaces(nn.Module):
+    """As Longformer does it: places from a mask and a tensor of zeros, their number as a size, and windows that overlap."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x, mask):
+        marks = torch.zeros_like(x[..., 0]).long()
+        marks[:, 0] = 1
+        chosen = mask * (marks + 1) > 1
+        hidden = self.first(x).relu()
+        if chosen.any().item():
+            count = chosen.long().sum(1).max()
+            places = chosen.nonzero(as_tuple=True)
+            apart = hidden.new_zeros(len(x), count, 6)
+            apart[places[0], torch.arange(count).repeat(len(x))[: len(places[0])]] = hidden[places]
+            hidden = hidden + apart.sum(1, keepdim=True)
+        across = hidden.transpose(0, 1)  # its entries are not in order in memory
+        step = across.stride(0)
+        windows = across.as_strided((across.shape[0] - 1, 2, across.shape[1], 6), (step, step, across.stride(1), 1))
+        return self.last((windows[:, 0] * 2 + windows[:, 1]).mean(0))
+
+
+def test_constants_of_fixed_sizes_and_tensors_as_sizes():
+    torch.manual_seed(0)
+    model, mask = ChosenPlaces().double().eval(), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    x = {"x": torch.randn(2, 4, 4).double(), "mask": mask}
+    explain_model = lrpfx.transform(model, AttnLRP(), x, constants=["mask"])
+    other = {**x, "x": torch.randn(2, 4, 4).double()}
+    torch.testing.assert_close(explain_model(**other), model(**other))
+    assert lrpfx.ledger(explain_model, other, 1).unexplained < 1e-12
+    input_ = other["x"].clone().requires_grad_()
+    score = model(input_, mask)[:, 1].sum()
+    (gradient,) = torch.autograd.grad(score, input_)
+    found = lrpfx.attribute(explain_model, other, 1).relevance["x"]
+    torch.testing.assert_close(found, input_.detach() * gradient)  # piecewise linear, and AttnLRP has no epsilon
+    with pytest.raises(InputError, match="entries of the argument 'mask'"):
+        explain_model(**{**x, "mask": mask.flip(0)})
+    with pytest.raises(CaptureError, match=r"name that input in constants="):
+        lrpfx.transform(model, AttnLRP(), x)
+
+
+class WrittenAcross(nn.Module):
+    """Writes into a view, whose strides what is written keeps: what is put together instead has others."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x):
+        across = (2 * x).transpose(1, 2)
+        across[:, :1] = x[..., :1].transpose(1, 2).relu()
+        return self.last(across.transpose(1, 2).view(x.shape[0], 6))
+
+
+def test_views_of_what_is_written_into_views():
+    torch.manual_seed(0)
+    model, x = WrittenAcross().double().eval(), torch.randn(2, 3, 2).double()
+    explain_model = lrpfx.transform(model, AttnLRP(), x, capture="export")
+    torch.testing.assert_close(explain_model(x), model(x))
+    assert lrpfx.ledger(explain_model, x, 1).unexplained < 1e-12

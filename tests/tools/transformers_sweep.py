@@ -48,7 +48,7 @@ def examine(name):
         with torch.no_grad():
             model(**first, **one.said)
     start = time.perf_counter()
-    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs={**first, **one.said})
+    explain_model = lrpfx.transform(model, AttnLRP(), example_inputs={**first, **one.said}, constants=one.constants)
     row = {"transform": time.perf_counter() - start, "nodes": len(lrpfx.assignment(explain_model))}
     row["front_end"] = lrpfx.history(explain_model)[0].name
     row.update(figures(model, explain_model, first, one.said))
@@ -59,11 +59,13 @@ def examine(name):
             row["second"] = "the same module"
         except lrpfx.InputError as error:
             row["refused"] = str(error).partition(":")[0]
-            other = figures(model, lrpfx.transform(model, AttnLRP(), example_inputs={**second, **one.said}), second, one.said)
+            again = lrpfx.transform(model, AttnLRP(), example_inputs={**second, **one.said}, constants=one.constants)
+            other = figures(model, again, second, one.said)
             row["second"] = "a transform of its own"
         for part in ("forward", "unexplained"):
             row[part] = max(row[part], other[part])
     said = [f"`{name}={value}`" for name, value in one.said.items()]
+    said += [f"`constants={[*one.constants]}`"] if one.constants else []
     row["said"] = ", ".join([*said, *(["one call before"] if one.called_before else [])])
     row["masked"] = "attention_mask" in first
     row["precision"] = 1e-9 if one.dtype == torch.float64 else 1e-5
