@@ -66,6 +66,8 @@ def relevance_of_weights(
     InputError
         No weight has one of the names, or the composite takes differences from a reference. Errors of `lrpfx.attribute` are
         raised too.
+    InputTypeError
+        `parameters` are not names.
     UnsupportedOperationError
         A layer has no rule whose messages through single weights are known, such as a recurrent layer, a module that is
         mapped as a whole, or a rule with its own code; or its weight is not a linear function of parameters, such as one
