@@ -432,7 +432,14 @@ def no_module(model: Any) -> str:
         return ": pass what is in the file, torch.load(path) if it is a model, lrpfx.load(path) if lrpfx wrote it"
     if isinstance(model, str):
         return ": pass the model itself, such as torchvision.models.resnet50(weights='DEFAULT').eval()"
+    if isinstance(getattr(model, "_module", None), nn.Module) and _is_of("nnsight", model):
+        return " of nnsight: pass the model that it wraps, model._module"
     return ""
+
+
+def _is_of(package: str, model: Any) -> bool:
+    """Whether the class of an object, or one that it inherits from, is of a package, which need not be installed."""
+    return any(one.__module__.partition(".")[0] == package for one in type(model).__mro__)
 
 
 def _check_model(model: Model, caller: str) -> None:

@@ -310,6 +310,25 @@ def test_arguments_of_transform(args, message):
         lrpfx.transform(*args)
 
 
+def test_models_of_nnsight():
+    """A wrapper names the module in it, whose modules report their calls to the wrapper by a forward of their own."""
+    envoy = type("Envoy", (), {"__module__": "nnsight.intervention.envoy"})()
+    envoy._module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval()
+    with pytest.raises(lrpfx.InputTypeError, match=r"not Envoy of nnsight: pass the model that it wraps, model\._module"):
+        lrpfx.transform(envoy, EpsilonPlus())
+    x = torch.randn(2, 3).double()
+    expected = lrpfx.attribute(lrpfx.transform(envoy._module, EpsilonPlus(), x), x, 1).relevance
+
+    def reports(*args, **keywords):
+        raise RuntimeError("called outside of a trace")
+
+    for module in envoy._module.modules():
+        vars(module).update({"__nnsight__": object(), "forward": reports})
+    explain_model = lrpfx.transform(envoy._module, EpsilonPlus(), x)
+    torch.testing.assert_close(lrpfx.attribute(explain_model, x, 1).relevance, expected, rtol=0, atol=0)
+    assert all(vars(module)["forward"] is reports for module in envoy._module.modules())
+
+
 def test_transforming_twice():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus())
     assert "transform the source model" in raised(lrpfx.InputTypeError, lrpfx.transform, explain_model, EpsilonPlus())

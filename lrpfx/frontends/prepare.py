@@ -23,6 +23,8 @@ from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.prefix_caches import filled_cache, without_caches
 
 Model = nn.Module | ExportedProgram
+#: The attribute that nnsight gives modules, beside a `forward` that reports calls and calls that of the class.
+_NNSIGHT = "__nnsight__"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = T
     _check_module(model)
     hooks = moving_hooks(model)
     copied = model
-    if hooks or canonizers or is_quantized(model) or any(map(_keeps_cache, model.modules())):
+    watched = any(_NNSIGHT in vars(one) for one in model.modules())
+    if hooks or canonizers or watched or is_quantized(model) or any(map(_keeps_cache, model.modules())):
         # Canonizers may write into parameters, of which an offloaded model keeps some elsewhere.
         stores = [hook.weights_map for found in hooks.values() for hook in found]
         copied = private_copy(model, share_parameters=not canonizers or bool(hooks), shared=stores)
@@ -59,6 +62,8 @@ def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = T
     if needs_values:
         _check_values(copied)
     for module in copied.modules():
+        if vars(module).pop(_NNSIGHT, None) is not None:
+            vars(module).pop("forward", None)
         if _keeps_cache(module):
             vars(module)["config"].use_cache = False
     copied, replaced = dequantize(copied)
