@@ -24,7 +24,6 @@ from lrpfx.errors import InputError, InputTypeError
 TABLE = Path(__file__).parents[2] / "docs" / "index.md"
 #: What an error says in a cell without a mark.
 REMEDIES = {
-    "one by one": r"lrpfx\.Explainer\(model\)\(graphs\)|each by itself",
     "in Python": "explained (as a data set )?in Python",
     "as tokens": "explainable module, with tokens",
 }
