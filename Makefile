@@ -10,7 +10,7 @@ CALLS ?= 10000
 MUTANTS ?= 450
 TORCH ?= 2.13.0
 
-.PHONY: demo demo-text gallery page report-page test test-core test-thorough test-programs test-ray test-torch test-oldest test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures uses documentation docs lint format clean
+.PHONY: demo demo-text gallery measured page report-page test test-core test-thorough test-programs test-ray test-torch test-oldest test-slow gpu kills test-examples sweep sweep-transformers sweep-differences formats modules runtimes bench fuzz mutants attacks scale load series detectors architecture citing pictures report-pictures uses documentation docs lint format clean
 
 # Install torch first and alone: on Linux, other ways of requesting it download gigabytes of CUDA libraries. Install torchvision
 # without dependencies, since it would replace that torch. The tests use only the ONNX files of rapidocr-onnxruntime, not its code,
@@ -46,6 +46,10 @@ demo-text: $(VENV)/linked
 gallery: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo.photo_gallery
 	$(BIN)/python benchmarks/region_perturbation.py --networks lite0 lite1 lite2 --document docs/gallery.md
+
+# Measure methods where the answer is known, in about an hour; writes the tables of docs/measured.md. A stopped run goes on.
+measured: $(VENV)/linked
+	$(BIN)/python benchmarks/measured.py
 
 # Draw a digit in the browser and see why the network classifies it as it does: http://localhost:8000/examples/javascript/
 page: demo
