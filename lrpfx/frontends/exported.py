@@ -569,11 +569,12 @@ class _Reader:
             names = [argument.name for argument in node.target._schema.arguments]
             bound = {**dict(zip(names, copied.args, strict=False)), **copied.kwargs}
             copied.target, copied.args, copied.kwargs = embedding_bag, (bound.pop("indices"),), bound
-        if node.target is aten.as_strided.default and (order := _order_in_memory(node)) is not None:
+        order = _order_in_memory(node) if node.target is aten.as_strided.default else None
+        if isinstance(source, fx.Node) and order is not None:
             with self.graph.inserting_before(copied):
-                source = self.graph.call_function(aten.permute.default, (copied.args[0], order))
-            source.meta = {**node.meta, "val": node.args[0].meta["val"].permute(order)}  # type: ignore[union-attr]
-            copied.target, copied.args = strided, (source, *copied.args[1:])
+                in_order = self.graph.call_function(aten.permute.default, (copied.args[0], order))
+            in_order.meta = {**node.meta, "val": source.meta["val"].permute(order)}
+            copied.target, copied.args = strided, (in_order, *copied.args[1:])
         if node.target is _FUNCTIONAL_BATCH_NORM:
             *tensors, momentum, eps = copied.args
             copied.target, copied.args = aten.batch_norm.default, (*tensors, False, momentum, eps, True)
