@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import known_inputs
@@ -341,18 +342,13 @@ MASKS, FINE = [RandomMasks(count=40)], [RandomMasks(count=40, block=4)]
 LOCAL = ["relevance_mass", "relevance_rank", "pointing_game"]
 TASKS: dict[str, Task] = {
     **{
-        f"mosaics_{name}": Task(
-            f"Mosaics of photographs, {title}",
-            lambda name=name: mosaics(name),
-            LOCAL,
-            OF_IMAGES,  # type: ignore[misc]
-        )
+        f"mosaics_{name}": Task(f"Mosaics of photographs, {title}", partial(mosaics, name), LOCAL, OF_IMAGES)
         for name, title in photographs.NETWORKS.items()
     },
     "photographs": Task("Squares of photographs, EfficientNet-Lite0", crops, MASKS, OF_IMAGES),
     "text_lines": Task("Lines of text, PP-OCR's classifier of angles", lines, [*MASKS, *LOCAL], OF_IMAGES),
-    "second": Task("A face in 24 × 24 pixels, MTCNN's R-Net", lambda: face("second", 24), FINE, OF_IMAGES),
-    "third": Task("A face in 48 × 48 pixels, MTCNN's O-Net", lambda: face("third", 48), FINE, OF_IMAGES),
+    "second": Task("A face in 24 × 24 pixels, MTCNN's R-Net", partial(face, "second", 24), FINE, OF_IMAGES),
+    "third": Task("A face in 48 × 48 pixels, MTCNN's O-Net", partial(face, "third", 48), FINE, OF_IMAGES),
     "shapes": Task("Shapes on noise, small convolutional networks", shapes, [*LOCAL, *MASKS], OF_IMAGES),
     "marked_digits": Task(
         "Digits with a planted mark, small convolutional networks", marked_digits, [*LOCAL, *MASKS], OF_IMAGES
@@ -363,7 +359,7 @@ TASKS: dict[str, Task] = {
     **{
         f"motifs_{network}": Task(
             f"A planted motif, {network}",
-            lambda network=network: planted_motifs(network),  # type: ignore[misc]
+            partial(planted_motifs, network),
             [*LOCAL, "deletion", RandomDeletion()],
             OF_VALUES,
         )

@@ -16,9 +16,9 @@ from lrpfx.measures.data import Data, invalid, names_of_groups
 from lrpfx.measures.evaluation import Evaluation, Score, measured
 from lrpfx.measures.image_data import ImageData
 from lrpfx.measures.intervals import interval, means, resampled_means
-from lrpfx.measures.methods import Methods, named_methods
+from lrpfx.measures.methods import BuiltMethods, named_methods
 from lrpfx.measures.metrics import Metric, as_metrics
-from lrpfx.measures.part_methods import DEFAULT, PartMethods
+from lrpfx.measures.part_methods import DEFAULT
 from lrpfx.measures.run import check_data, facts_of, methods_for
 from lrpfx.measures.trials import (
     best_of,
@@ -287,7 +287,7 @@ def _of(values: torch.Tensor) -> tuple[float, float, float]:
     return found.mean, found.low, found.high
 
 
-def _plausible(methods: Mapping[str, Any], data: Data, size: int) -> tuple[Methods | PartMethods, dict[str, str]]:
+def _plausible(methods: Mapping[str, Any], data: Data, size: int) -> tuple[BuiltMethods, dict[str, str]]:
     """The baseline and the methods whose maps of the first two inputs are plausible, and why the others are not."""
     built = methods_for(methods, data, size)
     rejected = {}
@@ -299,7 +299,7 @@ def _plausible(methods: Mapping[str, Any], data: Data, size: int) -> tuple[Metho
     return built.without(rejected), rejected
 
 
-def _check_plausible(built: Methods | PartMethods, name: str, numbers: Sequence[int]) -> None:
+def _check_plausible(built: BuiltMethods, name: str, numbers: Sequence[int]) -> None:
     """Raise `InputError` unless the maps of these inputs are plausible."""
     with torch.inference_mode(False), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", LrpfxWarning)

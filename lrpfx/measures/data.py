@@ -20,13 +20,17 @@ wrong_type = partial(InputTypeError, topic="evaluation")
 
 
 class Data(ABC):
-    """Inputs in `groups`, with `targets` and `masks`, or None. `sample_type`: what metrics get. `noun`: what an input is."""
+    """Inputs in `groups`, with `targets` and `masks`, or None. `sample_type`: what metrics get of each."""
 
     sample_type: ClassVar[type[Sample]]
-    noun: ClassVar[str]
     targets: Any
     groups: Sequence[Hashable] | None
     masks: Any
+
+    @property
+    @abstractmethod
+    def noun(self) -> str:
+        """What an input is."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -13,9 +13,8 @@ from lrpfx.datasets.engines import Engine
 from lrpfx.errors import nearest
 from lrpfx.measures.data import Data, invalid, names_of_groups
 from lrpfx.measures.intervals import Mean, means
-from lrpfx.measures.methods import Methods
+from lrpfx.measures.methods import BuiltMethods
 from lrpfx.measures.metrics import Metric, as_metrics
-from lrpfx.measures.part_methods import PartMethods
 from lrpfx.measures.run import check_data, methods_for, rows_of
 from lrpfx.pictures import Style
 from lrpfx.pictures.charts import ranges, stacked
@@ -254,7 +253,7 @@ def evaluate(
 
 
 def measured(
-    built: Methods | PartMethods,
+    built: BuiltMethods,
     metrics: Sequence[Metric],
     output: Any = None,
     engine: str | Engine = "embedded",

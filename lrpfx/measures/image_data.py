@@ -42,7 +42,6 @@ class ImageData(Data):
     """
 
     sample_type: ClassVar[type[Sample]] = ImageSample
-    noun: ClassVar[str] = "image"
     model: nn.Module
     images: torch.Tensor
     targets: Any = None
@@ -64,6 +63,11 @@ class ImageData(Data):
             if not (isinstance(self.masks, torch.Tensor) and self.masks.dtype is torch.bool):
                 object.__setattr__(self, "masks", _masks_of_boxes(self.masks, self.images.shape[2:]))
             self._check_masks(self.masks)
+
+    @property
+    def noun(self) -> str:
+        """What an input is: "image"."""
+        return "image"
 
     def __len__(self) -> int:
         return len(self.images)

@@ -5,13 +5,15 @@ import dataclasses
 import inspect
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn import functional
+from typing_extensions import Self
 
 from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothGrad
 from lrpfx.attribution.compute import attribute
@@ -19,10 +21,10 @@ from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_c
 from lrpfx.errors import add_note, nearest
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.captures import Captures
-from lrpfx.measures.data import check_model, classes_of, invalid, wrong_type
+from lrpfx.measures.data import Data, check_model, classes_of, invalid, wrong_type
 from lrpfx.measures.image_data import ImageData, outputs_of
 from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, pixels_of_blocks
-from lrpfx.measures.sample import KnownScores
+from lrpfx.measures.sample import KnownScores, Sample
 from lrpfx.measures.shuffling import with_shuffled_weights
 from lrpfx.request.outputs import are_probabilities
 
@@ -147,26 +149,87 @@ METHODS: tuple[str, ...] = (*COMPOSITES, *_FUNCTIONS, "grad_cam", "random")
 """The methods by name."""
 
 
-class Methods:
-    """Methods for one model and its images, ready to explain.
+class BuiltMethods(ABC):
+    """Methods for one model and its inputs, ready to explain.
 
-    `notes`: what was chosen for a method, by its name. `unit`: what prices count. `size`: how many images run together.
+    `notes`: what was chosen for a method, by its name. `unit`: what prices count. `size`: how many inputs, or copies of one,
+    run together.
     """
 
-    unit = "gradients"
+    unit: ClassVar[str]
+    data: Data
 
-    def __init__(self, methods: Any, data: ImageData, size: int = 16) -> None:
-        check_model(data.model)  # which may train since
-        self.data = data
+    def __init__(self, methods: Any, size: int) -> None:
         self.size = size
-        self._captured = Captures()
-        self._known: dict[int, KnownScores] | None = None  # of masks, by the number of the image
+        self._known: dict[int, KnownScores] | None = None  # of masks, by the number of the input
         self._take(methods)
 
     def _take(self, methods: Any) -> None:
         self.notes: dict[str, str] = {}
         self.named = named_methods(methods)
         self.explain = {name: self._built(name, method) for name, method in self.named.items()}
+
+    @abstractmethod
+    def _built(self, name: str, method: Any) -> Callable[..., Any]:
+        """What explains inputs by a method."""
+
+    def without(self, names: Container[str]) -> Self:
+        """The same without some methods."""
+        found = copy.copy(self)
+        for which in ("explain", "named", "notes"):
+            setattr(found, which, {name: one for name, one in getattr(self, which).items() if name not in names})
+        return found
+
+    def with_methods(self, methods: Any) -> Self:
+        """The same with other methods: they share captures and outputs of the model, and scores that are remembered."""
+        found = copy.copy(self)
+        found._take(methods)
+        return found
+
+    def remember_scores(self) -> None:
+        """Keep the scores of masks for further methods: of each mask a number, for as long as this lives."""
+        self._known = {}
+
+    def _known_scores(self, number: int) -> KnownScores:
+        """Where the scores of masks of an input are kept."""
+        return {} if self._known is None else self._known.setdefault(number, {})
+
+    @cached_property
+    @abstractmethod
+    def outputs(self) -> torch.Tensor:
+        """What the model returns for the inputs, (N, classes). `InputError` unless it is finite."""
+
+    @cached_property
+    def targets(self) -> torch.Tensor:
+        """The class to explain for each input, (N,)."""
+        return classes_of(self.data, self.outputs)
+
+    @abstractmethod
+    def first_maps(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
+        """The maps of some inputs, (n, ...)."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Do what happens at a first call, and is no part of the price."""
+
+    @abstractmethod
+    def samples(self, numbers: Sequence[int], ratios: Ratios) -> Iterator[tuple[Sample, torch.Tensor]]:
+        """Inputs, which run together, with their maps by all methods. `ratios`: takes times in the unit."""
+
+
+class Methods(BuiltMethods):
+    """Methods for images."""
+
+    unit = "gradients"
+
+    def __init__(self, methods: Any, data: ImageData, size: int = 16) -> None:
+        check_model(data.model)  # which may train since
+        self.data: ImageData = data
+        self._captured = Captures()
+        super().__init__(methods, size)
+
+    def _take(self, methods: Any) -> None:
+        super()._take(methods)
         self._with_other_weights: dict[int, list[Methods]] = {}
 
     def _built(self, name: str, method: Any) -> Explain:
@@ -183,13 +246,7 @@ class Methods:
             return self._of_composite(method)
         if isinstance(method, Explainer):
             return self._of_explainer(name, method)
-        if inspect.isclass(method) or not callable(method):
-            kind = method.__name__ if inspect.isclass(method) else type(method).__name__
-            raise wrong_type(
-                f"the method {name!r} is {kind}: a method is a name, a composite, an explainer, or a function of "
-                "(model, images, targets)"
-            )
-        return reporting(name, partial(method, model))
+        return partial(reporting(name, method, "(model, images, targets)"), model)
 
     def _of_composite(self, method: str | Composite) -> Explain:
         images = self.data.images
@@ -203,27 +260,9 @@ class Methods:
 
         return explain
 
-    def without(self, names: Container[str]) -> "Methods":
-        """The same without some methods."""
-        found = copy.copy(self)
-        found.explain = {name: one for name, one in self.explain.items() if name not in names}
-        found.named = {name: one for name, one in self.named.items() if name not in names}
-        found.notes = {name: one for name, one in self.notes.items() if name not in names}
-        return found
-
     def _of_explainer(self, name: str, explainer: Explainer[Any]) -> Explain:
         check_same_model(name, explainer, self.data.model)
         return of_batches(explainer)
-
-    def remember_scores(self) -> None:
-        """Keep the scores of masks for further methods: of each mask a number, for as long as this lives."""
-        self._known = {}
-
-    def with_methods(self, methods: Any) -> "Methods":
-        """The same with other methods: they share captures and outputs of the model, and scores that are remembered."""
-        found = copy.copy(self)
-        found._take(methods)
-        return found
 
     def first_maps(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """The maps of some images, (n, H, W)."""
@@ -234,11 +273,6 @@ class Methods:
     def outputs(self) -> torch.Tensor:
         """What the model returns for the images, (N, classes). `InputError` unless it is finite, and of two classes or more."""
         return outputs_of(self.data, self.size)
-
-    @cached_property
-    def targets(self) -> torch.Tensor:
-        """The class to explain for each image, (N,)."""
-        return classes_of(self.data, self.outputs)
 
     def warm_up(self) -> None:
         """Do what happens at a first call, and is no part of the price."""
@@ -266,7 +300,7 @@ class Methods:
                 self.size,
                 partial(self.maps_of_copies, target, number, self.size),
                 partial(self.with_other_weights, image[None], target[None], number),
-                {} if self._known is None else self._known.setdefault(number, {}),
+                self._known_scores(number),
             )
             yield sample, of_image
 
@@ -369,8 +403,13 @@ def of_batches(explainer: Explainer[Any]) -> Callable[[torch.Tensor, Any], torch
     return explain
 
 
-def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a user, whose errors say which one it is."""
+def reporting(name: str, function: Any, arguments: str) -> Callable[..., Any]:
+    """The function of a user, of `arguments`, whose errors say which one it is. `InputTypeError` for what is no method."""
+    if inspect.isclass(function) or not callable(function):
+        kind = function.__name__ if inspect.isclass(function) else type(function).__name__
+        raise wrong_type(
+            f"the method {name!r} is {kind}: a method is a name, a composite, an explainer, or a function of {arguments}"
+        )
 
     def explain(*given: Any) -> Any:
         try:

@@ -73,7 +73,7 @@ class PartData(Data):
             object.__setattr__(self, "masks", self._as_masks(self.masks, counts))
 
     @property
-    def noun(self) -> str:  # type: ignore[override]
+    def noun(self) -> str:
         """What an input is, such as "text"."""
         return self.parts.noun
 

@@ -1,8 +1,7 @@
 """Methods that explain inputs by their parts: by name, as composites, explainers or functions."""
 
 import copy
-import inspect
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from lrpfx.composites import Composite, is_composite
 from lrpfx.errors import add_note
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.measures.data import classes_of, invalid, wrong_type
-from lrpfx.measures.methods import Ratios, check_same_model, named_methods, reporting, timed
+from lrpfx.measures.data import invalid, wrong_type
+from lrpfx.measures.methods import BuiltMethods, Ratios, check_same_model, reporting, timed
 from lrpfx.measures.part_data import PartData
 from lrpfx.measures.sample import KnownScores, PartSample, remembered
 from lrpfx.request.outputs import are_probabilities
@@ -21,25 +20,15 @@ from lrpfx.request.outputs import are_probabilities
 DEFAULT = object()
 
 
-class PartMethods:
-    """Methods for inputs with parts, ready to explain.
-
-    `notes`: none. `unit`: what prices count. `size`: how many copies of an input run together.
-    """
+class PartMethods(BuiltMethods):
+    """Methods for inputs with parts."""
 
     unit = "forwards"
 
     def __init__(self, methods: Any, data: PartData, size: int = 16) -> None:
         data.parts.check()
-        self.data = data
-        self.size = size
-        self.notes: dict[str, str] = {}
-        self._known: dict[int, KnownScores] | None = None  # of masks, by the number of the input
-        self._take(methods)
-
-    def _take(self, methods: Any) -> None:
-        self.named = named_methods(methods)
-        self.explain = {name: self._built(name, method) for name, method in self.named.items()}
+        self.data: PartData = data
+        super().__init__(methods, size)
 
     def _built(self, name: str, method: Any) -> Callable[[int, int], Any]:
         """What gives the relevance of the input of this number for a class."""
@@ -57,37 +46,14 @@ class PartMethods:
             if hasattr(self.data.parts, "model"):
                 check_same_model(name, method, self.data.parts.model)
             explain = self.data.parts.by_explainer(method)
-        elif inspect.isclass(method) or not callable(method):
-            kind = method.__name__ if inspect.isclass(method) else type(method).__name__
-            raise wrong_type(
-                f"the method {name!r} is {kind}: a method is a name, a composite, an explainer, or a function "
-                "of (input, target)"
-            )
         else:
-            explain = _of_copies(reporting(name, method))
+            explain = _of_copies(reporting(name, method, "(input, target)"))
         return lambda number, target: explain(self.data.inputs[number], target)
 
     def _occlusion(self, number: int, target: int) -> torch.Tensor:
         count = self.data.count_of(number)
         scores = self._scores(number, target)(torch.cat([torch.zeros(1, count), torch.eye(count)]).bool())
         return scores[0] - scores[1:]
-
-    def without(self, names: Container[str]) -> "PartMethods":
-        """The same without some methods."""
-        found = copy.copy(self)
-        found.explain = {name: one for name, one in self.explain.items() if name not in names}
-        found.named = {name: one for name, one in self.named.items() if name not in names}
-        return found
-
-    def remember_scores(self) -> None:
-        """Keep the scores of masks for further methods: of each mask a number, for as long as this lives."""
-        self._known = {}
-
-    def with_methods(self, methods: Any) -> "PartMethods":
-        """The same with other methods: they share outputs of the model, and scores that are remembered."""
-        found = copy.copy(self)
-        found._take(methods)
-        return found
 
     def first_maps(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """The relevance of the parts of some inputs, (n, parts); where one has fewer, the rest is 0."""
@@ -128,13 +94,8 @@ class PartMethods:
                 maps.append(found)
                 ratios[name].append(taken / unit)
             mask = None if self.data.masks is None else self.data.masks[number][None]
-            known = {} if self._known is None else self._known.setdefault(number, {})
-            yield PartSample(number, mask, partial(_remembered, known, scores)), torch.stack(maps)[:, None]
-
-    @cached_property
-    def targets(self) -> torch.Tensor:
-        """The class to explain for each input, (N,)."""
-        return classes_of(self.data, self.outputs)
+            remembering = partial(_remembered, self._known_scores(number), scores)
+            yield PartSample(number, mask, remembering), torch.stack(maps)[:, None]
 
     @cached_property
     def outputs(self) -> torch.Tensor:

@@ -16,7 +16,7 @@ from lrpfx.errors import ArtefactError, first_lines, os_errors
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import Data, wrong_type
 from lrpfx.measures.image_data import ImageData
-from lrpfx.measures.methods import Methods, Ratios
+from lrpfx.measures.methods import BuiltMethods, Methods, Ratios
 from lrpfx.measures.metrics import Metric
 from lrpfx.measures.part_data import PartData
 from lrpfx.measures.part_methods import PartMethods
@@ -57,7 +57,7 @@ def check_data(data: Any) -> None:
         )
 
 
-def methods_for(methods: Any, data: Data, size: int) -> Methods | PartMethods:
+def methods_for(methods: Any, data: Data, size: int) -> BuiltMethods:
     """The methods, ready to explain the inputs. `size`: how many run together."""
     with torch.inference_mode(False):  # copies of parameters that gradients pass
         if isinstance(data, ImageData):
@@ -68,10 +68,10 @@ def methods_for(methods: Any, data: Data, size: int) -> Methods | PartMethods:
 class _Measured:
     """What gives the rows of some inputs. It goes to other processes without what is compiled, which is made anew there."""
 
-    def __init__(self, built: Methods | PartMethods, metrics: Sequence[Metric]) -> None:
+    def __init__(self, built: BuiltMethods, metrics: Sequence[Metric]) -> None:
         self.given = built.named, built.data, built.size, built.outputs
         self.metrics = metrics
-        self.built: Methods | PartMethods | None = built
+        self.built: BuiltMethods | None = built
         self.is_warm = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class _Measured:
 
 
 def rows_of(
-    built: Methods | PartMethods,
+    built: BuiltMethods,
     metrics: Sequence[Metric],
     output: Any,
     engine: str | Engine,
@@ -135,7 +135,7 @@ def _each(measured: _Measured, parts: Sequence[Sequence[int]], engine: Engine) -
     return engine.mapped(measured, parts) if isinstance(engine, RayEngine) else map(measured, parts)
 
 
-def facts_of(built: Methods | PartMethods, metrics: Sequence[Metric]) -> dict[str, Any]:
+def facts_of(built: BuiltMethods, metrics: Sequence[Metric]) -> dict[str, Any]:
     """What decides on the numbers, as plain data; rows have the methods in their order."""
     methods = [[name, _fact_of(method)] for name, method in built.named.items()]
     measured_by = [fingerprint_of_value(one) for one in metrics]

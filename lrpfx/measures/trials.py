@@ -73,7 +73,7 @@ def run_trials(
         try:
             why, value = None, None
             try:
-                method = _method_of(space, trial)
+                method = method_of(space, trial)
             except (LrpfxError, optuna.TrialPruned) as error:
                 why = _reason(error)
             else:
@@ -92,12 +92,8 @@ def run_trials(
             raise
 
 
-def method_of(space: Callable[[Any], Any], trial: "FrozenTrial") -> Any:
-    """The method of a finished trial, made anew from its values."""
-    return _method_of(space, trial)
-
-
-def _method_of(space: Callable[[Any], Any], trial: Any) -> Any:
+def method_of(space: Callable[[Any], Any], trial: Any) -> Any:
+    """The method of a trial; of a finished one, it is made anew from its values."""
     try:
         return space(trial)
     except Exception as error:
@@ -132,10 +128,10 @@ def reasons(trials: Sequence["FrozenTrial"]) -> dict[str, str]:
 
 def best_of(trials: Sequence["FrozenTrial"]) -> "FrozenTrial":
     """The trial with the largest value, the first of several. `InputError` if all were left out."""
-    scored = [one for one in trials if one.value is not None]
+    scored = [(one.value, one) for one in trials if one.value is not None]
     if not scored:
         raise invalid("every trial was left out: " + "; ".join(f"{name}: {why}" for name, why in reasons(trials).items()))
-    return max(scored, key=lambda one: float(one.value))  # type: ignore[arg-type]
+    return max(scored, key=lambda pair: pair[0])[1]
 
 
 def comparisons(study: "Study", trial: "FrozenTrial") -> int:
