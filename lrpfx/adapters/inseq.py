@@ -1,4 +1,4 @@
-"""LRP as an attribution method of inseq, under the name "lrp". Needs inseq: pip install inseq."""
+"""LRP as an attribution method of inseq, under the name "lrp". Needs inseq: pip install 'lrpfx[inseq]'."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from lrpfx.support.optional_packages import optional_package
 
 __all__ = ["LRPAttribution"]
 
-_methods = optional_package("inseq.attr.feat.gradient_attribution", "lrpfx.adapters.inseq", install="inseq")
-_steps = optional_package("inseq.attr.step_functions", "lrpfx.adapters.inseq", install="inseq")
+_methods = optional_package("inseq.attr.feat.gradient_attribution", "lrpfx.adapters.inseq", extra="inseq")
+_steps = optional_package("inseq.attr.step_functions", "lrpfx.adapters.inseq", extra="inseq")
 _Registry: Any = _methods.GradientAttributionRegistry
 
 #: What relevance explains, in inseq's words.

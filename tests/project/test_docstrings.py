@@ -202,6 +202,11 @@ def test_each_name_of_the_package_has_a_place_in_the_reference():
     assert expected <= placed, sorted(expected - placed)
 
 
+def test_each_adapter_is_among_the_public_modules():
+    """Those that need a package which is not installed are left out: here are all packages."""
+    assert {f"lrpfx.adapters.{name}" for name in lrpfx.adapters.__all__} <= set(namespaces())
+
+
 @functools.cache
 def source():
     """The package as the reference reads it, without importing."""

@@ -10,20 +10,20 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import lrpfx
+from lrpfx.errors import InputError
 
 #: members of a class that have docstrings
 _MEMBERS = (FunctionType, property, classmethod, staticmethod, functools.cached_property)
 
 
 def namespaces() -> dict[str, ModuleType]:
-    """The public modules by dotted name, the package first."""
+    """The public modules by dotted name, the package first; without those that need a package which is not installed."""
     found: dict[str, ModuleType] = {}
     waiting: list[tuple[str, ModuleType]] = [("lrpfx", lrpfx)]
     while waiting:
         name, module = waiting.pop(0)
         found[name] = module
-        exported = [(one, getattr(module, one)) for one in sorted(module.__all__)]
-        waiting += [(f"{name}.{one}", value) for one, value in exported if isinstance(value, ModuleType)]
+        waiting += [(f"{name}.{one}", value) for one, value in _exported(module) if isinstance(value, ModuleType)]
     return found
 
 
@@ -37,10 +37,10 @@ def public_names() -> Iterator[tuple[str, Any]]:
     """
     modules = namespaces()
     exported = [
-        (f"{namespace}.{name}", getattr(module, name))
+        (f"{namespace}.{name}", value)
         for namespace, module in modules.items()
-        for name in sorted(module.__all__)
-        if not isinstance(getattr(module, name), ModuleType)
+        for name, value in _exported(module)
+        if not isinstance(value, ModuleType)
     ]
     classes = {value for _, value in exported if inspect.isclass(value)}
     yield from modules.items()
@@ -48,6 +48,16 @@ def public_names() -> Iterator[tuple[str, Any]]:
         yield name, value
         if inspect.isclass(value):
             yield from ((f"{name}.{member}", one) for member, one in _members(value, classes))
+
+
+def _exported(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """What a module has in its `__all__`, as far as its packages are installed."""
+    for name in sorted(module.__all__):
+        try:
+            yield name, getattr(module, name)
+        except InputError as error:
+            if error.topic != "missing-package":
+                raise
 
 
 def _members(owner: type, public: set[type]) -> Iterator[tuple[str, Any]]:
