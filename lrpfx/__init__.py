@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from lrpfx.attribution.compute import Attribution, attribute
     from lrpfx.attribution.condition_module import condition
+    from lrpfx.attribution.ledger import Ledger, ledger
     from lrpfx.attribution.training import backward_through_relevance
     from lrpfx.attribution.weights import relevance_of_weights
     from lrpfx.concepts.circuit import Circuit, circuits
@@ -63,14 +64,13 @@ if TYPE_CHECKING:
     from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
     from lrpfx.measures.choice import Choice, choose
     from lrpfx.measures.evaluation import Evaluation, evaluate
-    from lrpfx.pages.report import report
     from lrpfx.pipeline import Captured, capture, node_names, transform
     from lrpfx.reports.assignment import assignment
     from lrpfx.reports.check import Report, check
     from lrpfx.reports.comparison import Comparison, compare
     from lrpfx.reports.drawing import draw, to_networkx
     from lrpfx.reports.history import history
-    from lrpfx.reports.ledger import Ledger, ledger
+    from lrpfx.reports.pages.report import report
     from lrpfx.request.boxes import Box
     from lrpfx.request.regions import Region
 
@@ -80,7 +80,7 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "passes")):
 
 #: module -> the public names in it; modules are imported when one is first used, since torch takes long to import
 _NAMES_IN = {
-    "reports.ledger": ("Ledger", "ledger"),
+    "attribution.ledger": ("Ledger", "ledger"),
     "deploy.artefact": ("load", "package", "save", "sign"),
     "deploy.runner": ("Runner",),
     "attribution": ("Attribution", "attribute", "backward_through_relevance", "condition", "relevance_of_weights"),
@@ -101,7 +101,7 @@ _NAMES_IN = {
     "request.regions": ("Region",),
     "measures.choice": ("Choice", "choose"),
     "measures.evaluation": ("Evaluation", "evaluate"),
-    "pages.report": ("report",),
+    "reports.pages.report": ("report",),
     "explanation.detections": ("DetectionExplanation",),
     "explanation.explainer": ("Explainer", "explain", "explain_generation"),
     "explanation.explanation": ("Explanation", "Explanations"),

@@ -2,7 +2,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { build } from "esbuild";
 
-const output = process.argv[2] ?? "../lrpfx/pages";
+const output = process.argv[2] ?? "../lrpfx/reports/pages";
 const licences = ["dagre", "graphlib"].map((name) => {
   const folder = `node_modules/@dagrejs/${name}`;
   const { version } = JSON.parse(readFileSync(`${folder}/package.json`, "utf8"));

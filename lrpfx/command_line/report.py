@@ -36,8 +36,8 @@ from lrpfx.command_line.options import (
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.pages.report import SUFFIXES
-from lrpfx.pages.report import report as report_on
+from lrpfx.reports.pages.report import SUFFIXES
+from lrpfx.reports.pages.report import report as report_on
 from lrpfx.request.regions import Region
 from lrpfx.support.files import check_place
 from lrpfx.support.numbers import counted

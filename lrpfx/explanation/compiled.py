@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.ledger import Ledger, ledger
 from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
@@ -20,7 +21,6 @@ from lrpfx.ir.guards import FixedSizes, SharedSize, SizeCondition
 from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
-from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.channels import kind_of
 from lrpfx.request.classes import index_of
 from lrpfx.request.outputs import OutputSelector, final_probabilities_of, index_of_place, select_output

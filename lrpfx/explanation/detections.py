@@ -24,7 +24,6 @@ from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.boxes import with_boxes
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.pipeline import transform
-from lrpfx.reports.history import history
 from lrpfx.request.boxes import EDGES, SCORE, Box, as_box
 from lrpfx.request.candidates import Candidates, Corners
 from lrpfx.request.targets import ForEach, Target, as_target
@@ -114,7 +113,7 @@ class CompiledDetector(CompiledModel):
     @property
     def has_fixed_sizes(self) -> bool:
         """Whether it takes images of one size alone: torch.export fixes it."""
-        return any(one.stage == "capture" and one.name == "export" for one in history(self.explain_model))
+        return any(one.stage == "capture" and one.name == "export" for one in self.explain_model.compiled.history)
 
     def placed(self, inputs: Any) -> Any:
         placed = super().placed(inputs)

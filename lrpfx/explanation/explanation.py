@@ -14,6 +14,7 @@ from PIL import Image
 from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
+from lrpfx.attribution.ledger import Ledger
 from lrpfx.errors import InputError, InputTypeError, first_lines, os_errors, printable
 from lrpfx.explanation.answers import (
     Answer,
@@ -33,7 +34,6 @@ from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
 from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.sheets import Legend
 from lrpfx.pictures.style import Style, StyleSettings, styled
-from lrpfx.reports.ledger import Ledger
 from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class, Target, as_target
 from lrpfx.support.files import as_path, written

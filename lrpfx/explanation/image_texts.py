@@ -11,6 +11,7 @@ from torch import nn
 
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.ledger import Ledger
 from lrpfx.errors import InputError, InputTypeError, first_lines
 from lrpfx.explanation.answers import Array
 from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, as_array, keep_origin
@@ -21,7 +22,6 @@ from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText
 from lrpfx.images.entry_places import EntryPlaces, entry_places
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, photographs
-from lrpfx.reports.ledger import Ledger
 from lrpfx.request.targets import Target
 from lrpfx.text.scores import chosen_embeddings
 

@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 
 from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.ledger import Ledger
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
 from lrpfx.explanation.arrays import numbers_of_frame
@@ -41,7 +42,6 @@ from lrpfx.images.opening import Photograph, as_photographs, as_seen, photograph
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
-from lrpfx.reports.ledger import Ledger
 from lrpfx.request.layouts import channel_dimension
 from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved

@@ -1,1 +1,1 @@
-"""Reports on a model and its relevance."""
+"""Reports on a model and its relevance: tables, drawings, and interactive pages of HTML."""

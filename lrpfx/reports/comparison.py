@@ -13,10 +13,10 @@ from torch import nn
 from lrpfx import pictures
 from lrpfx.attribution.arguments import Inputs
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.ledger import Ledger, ledger
 from lrpfx.errors import InputError
 from lrpfx.ir.node import floating_tensors
 from lrpfx.reports.assignment import assignment
-from lrpfx.reports.ledger import Ledger, ledger
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.places import has_classes, largest_classes
 from lrpfx.request.targets import TargetLike

@@ -9,9 +9,9 @@ import graphviz
 import networkx as nx
 from torch import fx, nn
 
+from lrpfx.attribution.ledger import PARTS, Ledger
 from lrpfx.errors import InputError, LrpfxError
 from lrpfx.ir.node import NodeInfo, Role, identities, node_info, nodes_in, support_label
-from lrpfx.reports.ledger import PARTS, Ledger
 from lrpfx.runtime.explain_module import explainable, rule_module_of
 from lrpfx.runtime.rule_table import GRADIENT, INPUT, NEUTRAL, OUTPUT, rule_label
 from lrpfx.support.html import NEGATIVE, POSITIVE

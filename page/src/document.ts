@@ -1,4 +1,4 @@
-// The data of a report, as lrpfx/pages/ writes it.
+// The data of a report, as lrpfx/reports/pages/ writes it.
 
 /** A number, or the text of one that JSON does not have, such as "NaN". */
 export type Figure = number | string;

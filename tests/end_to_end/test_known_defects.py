@@ -309,7 +309,7 @@ def test_relevance_through_normalization_and_attention_is_accounted_for(layer):
     seed = torch.rand(2, 3, 4)
     accounts, result = lrpfx.ledger(explain_model, x, seed), lrpfx.attribute(explain_model, x, seed)
     assert accounts.unexplained <= 1e-9 and abs(accounts.balance) <= 1e-9 * accounts.seed_magnitude
-    absorbed = sum(accounts.total(part) for part in lrpfx.reports.ledger.PARTS)
+    absorbed = sum(accounts.total(part) for part in lrpfx.attribution.ledger.PARTS)
     assert_close(result.relevance.sum() + absorbed, seed.sum(), 1e-9)
     leaf = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(leaf), leaf, seed)

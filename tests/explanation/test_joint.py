@@ -11,8 +11,8 @@ from PIL import Image
 from torch import nn
 
 import lrpfx
+from lrpfx.attribution.ledger import PARTS
 from lrpfx.composites import EpsilonPlus
-from lrpfx.reports.ledger import PARTS
 
 
 class Questions(nn.Module):

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 import lrpfx
 from lrpfx import passes, rules, types
+from lrpfx.attribution.ledger import PARTS
 from lrpfx.composites import EpsilonPlus
 from lrpfx.concepts import receptive_fields
 from lrpfx.ir.node import floating_tensors, map_arguments, node_info
@@ -22,7 +23,6 @@ from lrpfx.operators.row import row as row_of
 from lrpfx.operators.samples import Fixed, Signal, Weight, call, signal
 from lrpfx.operators.signs import of_input
 from lrpfx.pipeline import normal_form
-from lrpfx.reports.ledger import PARTS
 from lrpfx.support.dotted_paths import dotted_path, resolve_path
 
 #: Functions stand alone here, and rules may leave an operand out.

@@ -97,7 +97,7 @@ def test_contents(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"lrpfx"}
     assert {"lrpfx/py.typed", "lrpfx/passes/rewrite/rewrite.py", "lrpfx/demo/__main__.py"} <= set(names)
-    assert {f"lrpfx/pages/{name}" for name in ("page.js", "page.css", "LICENCES.txt")} <= set(names)
+    assert {f"lrpfx/reports/pages/{name}" for name in ("page.js", "page.css", "LICENCES.txt")} <= set(names)
     modules = {name.replace("passes/", "lrpfx/passes/", 1) if name.startswith("passes/") else name for name in sources()}
     modules = {name for name in modules if name.startswith("lrpfx/") and name.endswith(".py")}
     assert modules == {name for name in names if name.endswith(".py")}, "a folder is missing in [tool.setuptools]"
@@ -117,7 +117,7 @@ def test_metadata(wheel):
         for name in message.get_all("License-File"):
             (path,) = [one for one in archive.namelist() if one.endswith(f"dist-info/licenses/{name}")]
             assert archive.read(path) == (ROOT / name).read_bytes()
-    assert set(message.get_all("License-File")) == {"LICENSE", "lrpfx/pages/LICENCES.txt"}
+    assert set(message.get_all("License-File")) == {"LICENSE", "lrpfx/reports/pages/LICENCES.txt"}
     source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
     addresses = dict(one.split(", ") for one in message.get_all("Project-URL"))
     assert set(addresses) == {"Source", "Documentation", "Changelog", "Issues"}

@@ -46,7 +46,7 @@ _NAMES = {
     "lrpfx": "canonizers composites pipeline",
     "lrpfx/adapters/virelay": "__init__ arrays",
     "lrpfx/attribution": (
-        "arguments attributors cache computation cut_inputs experts infinite_masks plausibility recorders summary"
+        "arguments attributors cache computation cut_inputs experts infinite_masks ledger plausibility recorders summary"
     ),
     "lrpfx/concepts": (
         "attribution_graphs collection collector patching rankings reach receptive_fields references shares windows"
@@ -65,7 +65,7 @@ _NAMES = {
         "activations attention complex_numbers contractions embedding functions layer linear normalization pooling "
         "products recurrent reductions resizing scans selection signs statistics sums table views"
     ),
-    "lrpfx/reports": "check comparison ledger",
+    "lrpfx/reports": "check comparison",
     "lrpfx/request": "conditions explained_output layouts mixtures outputs question reduction targets targets_of_samples",
     "lrpfx/rules": "formulas modifiers ratios recurrent shortcuts stabilizer template",
     "lrpfx/runtime": "compiled_graph explain_module fingerprints layer_call multipliers propagation rule_table ruled_operation",

@@ -20,8 +20,8 @@ from helpers import randomize_batch_norm
 from torch import nn
 
 import lrpfx
+from lrpfx.attribution.ledger import PARTS
 from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonGammaBox, EpsilonPlus
-from lrpfx.reports.ledger import PARTS
 
 COMPOSITES = {
     "EpsilonPlus": EpsilonPlus,

@@ -15,14 +15,14 @@ import pytest
 import torch
 from browsers import assert_silent, chromium, needs_chromium, ready
 from helpers import ROOT, Layered
-from pages.test_encoding import mean_over
-from pages.test_report import of_equal_names
 from reports.test_drawing import clashing
+from reports.test_encoding import mean_over
+from reports.test_report import of_equal_names
 from tools import report_pictures
 
 import lrpfx
 from lrpfx.demo import photographs
-from lrpfx.pages.report import document
+from lrpfx.reports.pages.report import document
 
 pytestmark = pytest.mark.examples
 
@@ -543,7 +543,7 @@ def test_a_frame_shows_what_the_model_saw(browser, two_composites):
 
 @needs_chromium
 def test_the_map_is_read_by_pointing_at_it(browser, two_composites):
-    from pages.test_encoding import unpacked
+    from reports.test_encoding import unpacked
     from selenium.webdriver.common.action_chains import ActionChains
 
     path, data = two_composites
@@ -718,7 +718,7 @@ def test_a_resnet_50_is_small_and_soon_ready(browser, folder):
 
 @needs_chromium
 def test_the_path_of_a_word(browser, folder):
-    from pages.test_encoding import unpacked
+    from reports.test_encoding import unpacked
 
     found = report_pictures.of_a_sentence()
     data = document(found)
@@ -997,4 +997,4 @@ def test_the_script_is_that_of_its_source(page_modules, tmp_path):
         assert run.returncode == 0, run.stdout + run.stderr
     assert sorted(os.listdir(tmp_path)) == ["LICENCES.txt", "page.css", "page.js"]
     for name in os.listdir(tmp_path):
-        assert (tmp_path / name).read_text() == (ROOT / "lrpfx" / "pages" / name).read_text(), name
+        assert (tmp_path / name).read_text() == (ROOT / "lrpfx" / "reports" / "pages" / name).read_text(), name

@@ -11,8 +11,8 @@ from lrpfx.attribution.compute import Attribution
 from lrpfx.explanation.compiled import as_array
 from lrpfx.ir.kinds import Activation, LayerNorm, RMSNorm
 from lrpfx.ir.node import Role, bottlenecks, node_info
-from lrpfx.pages.encoding import Array, Packed, packed
-from lrpfx.pages.questions import Query
+from lrpfx.reports.pages.encoding import Array, Packed, packed
+from lrpfx.reports.pages.questions import Query
 from lrpfx.request.question import Question
 from lrpfx.text.scores import of_attribution
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from explanation.test_sentences import Tokenizer, classifier
 from helpers import Layered, small_net
-from pages.test_encoding import unpacked
 from reports.test_drawing import clashing
+from reports.test_encoding import unpacked
 from torch import nn
 
 import lrpfx
+from lrpfx.attribution.ledger import PARTS
 from lrpfx.composites import AttnLRP, EpsilonPlus, EpsilonPlusFlat, LayerMapComposite
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.compiled import origin_of
-from lrpfx.pages.accounts import recorded
-from lrpfx.pages.questions import NO_MODEL, Query
-from lrpfx.pages.report import document, page, report
-from lrpfx.reports.ledger import PARTS
+from lrpfx.reports.pages.accounts import recorded
+from lrpfx.reports.pages.questions import NO_MODEL, Query
+from lrpfx.reports.pages.report import document, page, report
 from lrpfx.request.targets import as_target
 from lrpfx.rules import AlphaBeta, Epsilon, Gamma
 
@@ -413,7 +413,7 @@ def assert_packed(found, expected):
 
 @pytest.mark.parametrize(("passes", "traced"), [(5, []), (6, [3]), (13, [0, 3]), (23, [0, 2, 3]), (24, [0, 1, 2, 3])])
 def test_paths_of_long_texts_are_followed_in_some_layers(passes, traced, monkeypatch):
-    monkeypatch.setattr("lrpfx.pages.word_paths.MOST_PASSES", passes)
+    monkeypatch.setattr("lrpfx.reports.pages.word_paths.MOST_PASSES", passes)
     explainer = lrpfx.Explainer(classifier(), tokenizer=Tokenizer(), composite=AttnLRP())
     (view,) = document(explainer("the film was good", "great"))["views"]
     assert len(view["path"]) == 4

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from lrpfx.pages.accounts import accounts
-from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import NO_MODEL, Questions, invalid, wrong_type
+from lrpfx.attribution.ledger import PARTS
 from lrpfx.pictures import colors_of
 from lrpfx.pictures.colors import DEFAULT
-from lrpfx.reports.ledger import PARTS
+from lrpfx.reports.pages.accounts import accounts
+from lrpfx.reports.pages.graphs import GraphData
+from lrpfx.reports.pages.questions import NO_MODEL, Questions, invalid, wrong_type
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.support.files import as_path, written
 from lrpfx.support.numbered_names import numbered
@@ -142,7 +142,7 @@ def _json(data: Any) -> str:
 @cache
 def _asset(name: str) -> str:
     """A file of the page, as `make report-page` built it from page/."""
-    return files("lrpfx.pages").joinpath(name).read_text(encoding="utf-8")
+    return files("lrpfx.reports.pages").joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

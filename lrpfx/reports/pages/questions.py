@@ -24,8 +24,8 @@ from lrpfx.explanation.series import SeriesExplanation
 from lrpfx.explanation.tables import TableExplanation
 from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images.opening import as_photographs
-from lrpfx.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.pictures import scale_of, smoothed
+from lrpfx.reports.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Class, Classes, Largest, Target, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable

@@ -9,13 +9,13 @@ import torch
 from torch import fx
 
 from lrpfx.attribution.compute import attribute
+from lrpfx.attribution.ledger import PARTS, Ledger, ledger, objection
 from lrpfx.explanation.compiled import as_array, check_same
 from lrpfx.ir.node import data_calls, node_info
-from lrpfx.pages.encoding import Array, Packed, figure, packed, reduced
-from lrpfx.pages.graphs import GraphData
-from lrpfx.pages.questions import Query, View
-from lrpfx.pages.word_paths import layers_of_words, steps_of_words
-from lrpfx.reports.ledger import PARTS, Ledger, ledger, objection
+from lrpfx.reports.pages.encoding import Array, Packed, figure, packed, reduced
+from lrpfx.reports.pages.graphs import GraphData
+from lrpfx.reports.pages.questions import Query, View
+from lrpfx.reports.pages.word_paths import layers_of_words, steps_of_words
 from lrpfx.request.layouts import channel_dimension
 
 THUMBNAIL = 28  # pixels of each side, at most

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from lrpfx.pages.encoding import figure, packed, reduced
+from lrpfx.reports.pages.encoding import figure, packed, reduced
 
 
 def unpacked(data):

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import rules
+from lrpfx.attribution.ledger import LARGEST, PARTS, Entry, Ledger
 from lrpfx.composites import COMPOSITES, CPLRP, AttnLRP, EpsilonGammaBox, EpsilonPlus, GuidedBackprop, LayerMapComposite
 from lrpfx.core import BasicHook, Hook
-from lrpfx.reports.ledger import LARGEST, PARTS, Entry, Ledger
 from lrpfx.rules.ratios import FirstGradient
 from lrpfx.support.html import NEGATIVE, POSITIVE
 from lrpfx.types import Activation, Linear, Softmax, Sum
