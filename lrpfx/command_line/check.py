@@ -2,10 +2,10 @@
 
 import typer
 
+import lrpfx
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of
 from lrpfx.command_line.terminal import in_options, say, say_data, stages
-from lrpfx.reports.check import check as report_on
 from lrpfx.support.tensors import on_device_of
 
 
@@ -24,7 +24,7 @@ def check(
         module = given.module("check")
         example = on_device_of(module, example_of(shape, given.preprocess))
         shown.begin("checking")
-        report = report_on(module, rules.chosen_or_default(given.preprocess), example_inputs=example)
+        report = lrpfx.check(module, rules.chosen_or_default(given.preprocess), example_inputs=example)
     say(in_options(str(report)))
     say_data(report.to_dict())
     if not report.ok:

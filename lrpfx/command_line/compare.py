@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
+import lrpfx
 from lrpfx.command_line.image_files import opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.options import MODEL, ModelOptions, check_alone, check_composite, class_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import format_of_picture, save_picture
-from lrpfx.reports.comparison import compare as compared
 from lrpfx.support.files import check_place
 
 
@@ -80,7 +80,7 @@ def compare(
             found.append((explainer.explain_model, explanation))
         shown.begin("comparing")
         (one, explanation), (another, _) = found
-        comparison = compared(one, another, explanation.input[None], wanted)
+        comparison = lrpfx.compare(one, another, explanation.input[None], wanted)
     if output is not None:
         save_picture(comparison.picture(), output)
     say(f"relevance for {explanation.target}")

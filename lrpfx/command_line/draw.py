@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
-from lrpfx import transform
+import lrpfx
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import DEVICE, MODEL, SHAPE, WEIGHTS, CompositeOptions, example_of, invalid
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError, os_errors
 from lrpfx.reports.drawing import RulePicture
-from lrpfx.reports.drawing import draw as drawing_of
 from lrpfx.support.files import check_place, written
 from lrpfx.support.numbers import counted
 from lrpfx.support.tensors import on_device_of
@@ -49,9 +48,9 @@ def draw(
         example = on_device_of(module, example_of(shape, given.preprocess))
         shown.begin("transforming")
         chosen = rules.chosen_or_default(given.preprocess)
-        explain_model = transform(module, chosen, example_inputs=example)
+        explain_model = lrpfx.transform(module, chosen, example_inputs=example)
         shown.begin("drawing")
-        picture = drawing_of(explain_model, depth=depth).pipe(format=form)
+        picture = lrpfx.draw(explain_model, depth=depth).pipe(format=form)
         with os_errors(InputError, output, "written"):
             written(output, picture)
     say_data({"file": output, "composite": explain_model.composite})

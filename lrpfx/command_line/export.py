@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from lrpfx import transform
+import lrpfx
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import (
     MODEL,
@@ -89,7 +89,7 @@ def export(
         wanted = ",".join(map(str, example.shape))
         raise invalid(f"{model} cannot run on an input of shape {wanted}: {first_lines(error)}") from error
     with stages("tracing the model"):
-        explain_model = transform(module, chosen, example_inputs=example, input_range=input_range)
+        explain_model = lrpfx.transform(module, chosen, example_inputs=example, input_range=input_range)
         for name, of_reference in explain_model.reference_names.items():
             raise invalid(
                 f"{chosen} explains differences from a reference, which is an input of the program that this command does not "

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lrpfx import Captured, capture
+import lrpfx
 from lrpfx.command_line.options import ImageOptions, categories_in, device_named, errors_of_device
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
@@ -136,10 +136,10 @@ class NamedModel:
         return first if first in (1, 3) else 3
 
 
-def graph_of(model: nn.Module, preprocess: Callable[..., Any], image: Image.Image) -> Captured:
+def graph_of(model: nn.Module, preprocess: Callable[..., Any], image: Image.Image) -> lrpfx.Captured:
     """The graph of a model for images like this one, which several composites share."""
     input, _ = Preprocessing(preprocess).prepared(image)
-    return capture(model, on_device_of(model, input[None], True))
+    return lrpfx.capture(model, on_device_of(model, input[None], True))
 
 
 def model_named(

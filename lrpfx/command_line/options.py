@@ -14,8 +14,8 @@ import torch
 import typer
 from PIL import Image
 
+import lrpfx
 from lrpfx.command_line.terminal import results_alone
-from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, composite_class, composite_named
 from lrpfx.deploy.artefact import suffixes
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
 from lrpfx.explanation.default_composite import ByContent
@@ -45,7 +45,7 @@ class Interpolation(Enum):
 
 
 def _composites(incomplete: str) -> Iterator[str]:
-    names = [*COMPOSITES, *(composite.__name__ for composite in COMPOSITES.values())]
+    names = [*lrpfx.composites.COMPOSITES, *(composite.__name__ for composite in lrpfx.composites.COMPOSITES.values())]
     return (name for name in names if name.startswith(incomplete))
 
 
@@ -155,7 +155,7 @@ class CompositeOptions:
         else:
             check_composite(self.composite, self.setting)
 
-    def chosen(self, preprocess: Callable[..., Any] | None) -> Composite | None:
+    def chosen(self, preprocess: Callable[..., Any] | None) -> lrpfx.composites.Composite | None:
         """The composite that is named; None where `lrpfx explain` chooses one for the model."""
         if self.composite is None and self.setting:
             raise invalid("--set is for the settings of a --composite")
@@ -171,7 +171,7 @@ class CompositeOptions:
             finite_number("--reference", one)
         return references[0] if references and len(references) == 1 else references or None
 
-    def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> Composite:
+    def chosen_or_default(self, preprocess: Callable[..., Any] | None) -> lrpfx.composites.Composite:
         """The composite that is named, or the one that `lrpfx explain` would choose for the model."""
         chosen = self.chosen(preprocess)
         if chosen is None:
@@ -383,24 +383,25 @@ def check_mask(mask: Path | None, targets: Sequence[str] | None, boxes: Sequence
 
 def check_composite(name: str, settings: list[str] | None) -> None:
     """Raise `InputError` for a composite that there is not, or settings that it does not have."""
-    bounds = dict.fromkeys(signature(composite_class(name)).parameters.keys() & {"low", "high"}, 0.0)
-    composite_named(name, **{**bounds, **_values_of(settings or [])})
+    bounds = dict.fromkeys(signature(lrpfx.composites.composite_class(name)).parameters.keys() & {"low", "high"}, 0.0)
+    lrpfx.composites.composite_named(name, **{**bounds, **_values_of(settings or [])})
 
 
 def check_alone(name: str, remedy: str) -> None:
     """Raise `InputError` for a composite that explains differences from a reference."""
-    if issubclass(composite_class(name), DeepLIFT):
+    if issubclass(lrpfx.composites.composite_class(name), lrpfx.composites.DeepLIFT):
         raise invalid(f"--composite {name} explains differences from a reference: {remedy}")
 
 
-def composite_of(name: str, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> Composite:
+def composite_of(name: str, settings: list[str] | None, preprocess: Callable[..., Any] | None) -> lrpfx.composites.Composite:
     """The composite with a name and settings. Bounds of the input that it needs are those of the preprocessing."""
     given = _values_of(settings or [])
     bounds: dict[str, torch.Tensor] = {}
-    if preprocess is not None and not signature(composite_class(name)).parameters.keys().isdisjoint(("low", "high")):
+    known = signature(lrpfx.composites.composite_class(name)).parameters
+    if preprocess is not None and not known.keys().isdisjoint(("low", "high")):
         bounds = dict(zip(("low", "high"), range_of(preprocess), strict=True))
     try:
-        return composite_named(name, **{**bounds, **given})
+        return lrpfx.composites.composite_named(name, **{**bounds, **given})
     except LrpfxError:
         raise
     except Exception as error:

@@ -10,6 +10,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
+import lrpfx
 from lrpfx.command_line.image_files import ImageFile, images_in, opened
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of, invalid
@@ -21,7 +22,6 @@ from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
-from lrpfx.pictures.images_of_arrays import CMAPS, get_cmap, imsave
 from lrpfx.request.places import scores_of_classes
 from lrpfx.request.reduction import CHANNELS
 from lrpfx.support.files import check_place
@@ -130,7 +130,7 @@ def _explain_all(
             except Exception as error:  # decoders raise errors of all kinds
                 results.add_problem(image, error)
         for image, row, heatmaps in _explained(runner, batch, targets, fixed) if batch else ():
-            writers = [partial(imsave, obj=heatmap, cmap=cmap, symmetric=True) for heatmap in heatmaps]
+            writers = [partial(lrpfx.image.imsave, obj=heatmap, cmap=cmap, symmetric=True) for heatmap in heatmaps]
             results.add(image, image.version, row, writers)
         shown.advance(len(images[first : first + batch_size]))
 
@@ -154,10 +154,10 @@ def _image_shape(runner: Runner) -> list[int | None]:
 
 def _check_cmap(cmap: str) -> None:
     try:
-        get_cmap(cmap)
+        lrpfx.image.get_cmap(cmap)
     except Exception as error:
         raise InputError(
-            f"{cmap!r} is not a colour map: {first_lines(error)}.{nearest(cmap, CMAPS)}", topic="colour-maps"
+            f"{cmap!r} is not a colour map: {first_lines(error)}.{nearest(cmap, lrpfx.image.CMAPS)}", topic="colour-maps"
         ) from error
 
 

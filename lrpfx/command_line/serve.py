@@ -2,24 +2,24 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import lrpfx.serve
+import lrpfx
 from lrpfx.command_line.options import ALLOW_NATIVE
 from lrpfx.command_line.terminal import say, stages
 from lrpfx.deploy.artefact import load
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, os_errors
-from lrpfx.serve import Settings
-from lrpfx.serve.refusals import invalid
 
 #: The environment variable with the token.
 TOKEN = "LRPFX_TOKEN"
 
-_DEFAULTS = Settings()
+invalid = partial(InputError, topic="serving-programs")
+_DEFAULTS = lrpfx.serve.Settings()
 
 
 def serve(
@@ -55,7 +55,7 @@ def serve(
 
     The server is ready when the self-tests have passed. Ctrl-C ends it after the requests that have begun.
     """
-    settings = Settings(
+    settings = lrpfx.serve.Settings(
         max_batch=max_batch,
         max_delay=max_delay / 1000,
         max_queue=max_queue,

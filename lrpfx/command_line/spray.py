@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lrpfx.adapters import virelay
+import lrpfx
 from lrpfx.command_line.options import invalid, numbers
 from lrpfx.command_line.results import write_rows
 from lrpfx.command_line.terminal import say, say_data, stages
@@ -84,7 +84,9 @@ def write_clusters(
             _write(found, view, photographs, output, preprocess)
         if options.virelay is not None:
             shown.begin("writing the project")
-            project = virelay.export(view, options.virelay, photographs, analyses=found, preprocess=preprocess, model=model)
+            project = lrpfx.adapters.virelay.export(
+                view, options.virelay, photographs, analyses=found, preprocess=preprocess, model=model
+            )
     say(str(found))
     if output is not None:
         say(f"clusters: {output / _CLUSTERS}, {output / _SAMPLES}")

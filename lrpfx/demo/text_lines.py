@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import fx
 
-from lrpfx.errors import InputError
+import lrpfx
 from lrpfx.support.optional_packages import optional_package
 
 #: Which way up a line is -> the files of the networks.
@@ -28,7 +28,7 @@ def load(name: str = CLASSIFIER) -> fx.GraphModule:
     onnx2torch = optional_package("onnx2torch", "lrpfx.demo.text_lines")
     found = importlib.util.find_spec("rapidocr_onnxruntime")  # not imported: it needs OpenCV
     if found is None or not found.submodule_search_locations:
-        raise InputError(
+        raise lrpfx.InputError(
             "lrpfx.demo.text_lines needs the files of rapidocr_onnxruntime: pip install --no-deps rapidocr-onnxruntime",
             topic="missing-package",
         )
