@@ -120,6 +120,8 @@ class NormalizeOperators(GraphPass):
                 topic="overwritten-tensors",
             )
         spelling = _of_two(node) or spelling_of(node)
+        if node_info(node).role is not Role.DATA and _is_number(node):
+            spelling = None  # torch's functions would make a tensor of it
         node.meta[INPLACE] = writes_in_place(node) and not (node.args and _is_number(node.args[0]))
         if node.op == "call_method":
             _method_to_function(node)
@@ -576,11 +578,9 @@ def _reflected(row: Operator, bound: dict[str, Any]) -> tuple[Operator, dict[str
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, possibly one that is computed from sizes alone, and not a tensor."""
+    """Whether a value is a number, possibly one that is computed from sizes or read from a tensor, and not a tensor."""
     if not isinstance(value, fx.Node):
         return not isinstance(value, torch.Tensor)
-    if node_info(value).role is not Role.METADATA:
-        return False
     name = str(value.target) if value.op == "call_method" else getattr(value.target, "__name__", "")
     if value.target is getattr:
         return value.args[1] in ("shape", "ndim")
@@ -591,7 +591,7 @@ def _is_number(value: Any) -> bool:
 
 
 #: Methods and functions whose results are numbers, whatever tensor they read.
-_NUMBERS = ("size", "dim", "ndimension", "numel", "nelement", "stride")
+_NUMBERS = ("size", "dim", "ndimension", "numel", "nelement", "stride", "item", "item.default", "_local_scalar_dense.default")
 
 
 def _put_first_argument_first(node: fx.Node) -> None:

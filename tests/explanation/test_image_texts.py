@@ -149,3 +149,41 @@ def test_patches_go_back_to_pixels():
     ordered = rows.reshape(4, 6, 2, 2, 96).transpose(0, 2, 1, 3, 4).reshape(-1, 96)  # two by two patches follow each other
     exact = smoothed(pixels_of_patches(ordered, 48, 32))
     assert np.corrcoef(smoothed(found["image"].relevance).ravel(), exact.ravel())[0, 1] > 0.98
+
+
+@pytest.mark.programs
+def test_tiles_and_a_number_of_images_that_depends_on_pixels(monkeypatch):
+    """SmolVLM leaves out images of zeros, counts the rest, and its processor adds a small copy of the whole to the tiles."""
+    from transformers.models.smolvlm import processing_smolvlm
+
+    monkeypatch.setattr(processing_smolvlm, "num2words", str)  # a package that only videos need
+    marks = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<row_1_col_1>", "<row_1_col_2>"]
+    words = tokenizer(*marks)
+    sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+    images = transformers.SmolVLMImageProcessor(**sizes)
+    videos = transformers.SmolVLMVideoProcessor(size={"longest_edge": 32})
+    processor = transformers.SmolVLMProcessor(images, words, videos, image_seq_len=4, chat_template="")
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**OF_TEXT, "model_type": "llama", "num_hidden_layers": 1, "vocab_size": len(words), "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = transformers.SmolVLMConfig(
+        text_config=text,
+        vision_config={**vision, "image_size": 32, "patch_size": 8},
+        image_token_id=processor.image_token_id,
+        scale_factor=2,
+    )
+    model = transformers.SmolVLMForConditionalGeneration(config).double().eval()
+    given = {"image": photograph(64, 32), "text": "what is <image> ?"}
+    explainer = lrpfx.Explainer(model, processor=processor, composite=CPLRP())
+    found = explainer(given, "cat")
+    assert sum(found.shares.values()) + found.balance.constants == pytest.approx(found.balance.output)
+    assert found["image"].relevance.sum() == pytest.approx(found.shares["image"])
+    inputs = dict(processor(images=[given["image"]], text=[given["text"]], return_tensors="pt"))
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    assert inputs["pixel_values"].shape == (1, 3, 3, 32, 32)
+    assert found.balance.output == pytest.approx(float(model(**inputs).logits[0, -1, 5]))
+    direct = lrpfx.attribute(explainer.explain_model, inputs, (-1, 5), output="logits")
+    pixels = direct.relevance["pixel_values"][0].sum(1).numpy()
+    assert found.shares["image"] == pytest.approx(float(pixels.sum()))
+    exact = np.concatenate(list(pixels[:2]), axis=1) + np.repeat(pixels[2], 2, axis=1) / 2
+    assert np.corrcoef(smoothed(found["image"].relevance).ravel(), smoothed(exact).ravel())[0, 1] > 0.98

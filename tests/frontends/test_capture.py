@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import lrpfx
 from lrpfx import passes
-from lrpfx.composites import EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite
+from lrpfx.composites import AttnLRP, EpsilonAlpha2Beta1Flat, EpsilonPlus, NameMapComposite
 from lrpfx.frontends.exported import capture_export
 from lrpfx.ir.node import node_info
 from lrpfx.passes import stages
@@ -783,6 +783,25 @@ def test_a_number_of_a_value_has_no_rule_and_the_tensor_has():
         lrpfx.transform(OfFunction(lambda y, x: y * x.max().item()).eval(), EpsilonPlus(), x)
     explain_model = lrpfx.transform(OfFunction(lambda y, x: y * x.max()).eval(), EpsilonPlus(), x)
     assert lrpfx.ledger(explain_model, x, 1).unexplained <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "computed", [lambda n: n, lambda n: n * 2, lambda n: n + 3, lambda n: 9 - n, lambda n: n // 2, lambda n: -n]
+)
+def test_what_is_computed_from_numbers_of_values_is_a_number(computed):
+    """Where operators take numbers alone, such as comparisons, sizes and the numbers that fill tensors."""
+
+    class Compared(nn.Module):
+        def forward(self, x, mask):
+            number = computed(mask.sum().item())
+            counted = computed(mask.cumsum(0))
+            return x * (counted == number) + 2 * x * (counted < number) + x * torch.full((6,), number)
+
+    x, mask = torch.randn(2, 6), torch.tensor([1, 0, 1, 1, 0, 0])
+    explain_model = lrpfx.transform(Compared().eval(), AttnLRP(), example_inputs=(x, mask), capture="export")
+    for one in (mask, torch.ones(6, dtype=torch.int64)):
+        assert_close(explain_model(x, one), Compared()(x, one), 1e-14)
+        assert lrpfx.ledger(explain_model, (x, one), 1).unexplained <= 1e-12
 
 
 def test_parts_of_a_value_whose_size_depends_on_values():
