@@ -1,7 +1,7 @@
 """Scores of `lrpfx.circuits` against patching itself, by kind of node and for edges: the table in docs/language_models.md.
 
 `python benchmarks/circuits.py induction` trains a model with two layers to repeat sequences; `minilm` takes pairs of sentences
-that differ in one word; `cost` measures the time of all scores of a GPT-2 with 12 layers in plain gradients.
+that differ in one word; `cost GPT-2` and `cost Qwen2` measure the time of all scores of 12 layers in plain gradients.
 """
 
 import random
@@ -20,7 +20,7 @@ from lrpfx.concepts.circuit_wiring import wiring_of
 from lrpfx.demo import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision if it is there
 from lrpfx.request.targets import as_target
 
-from transformers import GPT2Config, GPT2LMHeadModel  # isort: skip
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM  # isort: skip
 
 COMPOSITES = {"gradient": RelP(), "RelP": RelP(), "AttnLRP": AttnLRP(), "CP-LRP": CPLRP()}
 SAMPLED = 24  # nodes of each kind, and edges, that are patched for each pair
@@ -140,13 +140,22 @@ def correlations(model, pairs, **settings):
         print(f"| {kind} | {len(rows)} | {' | '.join('–' if one.isnan() else f'{float(one):.2f}' for one in found)} |")
 
 
-def cost(words=20_000, length=64, repetitions=11):
+def decoder(family, words, length):
+    """An untrained decoder with 12 layers, of the sizes of GPT-2 or of Qwen2.5-0.5B."""
+    torch.manual_seed(0)
+    if family == "GPT-2":
+        sizes = GPT2Config(vocab_size=words, n_positions=length, use_cache=False, bos_token_id=None, eos_token_id=None)
+        return GPT2LMHeadModel(sizes).eval().requires_grad_(False)
+    heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
+    sizes = {"vocab_size": words, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 12, **heads}
+    return Qwen2ForCausalLM(Qwen2Config(**sizes, use_cache=False)).eval().requires_grad_(False)
+
+
+def cost(family="GPT-2", words="20_000", length="64", repetitions=11):
     """Print the time of RelP and of all scores, as medians of ratios to the gradient, run in turns on one thread."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    sizes = GPT2Config(vocab_size=words, n_positions=length, use_cache=False, bos_token_id=None, eos_token_id=None)
-    model = GPT2LMHeadModel(sizes).eval().requires_grad_(False)
-    inputs, target = {"input_ids": torch.randint(words, (1, length))}, (-1, 7)
+    model = decoder(family, int(words), int(length))
+    inputs, target = {"input_ids": torch.randint(int(words), (1, int(length)))}, (-1, 7)
     module = lrpfx.transform(model, RelP(), example_inputs=inputs)
 
     def gradient():
@@ -172,7 +181,7 @@ def cost(words=20_000, length=64, repetitions=11):
 def main():
     random.seed(0)
     if sys.argv[1:2] == ["cost"]:
-        cost(*map(int, sys.argv[2:]))
+        cost(*sys.argv[2:])
     elif sys.argv[1:] == ["induction"]:
         correlations(induction_model(), list(induction_pairs(12)))
     else:

@@ -151,6 +151,8 @@ def write_exports(exports: list[dict[str, Any]]) -> None:
         "seconds": "seconds",
         "/ export, the same open sizes": "to_open",
         "/ export, fixed sizes": "to_fixed",
+        "one sample: / open": "one_to_open",
+        "/ fixed": "one_to_fixed",
     }
     write_between(DOCS / "performance.md", "exports", _table(exports, columns))
 
