@@ -58,7 +58,7 @@ def dictionary(
     ------
     InputError
         A path is unknown or has a dictionary already, the modules disagree about the number of latents, or weights cannot be
-        used. Running the model raises it where the dictionary has another width than the value.
+        used, or name another layer. Running the model raises it where the dictionary has another width than the value.
     InputTypeError
         An argument has the wrong type.
     ArtefactError
@@ -83,6 +83,7 @@ def dictionary(
     for path in (at, reads):
         if path is not None:
             _checked_path(model, path)
+    _check_layer(parts, at)
     if hasattr(model.get_submodule(at), DICTIONARY):
         raise InputError(f"{at!r} has a dictionary, or another attribute of this name, already", topic="dictionaries")
     if isinstance(model.get_submodule(at), (nn.ModuleList, nn.ModuleDict)):
@@ -246,6 +247,18 @@ def _parts(
     if made is not None and made != taken:
         raise InputError(f"the encoder makes {made} latents, and the decoder takes {taken}", topic="dictionaries")
     return DictionaryParts(encoder, decoder, skip)
+
+
+def _check_layer(parts: DictionaryParts, at: str) -> None:
+    """Refuse a dictionary whose file says that it was trained for another layer: it would leave all to the error, unnoticed."""
+    layer = next((int(part) for part in at.split(".") if part.isdecimal()), None)
+    trained, name = parts.trained_for or (layer, "")
+    if layer not in (None, trained):
+        origin = "the embeddings" if trained == -1 else f"layer {trained}"
+        raise InputError(
+            f"the weights were trained for {name}, which comes from {origin}, and {at!r} is in layer {layer}",
+            topic="dictionaries",
+        )
 
 
 def _checked_path(model: nn.Module, path: Any) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class DictionaryParts:
     encoder: nn.Module
     decoder: nn.Module
     skip: nn.Module | None = None
+    #: The layer whose output it was trained to stand for, counted from 0, and the name of the place in its file; None if unknown.
+    trained_for: tuple[int, str] | None = None
 
 
 class JumpReLU(nn.Module):
@@ -165,7 +168,17 @@ def _of_sae_lens(folder: Path) -> DictionaryParts:
     if "skip" in architecture:
         skip = linear_layer(tensors.get("W_skip", 2, (outputs, to_latents.shape[0])), None)
     tensors.check_all_read()
-    return DictionaryParts(encoder, linear_layer(from_latents.T, bias), skip)
+    return DictionaryParts(encoder, linear_layer(from_latents.T, bias), skip, _trained_for(configuration))
+
+
+def _trained_for(configuration: dict[str, Any]) -> tuple[int, str] | None:
+    """The layer that a file of SAELens names: "blocks.6.hook_resid_pre" is what the layer before, 5, returns."""
+    metadata = configuration.get("metadata")
+    places = [source for source in (metadata, configuration) if isinstance(source, dict)]
+    names = (source.get(key) for key in ("hook_name_out", "hook_name", "hook_point") for source in places)
+    found = next((name for name in names if isinstance(name, str)), "")
+    match = re.fullmatch(r"blocks\.(\d{1,6})\.(\w+(?:\.\w+)*)", found, re.ASCII)
+    return None if match is None else (int(match[1]) - (match[2] == "hook_resid_pre"), found)
 
 
 def _flag(folder: Path, configuration: dict[str, Any], name: str, default: bool) -> bool:

@@ -288,6 +288,25 @@ def test_weights_are_given_by_path(language_model, tmp_path):
     assert only(found.layers).shape == (2, 6, LATENTS)
 
 
+@pytest.mark.parametrize(
+    ("place", "settings"),
+    [
+        ("model.layers.1", {"hook_name": "blocks.1.hook_resid_post"}),
+        ("model.layers.1", {"metadata": {"hook_name": "blocks.2.hook_resid_pre"}}),
+        ("model.layers.2.mlp", {"hook_name": "blocks.2.ln2.hook_normalized", "hook_name_out": "blocks.2.hook_mlp_out"}),
+        ("model.embed_tokens", {"hook_point": "blocks.0.hook_resid_pre"}),
+    ],
+)
+def test_the_layer_that_a_file_names_is_the_place_of_its_dictionary(language_model, tmp_path, place, settings):
+    written(tmp_path, tensors_of_sae(), **settings)
+    lrpfx.dictionary(language_model[0], place, weights=tmp_path)
+    with pytest.raises(InputError, match=r"trained for blocks\.\d\.\w+, which comes from") as raised:
+        lrpfx.dictionary(language_model[0], "model.layers.0", weights=tmp_path)
+    assert raised.value.topic == "dictionaries"
+    written(tmp_path, tensors_of_sae(), hook_name="a place of one's own")
+    lrpfx.dictionary(language_model[0], "model.layers.0", weights=tmp_path)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------------
 
 
