@@ -32,7 +32,7 @@ class DictionaryParts:
     encoder: nn.Module
     decoder: nn.Module
     skip: nn.Module | None = None
-    #: The layer whose output it was trained to stand for, counted from 0, and the name of the place in its file; None if unknown.
+    #: The layer, counted from 0, that it was trained to stand for, and the name of the place in its file; None if unknown.
     trained_for: tuple[int, str] | None = None
 
 
