@@ -434,12 +434,20 @@ def no_module(model: Any) -> str:
         return ": pass the model itself, such as torchvision.models.resnet50(weights='DEFAULT').eval()"
     if isinstance(getattr(model, "_module", None), nn.Module) and _is_of("nnsight", model):
         return " of nnsight: pass the model that it wraps, model._module"
-    return ""
+    return _OF_BRIDGES if _is_of(_BRIDGES, model) else ""
+
+
+#: Where TransformerLens has the modules that stand in place of those of a model.
+_BRIDGES = "transformer_lens.model_bridge"
+_OF_BRIDGES = (
+    ", a bridge of TransformerLens, which computes with modules of its own, also in bridge.original_model: pass the model as "
+    "transformers loads it, AutoModelForCausalLM.from_pretrained(bridge.cfg.model_name).eval()"
+)
 
 
 def _is_of(package: str, model: Any) -> bool:
     """Whether the class of an object, or one that it inherits from, is of a package, which need not be installed."""
-    return any(one.__module__.partition(".")[0] == package for one in type(model).__mro__)
+    return any(f"{one.__module__}.".startswith(f"{package}.") for one in type(model).__mro__)
 
 
 def _check_model(model: Model, caller: str) -> None:
@@ -450,6 +458,8 @@ def _check_model(model: Model, caller: str) -> None:
     if not isinstance(model, (nn.Module, ExportedProgram)):
         remedy = no_module(model)
         raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}{remedy}")
+    if isinstance(model, nn.Module) and any(_is_of(_BRIDGES, one) for one in model.modules()):
+        raise InputTypeError(f"{caller} does not take {type(model).__name__}{_OF_BRIDGES}")
 
 
 def checked_arguments(

@@ -329,6 +329,22 @@ def test_models_of_nnsight():
     assert all(vars(module)["forward"] is reports for module in envoy._module.modules())
 
 
+@pytest.mark.parametrize("of_torch", [True, False])
+def test_bridges_of_transformer_lens(of_torch):
+    """Stand-ins with the modules' names and attributes of TransformerLens 4.3, which the tests do not install.
+
+    A bridge puts its own modules in place of those of the model that it wraps.
+    """
+    bases = (nn.Module,) if of_torch else ()
+    bridge = type("TransformerBridge", bases, {"__module__": "transformer_lens.model_bridge.transformer_bridge"})()
+    line = r"TransformerBridge, a bridge .* AutoModelForCausalLM\.from_pretrained\(bridge\.cfg\.model_name\)\.eval\(\)"
+    with pytest.raises(lrpfx.InputTypeError, match=line):
+        lrpfx.transform(bridge, EpsilonPlus())
+    part = type("LinearBridge", (nn.Linear,), {"__module__": "transformer_lens.model_bridge.generalized_components.linear"})
+    with pytest.raises(lrpfx.InputTypeError, match=r"Sequential, a bridge .*also in bridge\.original_model"):
+        lrpfx.transform(nn.Sequential(part(3, 2)).eval(), EpsilonPlus())
+
+
 def test_transforming_twice():
     explain_model = lrpfx.transform(small_net(), EpsilonPlus())
     assert "transform the source model" in raised(lrpfx.InputTypeError, lrpfx.transform, explain_model, EpsilonPlus())

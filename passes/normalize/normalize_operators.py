@@ -81,6 +81,7 @@ class NormalizeOperators(GraphPass):
                 refuse_random(node, node_info(node).name, node_info(node).source)
             _attribute_to_function(node)
             _size_to_method(node)
+            _index_to_embedding(node, program.root)
             _fill_memory(node)
             _read_metadata_apart(program.graph, node)
             _take_type_from_parameter(node, program.root)
@@ -411,6 +412,22 @@ def _size_to_method(node: fx.Node) -> None:
     method = _SIZES.get(node.target)
     if method is not None:
         node.op, node.target = "call_method", method
+
+
+def _index_to_embedding(node: fx.Node, root: nn.Module) -> None:
+    """Write a learned table at the rows that an input names, weight[ids] or weight[ids, :], as an embedding."""
+    if node.target not in (operator.getitem, torch.ops.aten.index.Tensor) or node.kwargs:
+        return
+    table, index = node.args
+    ids, *rest = index if isinstance(index, (tuple, list)) and index else (index,)
+    if not isinstance(ids, fx.Node) or any(one not in (None, ..., slice(None)) for one in rest) or len(rest) > 1:
+        return
+    by_numbers = node_info(ids).role is Role.DISCRETE and node_info(ids).dtype in (torch.int32, torch.int64)
+    if not by_numbers or not isinstance(table, fx.Node) or table.op != "get_attr":
+        return
+    weight = attribute_of(table, root)
+    if isinstance(weight, nn.Parameter) and weight.ndim == 2 and weight.is_floating_point():
+        node.target, node.args = nn.functional.embedding, (ids, table)
 
 
 def _reads_metadata(node: fx.Node) -> bool:

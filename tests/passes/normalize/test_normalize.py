@@ -241,3 +241,40 @@ def test_what_changes_values_or_shapes_stays(function):
     explain_model = lrpfx.transform(Net(), EpsilonPlus(), example_inputs=x)
     assert len(lrpfx.node_names(explain_model)) > 2
     assert torch.equal(explain_model(x), Net()(x))
+
+
+class Table(nn.Module):
+    """Rows of a learned table, as TransformerLens reads embeddings."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.table, self.last, self.read = nn.Parameter(torch.randn(7, 4)), nn.Linear(4, 3), read
+
+    def forward(self, ids):
+        return self.last(self.read(self.table, ids).relu().sum(1))
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    "read", [lambda table, ids: table[ids], lambda table, ids: table[ids, :], lambda table, ids: table[ids, ...]]
+)
+def test_tables_that_inputs_index_are_embeddings(read, capture):
+    torch.manual_seed(0)
+    model, ids = Table(read).double().eval(), torch.tensor([[1, 5, 2], [6, 0, 1]])
+    explain_model = lrpfx.transform(model, EpsilonPlus(), ids, capture=capture)
+    looked_up = Table(lambda table, ids: nn.functional.embedding(ids, table)).double().eval()
+    looked_up.load_state_dict(model.state_dict())
+    expected = lrpfx.attribute(lrpfx.transform(looked_up, EpsilonPlus(), ids), ids, 1)
+    found = lrpfx.attribute(explain_model, ids, 1)
+    assert_close(found.output, model(ids), 1e-14)
+    assert_close(found.relevance, expected.relevance, 1e-14)
+    assert found.relevance.shape == (2, 3, 4)
+
+
+def test_what_is_constant_indexes_no_embedding():
+    """A mask chooses rows, and so do constants: none stands for a word."""
+    torch.manual_seed(0)
+    model = Table(lambda table, ids: table[ids][None]).double().eval()
+    for ids, constants in ((torch.tensor([True, False, True, True, False, False, True]), ()), (torch.tensor([1, 5]), ("ids",))):
+        with pytest.raises(lrpfx.InputError, match="none of the inputs ids is a signal"):
+            lrpfx.transform(model, EpsilonPlus(), ids, constants=constants)
