@@ -4,7 +4,7 @@ import logging
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
@@ -26,6 +26,7 @@ from lrpfx.detection.of_masks import is_of_masks, semantic_map
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, LrpfxWarning
 from lrpfx.explanation.answers import Scores
 from lrpfx.explanation.arrays import Form, Reading, Samples, check_no_rate, check_order, in_form_of, read
+from lrpfx.explanation.captures import KEPT, Captures
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -88,8 +89,6 @@ logger = logging.getLogger(__name__)
 
 #: Rows of a table that run together for each photograph that would.
 _ROWS = 64
-#: How many graphs of a model stay that are for some sizes alone, so that sizes may take turns. Each has weights of its own.
-_KEPT = 4
 
 # What type checkers know of the front door. Arrays and tensors are one sample or several by their axes, which types do not
 # tell: they give either, and a list of them gives several. The path of a folder counts as that of a photograph; in a list,
@@ -328,6 +327,8 @@ class Explainer(Generic[Found]):
     ) -> None:
         #: The graph of the model, if it is captured already.
         self.captured = model if isinstance(model, Captured) else None
+        #: Graphs that explainers of one model share, or None: then each has its own.
+        self.captures: Captures | None = None
         given = model.model if isinstance(model, Captured) else model
         if not isinstance(given, (nn.Module, Runner)):
             raise InputTypeError(
@@ -389,7 +390,7 @@ class Explainer(Generic[Found]):
         self._compiled: Compiled | None = None
         self._snapshot: Snapshot | None = None
         self._bounds: Any = None
-        self._kept: deque[tuple[Compiled, Any]] = deque(maxlen=_KEPT)  # the last ones, and what `_fixed` says of them
+        self._kept: deque[tuple[Compiled, Any]] = deque(maxlen=KEPT)  # the last ones, and what `_fixed` says of them
         if composite is not None and not _has_no_rules(model):
             raise InputError("the model has its rules already: composite= is for a model that has none yet", topic="explainers")
 
@@ -934,11 +935,11 @@ class Explainer(Generic[Found]):
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
-        source = self.captured or self.model
         own = self.captured is None and isinstance(inputs, Mapping)
         constants = tuple(name for name in (*CONSTANTS, *_OF_PROCESSORS) if own and name in inputs)
+        make = partial(self._transformed, composite, examples, constants)
         try:
-            made = transform(source, composite, example_inputs=examples, constants=constants)
+            made = make()
         except LrpfxError as error:
             inner = None if isinstance(self.model, DetectorHeads) else detector_within(self.model)
             if inner is not None:
@@ -958,12 +959,20 @@ class Explainer(Generic[Found]):
         final = None if callable(self.output) else final_probabilities_of(made.graph, self.output)
         if final is not None:  # a softmax passes on next to nothing of a class that is sure, and a sigmoid inverts a no
             scores = scores_of_logits(final, made)
-            made = transform(source, composite, example_inputs=examples, constants=constants, explain="logits")
+            made = make("logits")
         self._keep_state(made)
         if isinstance(self.model, DetectorHeads):
             return CompiledDetector(made, self.model, self.categories, self.record)
         found = CompiledModel(made, self.categories, self.record, self.output, scores, self.reference)
         return found.with_names_of(inputs)
+
+    def _transformed(
+        self, composite: Composite, examples: Any, constants: Collection[str], explain: str = "output"
+    ) -> ExplainModule:
+        assert isinstance(self.model, nn.Module)
+        if self.captures is not None and self._is_own:
+            return self.captures.module(self.model, composite, examples, constants, explain)
+        return transform(self.captured or self.model, composite, examples, constants=constants, explain=explain)
 
     def _keep_state(self, made: ExplainModule) -> None:
         assert isinstance(self.model, nn.Module)

@@ -19,8 +19,8 @@ from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothG
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
 from lrpfx.errors import add_note, nearest
+from lrpfx.explanation.captures import Captures
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.measures.captures import Captures
 from lrpfx.measures.data import Data, check_model, classes_of, invalid, wrong_type
 from lrpfx.measures.image_data import ImageData, outputs_of
 from lrpfx.measures.perturbation import ImageSample, default_side, mean_colors, pixels_of_blocks

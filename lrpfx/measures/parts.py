@@ -14,12 +14,12 @@ from torch import nn
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import Composite, DeepLIFT, as_composite
 from lrpfx.errors import InputError
+from lrpfx.explanation.captures import Captures
 from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.graphs import inputs_of_graph, taking_tensors
 from lrpfx.explanation.sentences import position_of_prediction
 from lrpfx.explanation.texts import check_fits, read, readable
-from lrpfx.measures.captures import Captures
 from lrpfx.measures.data import check_model, invalid, wrong_type
 from lrpfx.measures.methods import gradient_times_input, integrated_gradients, of_batches, smooth_grad
 from lrpfx.request.outputs import OutputSelector, select_output
@@ -114,6 +114,7 @@ class Tokens(Parts):
     tokenizer: Any
     fill: int | None = None
     output: OutputSelector = None
+    _captured: Captures = field(default_factory=Captures, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_model(self.model)
@@ -158,7 +159,9 @@ class Tokens(Parts):
         if composite is not None and isinstance(as_composite(composite, "evaluate"), DeepLIFT):
             (reference,) = self.tokenizer.convert_ids_to_tokens([self.fill])
         settings: dict[str, Any] = {"composite": composite, "output": self.output, "reference": reference}
-        return self.by_explainer(Explainer(self.model, tokenizer=self.tokenizer, **settings))
+        explainer = Explainer(self.model, tokenizer=self.tokenizer, **settings)
+        explainer.captures = self._captured
+        return self.by_explainer(explainer)
 
     def facts(self) -> dict[str, Any]:
         found = super().facts()
@@ -310,6 +313,7 @@ class Edges(Parts):
     noun: ClassVar[str] = "graph"
     model: nn.Module
     output: OutputSelector = None
+    _captured: Captures = field(default_factory=Captures, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_model(self.model)
@@ -334,7 +338,9 @@ class Edges(Parts):
         return torch.stack(rows)
 
     def by_composite(self, composite: Composite | str | None) -> ExplainInput:
-        return self.by_explainer(Explainer(self.model, composite=composite, output=self.output))
+        explainer = Explainer(self.model, composite=composite, output=self.output)
+        explainer.captures = self._captured
+        return self.by_explainer(explainer)
 
     def by_explainer(self, explainer: Explainer[Any]) -> ExplainInput:
         def explain(given: Any, target: int) -> Any:

@@ -8,6 +8,8 @@ from torch import nn
 
 import lrpfx
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.explanation import captures
+from lrpfx.explanation.captures import KEPT
 from lrpfx.measures import Edges, PartData, PartDeletion, Parts, RandomDeletion, Tokens, Values
 from lrpfx.measures.metrics import correlations
 from lrpfx.measures.part_methods import PartMethods
@@ -355,6 +357,55 @@ def test_graphs_that_fix_sizes_are_captured_again():
         torch.testing.assert_close(methods.map("epsilon_plus", number, 1), alone.map("epsilon_plus", 0, 1))
         methods.map("attn_lrp", number, 1)
     assert len(parts._captured._made) == 3
+    for length in range(8, 14):
+        parts.by_composite("attn_lrp")(torch.randn(length, 2), 1)
+    assert len(parts._captured._made) == KEPT  # however many sizes there are
+
+
+@pytest.mark.parametrize("kind", ["tokens", "waves", "graphs", "nodes"])
+def test_composites_share_what_was_captured(kind, monkeypatch):
+    """One graph for all, and maps as of explainers, which have their own; a model that has changed is captured again."""
+    captured, original = [], captures.capture
+    monkeypatch.setattr(captures, "capture", lambda *given, **more: captured.append(1) or original(*given, **more))
+    torch.manual_seed(0)
+    data = DATA[kind]()
+    options = {"tokenizer": data.parts.tokenizer} if kind == "tokens" else {}
+    for count in (1, 2):
+        for name in ("epsilon_plus", "attn_lrp", "gamma_by_depth"):
+            explainer = lrpfx.Explainer(data.parts.model, composite=name, **options)
+            methods = PartMethods({"shared": name, "alone": explainer}, data)
+            shared, alone = (
+                torch.cat([methods.map(which, number, 0) for number in range(len(data))]) for which in ("shared", "alone")
+            )
+            torch.testing.assert_close(shared, alone, rtol=1e-12, atol=1e-12)
+            assert shared.any()
+        assert len(captured) == count
+        with torch.no_grad():
+            for parameter in data.parts.model.parameters():
+                parameter.mul_(torch.rand_like(parameter))
+
+
+def test_composites_that_need_a_graph_of_their_own():
+    """One that maps a module as a whole, which no graph of its parts serves."""
+
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.dense(x).relu()
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), Whole(), nn.Linear(3, 2)).eval()
+    inputs = torch.rand(3, 4)
+    composite = lrpfx.composites.EpsilonPlus(layer_map=[(Whole, lrpfx.rules.Pass())])
+    methods = PartMethods({"plus": "epsilon_plus", "whole": composite}, PartData(Values(model), inputs))
+    explain_model = lrpfx.transform(model, composite)
+    for number, given in enumerate(inputs):
+        expected = lrpfx.attribute(explain_model, given[None], 1).relevance[0]
+        torch.testing.assert_close(methods.map("whole", number, 1), expected)
+        assert not torch.allclose(methods.map("plus", number, 1), expected)
 
 
 @pytest.mark.parametrize("output", [None, "found"])

@@ -320,8 +320,10 @@ def test_studies_of_others_and_other_files(rows, tmp_path):
 def test_composites_share_what_was_captured(data, monkeypatch):
     """And the scores of masks: one batch of forwards serves all trials."""
     captured, forwards = [], []
-    original = lrpfx.measures.captures.capture
-    monkeypatch.setattr("lrpfx.measures.captures.capture", lambda *given: captured.append(1) or original(*given))
+    original = lrpfx.explanation.captures.capture
+    monkeypatch.setattr(
+        "lrpfx.explanation.captures.capture", lambda *given, **more: captured.append(1) or original(*given, **more)
+    )
     scores = ImageSample._scores
     monkeypatch.setattr(ImageSample, "_scores", lambda *given: forwards.append(given[0].number) or scores(*given))
     data = dataclasses.replace(data, groups=None)
