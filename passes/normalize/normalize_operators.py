@@ -419,8 +419,10 @@ def _index_to_embedding(node: fx.Node, root: nn.Module) -> None:
     if node.target not in (operator.getitem, torch.ops.aten.index.Tensor) or node.kwargs:
         return
     table, index = node.args
-    ids, *rest = index if isinstance(index, (tuple, list)) and index else (index,)
-    if not isinstance(ids, fx.Node) or any(one not in (None, ..., slice(None)) for one in rest) or len(rest) > 1:
+    is_getitem = node.target is operator.getitem  # where None is a new dimension, and a list is an index itself
+    ids, *rest = index if isinstance(index, tuple if is_getitem else list) and index else (index,)
+    all_features = (..., slice(None)) if is_getitem else (None,)
+    if not isinstance(ids, fx.Node) or len(rest) > 1 or any(one not in all_features for one in rest):
         return
     by_numbers = node_info(ids).role is Role.DISCRETE and node_info(ids).dtype in (torch.int32, torch.int64)
     if not by_numbers or not isinstance(table, fx.Node) or table.op != "get_attr":

@@ -271,6 +271,12 @@ def test_tables_that_inputs_index_are_embeddings(read, capture):
     assert found.relevance.shape == (2, 3, 4)
 
 
+def test_an_index_with_a_new_dimension_is_no_embedding():
+    model = Table(lambda table, ids: table[ids, None]).double().eval()
+    with pytest.raises(lrpfx.InputError, match="none of the inputs ids is a signal"):
+        lrpfx.transform(model, EpsilonPlus(), torch.tensor([[1, 5]]))
+
+
 def test_what_is_constant_indexes_no_embedding():
     """A mask chooses rows, and so do constants: none stands for a word."""
     torch.manual_seed(0)
