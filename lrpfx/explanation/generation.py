@@ -214,14 +214,15 @@ def explain_generated(
     of_tokens: list[Target] = [Class(one) for one in added]
     if others is not None:
         of_tokens = [Contrast({one: 1.0, other: -1.0}) for one, other in zip(added, others, strict=True)]
-    targets = [Position(start - 1 + number, one) for number, one in enumerate(of_tokens)]
+    # Counted from the end: a prompt that was learned stands before the tokens that are read.
+    targets = [Position(number - len(added), one) for number, one in enumerate(of_tokens)]
     attribution = attribute(compiled.module, inputs, targets=targets, output=compiled.output)
     output = attribution.output
     _check_scores(output, tokenizer)
     relevance, _ = of_attribution(attribution, None, None)
     matrix = as_array(relevance[:, 0].double().sum(-1))
     _check_causal(matrix, start)
-    scores = output[0, start - 1 :].double()
+    scores = output[0, -len(added) :].double()
     logits, probabilities = (_chosen(one, added) for one in (scores, scores.softmax(-1)))
     names = [_name_of(tokenizer, token) for token in added]
     if others is not None:

@@ -50,6 +50,14 @@ def filled_cache(template: Any, plain: Any) -> Any:
     return made
 
 
+def holds_caches(output: Any) -> bool:
+    """Whether a model returns caches beside other values."""
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return any(is_cache(getattr(output, field.name)) for field in dataclasses.fields(output))
+    values = output.values() if type(output) is dict else output if type(output) in (tuple, list) else ()
+    return any(map(is_cache, values))
+
+
 def without_caches(output: Any) -> Any:
     """A model's output without the caches that it returns beside others: state of a generation, nothing to explain."""
     if dataclasses.is_dataclass(output) and not isinstance(output, type):

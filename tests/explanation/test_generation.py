@@ -57,6 +57,30 @@ def test_each_row_is_the_explanation_of_its_token():
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+class LearnedPrompt(nn.Module):
+    """As prompt tuning of PEFT, which the tests do not install: embeddings of words that stand before the text."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+        self.prompt = nn.Parameter(model.get_input_embeddings().weight[:3].detach().clone())
+
+    def forward(self, input_ids, attention_mask=None):
+        words = self.model.get_input_embeddings()(input_ids)
+        prompt = self.prompt.expand(len(words), -1, -1)
+        return self.model(inputs_embeds=torch.cat([prompt, words], 1))
+
+
+def test_positions_after_a_prompt_that_was_learned():
+    """It has no words, and its positions are in the output."""
+    model, words = language_model(), [0, 1, 2]
+    tuned = LearnedPrompt(model).eval()
+    found = explained(tuned, IDS, max_new_tokens=None, continuation=[6, 7, 3])
+    of_words = explained(model, [*words, *IDS], max_new_tokens=None, continuation=[6, 7, 3])
+    np.testing.assert_allclose(found.relevance, of_words.relevance[:, 3:], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.logits, of_words.logits, rtol=1e-9)
+
+
 class Embeddings(TorchDispatchMode):
     """Counts look-ups of embeddings, of which a forward pass has a fixed number."""
 

@@ -74,3 +74,35 @@ def test_other_caches_are_refused():
     explain_within = lrpfx.transform(within, AttnLRP(), {"input_ids": IDS, "past_key_values": cache_for(within, PREFIX)})
     with pytest.raises(InputError, match="cumulative_length"):  # the window is full in both
         explain_within(input_ids=IDS, past_key_values=cache_for(within, torch.cat([PREFIX, PREFIX], 1)))
+
+
+class LearnedPrefix(WithCache):
+    """As prefix tuning of PEFT, which the tests do not install: forward makes a cache of parameters, and returns it, too."""
+
+    def __init__(self, model, cache):
+        super().__init__(model, cache)
+        for name, value in list(self.named_buffers(recurse=False)):
+            delattr(self, name)
+            self.register_parameter(name, torch.nn.Parameter(value))
+
+    def forward(self, input_ids, **settings):
+        cache = transformers.DynamicCache(
+            [(getattr(self, f"keys_{place}"), getattr(self, f"values_{place}")) for place in range(self.count)]
+        )
+        return self.model(input_ids=input_ids, past_key_values=cache, **settings)
+
+
+def test_prefixes_that_were_learned():
+    model = small("Llama")
+    cache = cache_for(model, PREFIX)
+    tuned = LearnedPrefix(model, cache).eval()
+    assert tuned(IDS).past_key_values is not None
+    explain_model = lrpfx.transform(tuned, AttnLRP(), {"input_ids": IDS})
+    for ids in (IDS, IDS[:, :3]):
+        torch.testing.assert_close(explain_model(ids)["logits"], tuned(ids).logits, rtol=1e-9, atol=1e-12)
+    found = lrpfx.attribute(explain_model, IDS, (-1, 7), output="logits").relevance
+    given = {"input_ids": IDS, "past_key_values": cache}
+    expected = lrpfx.attribute(lrpfx.transform(model, AttnLRP(), given), given, (-1, 7), output="logits").relevance["input_ids"]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    with pytest.raises(lrpfx.CaptureError, match="Cache, which a graph cannot hold"):
+        lrpfx.transform(tuned, AttnLRP(), {"input_ids": IDS, "use_cache": True})
