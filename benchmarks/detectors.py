@@ -2,7 +2,7 @@
 
 MTCNN with its trained weights, on the photograph of an astronaut in four sizes and mirrored. The window of the face is divided
 into 8 × 8 parts, which are blurred in the order of their relevance, the most and the least relevant first. The measure is the
-area between the curves of the confidence, as in region_perturbation.py. There is one face: this compares rules on it, no more.
+area between the curves of the confidence. There is one face: this compares rules on it, no more.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from PIL import Image, ImageFilter, ImageOps
 import lrpfx
 from lrpfx.composites import EpsilonAlpha2Beta1, EpsilonGammaBox, EpsilonPlus, EpsilonPlusFlat, GammaByDepth
 from lrpfx.demo import faces, photographs
+from lrpfx.measures.deletion import deletions
 from lrpfx.request.boxes import Candidates
 from lrpfx.rules import Epsilon
 from lrpfx.types import Convolution
@@ -54,23 +55,21 @@ class Face:
         across, down = ([slice(*ends[place : place + 2]) for place in range(PARTS)] for ends in (columns, rows))
         self.parts = list(itertools.product(down, across))
 
-    def confidence(self, image: torch.Tensor) -> float:
-        """How sure the third network is that the window of an image shows a face."""
-        return float(self.heads.decided(self.heads.detector["third"], 48, image[None], self.window).confidences[0, 0, 1])
-
-    def area(self, order: np.ndarray) -> float:
-        """The mean confidence while the parts are blurred in this order."""
-        image, found = self.input.clone(), [self.confidence(self.input)]
-        for part in order:
-            rows, columns = self.parts[part]
-            image[:, rows, columns] = self.blurred[:, rows, columns]
-            found.append(self.confidence(image))
-        return float(np.trapezoid(found)) / len(order)
+    def confidences(self, masks: torch.Tensor) -> torch.Tensor:
+        """How sure the third network is that the window shows a face, (n,), where masks, (n, parts), blur parts of it."""
+        found = []
+        for mask in masks:
+            image = self.input.clone()
+            for rows, columns in itertools.compress(self.parts, mask):
+                image[:, rows, columns] = self.blurred[:, rows, columns]
+            decided = self.heads.decided(self.heads.detector["third"], 48, image[None], self.window)
+            found.append(decided.confidences[0, 0, 1])
+        return torch.stack(found)
 
     def between(self, relevance: np.ndarray) -> float:
         """The area between the curves of the least and the most relevant parts first."""
-        order = np.argsort([-relevance[part].mean() for part in self.parts])
-        return self.area(order[::-1]) - self.area(order)
+        of_parts = torch.tensor([relevance[part].mean() for part in self.parts])
+        return deletions(self.confidences, {"": of_parts})[""].area
 
 
 @torch.no_grad()

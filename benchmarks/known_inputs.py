@@ -15,6 +15,7 @@ from torch import nn
 
 import lrpfx
 from lrpfx import composites, rules, types
+from lrpfx.measures import methods
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "series_and_tables.md"
 STEPS, FEATURES, COLUMNS, UNITS, SEEDS, SAMPLES = 32, 3, 12, 32, (0, 1, 2), 200
@@ -217,11 +218,7 @@ def of_composite(make: Callable[[], composites.Composite]) -> Attribute:
 
 def integrated_gradients(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The input times its mean gradient on the way from zeros."""
-    total = torch.zeros_like(x)
-    for share in (torch.arange(32) + 0.5) / 32:
-        scaled = (share * x).requires_grad_()
-        total += torch.autograd.grad(model(scaled).sum(), scaled)[0]
-    return x * total / 32
+    return methods.integrated_gradients(model, x, torch.zeros(len(x), dtype=torch.long), torch.zeros_like(x), 32)
 
 
 def occlusion(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
