@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from lrpfx import types
 from lrpfx.errors import InputError, InputTypeError, RuleError, nearest
 from lrpfx.frontends.execution_order import modules_in_order_of_execution
+from lrpfx.ir import kinds
 from lrpfx.ir.mapping import MappingContext
 from lrpfx.operators.layer import Layer
 from lrpfx.rules import formulas
@@ -91,10 +91,10 @@ def _inputs(ctx: dict[Any, Any]) -> Mapping[str, frozenset[str]]:
     return ctx.inputs if isinstance(ctx, MappingContext) else {}
 
 
-def _describe_types(kinds: type | tuple[type, ...]) -> str:
-    if isinstance(kinds, tuple):
-        return " | ".join(_describe_types(item) for item in kinds)
-    return kinds.__name__
+def _describe_types(types: type | tuple[type, ...]) -> str:
+    if isinstance(types, tuple):
+        return " | ".join(_describe_types(item) for item in types)
+    return types.__name__
 
 
 def _checked(entries: Any, what: str) -> list[tuple[Any, Hook]]:
@@ -333,9 +333,9 @@ class LayerMapComposite(Composite):
 
     @staticmethod
     def _first_match(ctx: dict[Any, Any], entries: LayerMap, what: str, module: Any) -> Hook | None:
-        for index, (kinds, rule) in enumerate(entries):
-            if isinstance(module, kinds):
-                _note(ctx, f"{what}[{index}]: {_describe_types(kinds)}", (index, what))
+        for index, (types, rule) in enumerate(entries):
+            if isinstance(module, types):
+                _note(ctx, f"{what}[{index}]: {_describe_types(types)}", (index, what))
                 return rule
         return None
 
@@ -345,8 +345,8 @@ class LayerMapComposite(Composite):
     @staticmethod
     def _unused(ctx: MappingContext, entries: LayerMap, what: str, defaults: int) -> list[str]:
         return [
-            f"{what}[{index}]: {_describe_types(kinds)} -> {rule}"
-            for index, (kinds, rule) in enumerate(entries[: len(entries) - defaults])
+            f"{what}[{index}]: {_describe_types(types)} -> {rule}"
+            for index, (types, rule) in enumerate(entries[: len(entries) - defaults])
             if (index, what) not in ctx.used
         ]
 
@@ -377,7 +377,7 @@ class SpecialFirstLayerMapComposite(LayerMapComposite):
         return bool(self.first_map)
 
     def maps_whole(self, name: str, module: nn.Module) -> bool:
-        return any(isinstance(module, kinds) for kinds, _ in [*self.first_map, *self.layer_map])
+        return any(isinstance(module, types) for types, _ in [*self.first_map, *self.layer_map])
 
     def unmatched(self, ctx: MappingContext) -> list[str]:
         first = self._unused(ctx, self.first_map, "first_map", self._first_defaults)
@@ -514,19 +514,19 @@ def layer_map_base(
 ) -> list[tuple[type | tuple[type, ...], Hook]]:
     """Entries shared by the LRP composites. `stabilizer`: of all rules that divide; `epsilon`: that of recurrent layers."""
     return [
-        (types.Activation, formulas.Pass()),
-        (types.Sum, formulas.Norm(stabilizer)),
-        (types.AvgPool, formulas.Norm(stabilizer)),
-        (types.BatchNorm, formulas.Pass()),
-        (types.Interpolation, formulas.Norm(stabilizer)),
-        (types.Gate, formulas.Only(0)),
-        (types.Product, formulas.Uniform()),
-        (types.MatMul, formulas.UniformEpsilon(stabilizer)),
-        (types.Softmax, formulas.SoftmaxTaylor()),
-        (types.LayerNorm, formulas.NormalizationEpsilon(stabilizer)),
-        (types.RMSNorm, formulas.Pass()),
-        (types.Statistic, formulas.Norm(stabilizer)),
-        (types.Recurrent, formulas.Epsilon(stabilizer if epsilon is None else epsilon)),
+        (kinds.Activation, formulas.Pass()),
+        (kinds.Sum, formulas.Norm(stabilizer)),
+        (kinds.AvgPool, formulas.Norm(stabilizer)),
+        (kinds.BatchNorm, formulas.Pass()),
+        (kinds.Interpolation, formulas.Norm(stabilizer)),
+        (kinds.Gate, formulas.Only(0)),
+        (kinds.Product, formulas.Uniform()),
+        (kinds.MatMul, formulas.UniformEpsilon(stabilizer)),
+        (kinds.Softmax, formulas.SoftmaxTaylor()),
+        (kinds.LayerNorm, formulas.NormalizationEpsilon(stabilizer)),
+        (kinds.RMSNorm, formulas.Pass()),
+        (kinds.Statistic, formulas.Norm(stabilizer)),
+        (kinds.Recurrent, formulas.Epsilon(stabilizer if epsilon is None else epsilon)),
     ]
 
 
@@ -554,7 +554,7 @@ class _BuiltInComposite(SpecialFirstLayerMapComposite):
 def _epsilon_with(convolution: Hook, epsilon: Stabilization, stabilizer: Stabilization, zero_params: Names) -> LayerMap:
     return [
         *layer_map_base(stabilizer, epsilon),
-        (types.Convolution, convolution),
+        (kinds.Convolution, convolution),
         (nn.Linear, formulas.Epsilon(epsilon=epsilon, zero_params=zero_params)),
     ]
 
@@ -589,7 +589,7 @@ class EpsilonGammaBox(_BuiltInComposite):
             _epsilon_with(convolution, epsilon, stabilizer, zero_params),
             canonizers,
             first_map,
-            [(types.Convolution, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
+            [(kinds.Convolution, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))],
         )
 
 
@@ -644,7 +644,7 @@ class GammaByDepth(_BuiltInComposite):
         self._any_depth = self._gamma(self.early)  # stands in the layer map for the rule of the depth
         first: list[tuple[type, Hook]] = []
         if low is not None and high is not None:
-            first = [(types.Linear, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
+            first = [(kinds.Linear, formulas.ZBox(low, high, stabilizer=stabilizer, zero_params=zero_params))]
         elif low is not None or high is not None:
             raise InputError(
                 f"low and high bound the input together: {'high' if high is None else 'low'} is missing",
@@ -689,7 +689,7 @@ class GammaByDepth(_BuiltInComposite):
             inputs, last = _inputs(ctx), dict[frozenset[str], int]()  # the last position of what reads these inputs
             found: dict[str, int] = {}
             for name, layer in layers:
-                if isinstance(layer, types.Convolution):
+                if isinstance(layer, kinds.Convolution):
                     own = inputs.get(name, frozenset())
                     found[name] = last[own] = 1 + max((one for some, one in last.items() if some <= own), default=-1)
             ctx["positions"] = found
@@ -714,7 +714,7 @@ class _EpsilonFlatComposite(_BuiltInComposite):
         conserve: bool = False,
     ) -> None:
         convolution = self.convolution(stabilizer=stabilizer, zero_params=zero_params, conserve=conserve)
-        first = [(types.Linear, formulas.Flat(stabilizer=stabilizer, zero_params=zero_params))] if self.flat_first else []
+        first = [(kinds.Linear, formulas.Flat(stabilizer=stabilizer, zero_params=zero_params))] if self.flat_first else []
         defaults = _epsilon_with(convolution, epsilon, stabilizer, zero_params)
         super().__init__(layer_map, defaults, canonizers, first_map, first)
 
@@ -800,10 +800,10 @@ def _attention_map(epsilon: Stabilization, gamma: float | None, gates: str, zero
         raise InputError(f"gates is {' or '.join(map(repr, GATED_PRODUCTS))}, not {gates!r}", topic="composites")
     linear = formulas.Epsilon(epsilon, zero_params)
     return [
-        (types.GatedProduct, GATED_PRODUCTS[gates]()),
+        (kinds.GatedProduct, GATED_PRODUCTS[gates]()),
         *own,
         *layer_map_base(epsilon),
-        (types.Convolution, linear),
+        (kinds.Convolution, linear),
         (nn.Linear, linear if gamma is None else formulas.Gamma(gamma, stabilizer=epsilon, zero_params=zero_params)),
     ]
 
@@ -894,22 +894,22 @@ class DeepLIFT(_BuiltInComposite):
         if reveal_cancel not in (None, "dense", "linear"):
             raise InputError(f"reveal_cancel is 'dense', 'linear' or None, not {reveal_cancel!r}", topic="composites")
         kinds_of_layers = (
-            types.Activation,
-            types.Sum,
-            types.AvgPool,
-            types.MaxPool,
-            types.BatchNorm,
-            types.Convolution,
-            types.Linear,
-            types.Product,
-            types.MatMul,
-            types.Softmax,
-            types.LayerNorm,
-            types.RMSNorm,
-            types.Interpolation,
-            types.Statistic,
-            types.Recurrent,
-            types.Detach,
+            kinds.Activation,
+            kinds.Sum,
+            kinds.AvgPool,
+            kinds.MaxPool,
+            kinds.BatchNorm,
+            kinds.Convolution,
+            kinds.Linear,
+            kinds.Product,
+            kinds.MatMul,
+            kinds.Softmax,
+            kinds.LayerNorm,
+            kinds.RMSNorm,
+            kinds.Interpolation,
+            kinds.Statistic,
+            kinds.Recurrent,
+            kinds.Detach,
         )
         super().__init__(None, [(one, Difference()) for one in kinds_of_layers], canonizers)
         of_layers = self.module_map
@@ -950,7 +950,7 @@ class CPLRP(_BuiltInComposite):
         zero_params: Names = None,
         canonizers: Sequence[Any] | None = None,
     ) -> None:
-        own = [(types.WeightedValues, formulas.ValueOnly(epsilon))]
+        own = [(kinds.WeightedValues, formulas.ValueOnly(epsilon))]
         super().__init__(layer_map, _attention_map(epsilon, gamma, gates, zero_params, own), canonizers, first_map)
 
 
@@ -985,7 +985,7 @@ class RelP(_BuiltInComposite):
         canonizers: Sequence[Any] | None = None,
     ) -> None:
         products = formulas.ProductTaylor(epsilon)
-        own: LayerMap = [(types.Gate, formulas.Only(0)), (types.Product, products), (types.MatMul, products)]
+        own: LayerMap = [(kinds.Gate, formulas.Only(0)), (kinds.Product, products), (kinds.MatMul, products)]
         super().__init__(layer_map, _attention_map(epsilon, None, "half", zero_params, own), canonizers, first_map)
 
 
@@ -1032,9 +1032,9 @@ class ExcitationBackprop(_GradientComposite):
         canonizers: Sequence[Any] | None = None,
     ) -> None:
         defaults: LayerMap = [
-            (types.Sum, formulas.Norm(stabilizer)),
-            (types.AvgPool, formulas.Norm(stabilizer)),
-            (types.Linear, formulas.ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
+            (kinds.Sum, formulas.Norm(stabilizer)),
+            (kinds.AvgPool, formulas.Norm(stabilizer)),
+            (kinds.Linear, formulas.ZPlus(stabilizer=stabilizer, zero_params=zero_params)),
         ]
         super().__init__(layer_map, defaults, canonizers)
 

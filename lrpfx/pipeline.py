@@ -35,8 +35,8 @@ from lrpfx.passes.rewrite.checkpoint_blocks import checked_patterns
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.runtime.module_tree import alias_tensors, tree_with_same_tensors
 from lrpfx.support.interrupts import undisturbed, young_collections
+from lrpfx.support.module_tree import alias_tensors, tree_with_same_tensors
 from lrpfx.support.tensors import mark_of
 
 NO_SETTINGS = Settings()
@@ -369,10 +369,9 @@ def node_names(
     """
     if isinstance(model, ExplainModule):
         graph = model.unfused_graph
-    elif isinstance(model, (nn.Module, ExportedProgram)):
-        graph = normal_form(model, example_inputs, capture=capture, dynamic_shapes=dynamic_shapes)[0].graph
     else:
-        raise InputTypeError(f"node_names takes a torch.nn.Module, not {type(model).__name__}", topic="explainable-module")
+        _check_model(model, "node_names")
+        graph = normal_form(model, example_inputs, capture=capture, dynamic_shapes=dynamic_shapes)[0].graph
     return [name for name, _ in named_nodes(graph)]
 
 
@@ -460,6 +459,13 @@ def _check_model(model: Model, caller: str) -> None:
         raise InputTypeError(f"{caller} takes a torch.nn.Module or an ExportedProgram, not {type(model).__name__}{remedy}")
     if isinstance(model, nn.Module) and any(_is_of(_BRIDGES, one) for one in model.modules()):
         raise InputTypeError(f"{caller} does not take {type(model).__name__}{_OF_BRIDGES}")
+    if isinstance(model, nn.Module):
+        path = next((path for path, module in model.named_modules() if isinstance(module, ExplainModule)), None)
+        if path is not None:
+            raise InputTypeError(
+                f"the submodule {path!r} is an explainable module already; put the source model in its place",
+                topic="explainable-module",
+            )
 
 
 def checked_arguments(

@@ -16,10 +16,9 @@ from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_typ
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import DeepLIFT
 from lrpfx.errors import LrpfxWarning, first_lines
-from lrpfx.explanation.compiled import as_array
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import optional_package
-from lrpfx.support.tensors import on_device_of
+from lrpfx.support.tensors import as_array, on_device_of
 
 __all__ = ["DeepExplainer"]
 

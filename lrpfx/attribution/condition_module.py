@@ -14,7 +14,7 @@ from lrpfx.request.names import recorded_names
 from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.module_tree import free_name
+from lrpfx.support.module_tree import free_name
 
 
 def condition(explain_model: nn.Module, layers: Key | Sequence[Key]) -> ExplainModule:

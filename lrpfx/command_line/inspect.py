@@ -10,8 +10,8 @@ from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT
 from lrpfx.command_line.terminal import in_options, say, say_data, say_table
 from lrpfx.deploy.artefact import load, manifest_in
 from lrpfx.deploy.artefact import sign as sign_file
-from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.errors import LrpfxError
+from lrpfx.images.stored_preprocessing import preprocessing_in
 
 
 def inspect(artefact: ARTEFACT) -> None:

@@ -21,11 +21,11 @@ import lrpfx
 from lrpfx.command_line.options import ImageOptions, categories_in, device_named, errors_of_device
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
-from lrpfx.deploy.photographs import image_shape, preprocessing_in
+from lrpfx.deploy.photographs import image_shape
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
-from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.images.stored_preprocessing import StoredPreprocessing, preprocessing_in, stored_form
 from lrpfx.support.files import hash_of_file
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
 from lrpfx.support.optional_packages import optional_package

@@ -26,8 +26,8 @@ from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images import nifti
 from lrpfx.images.opening import image_suffixes
 from lrpfx.request.regions import Region
-from lrpfx.samples.items import is_graph
 from lrpfx.support.files import check_place
+from lrpfx.support.graph_data import is_graph
 from lrpfx.support.numbered_names import numbered
 from lrpfx.support.optional_packages import optional_package
 

@@ -23,7 +23,7 @@ from lrpfx.concepts.rankings import Ranking
 from lrpfx.datasets.engines import Engine
 from lrpfx.datasets.ray_engine import RayEngine, engine_named
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, takes_graphs, tensors_of_graph
+from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, tensors_of_graph
 from lrpfx.request.channels import KINDS, Layers, by_channel, kind_of, named_layers
 from lrpfx.request.conditions import Feature, Index
 from lrpfx.request.outputs import OutputSelector
@@ -40,6 +40,7 @@ from lrpfx.samples.plan import KnownSample, KnownSamples
 from lrpfx.samples.preparation import Preparation, Sample, SampleBatch, SampleGroup
 from lrpfx.samples.selection import SampleSelection, numbers_of
 from lrpfx.support.files import checked_path
+from lrpfx.support.graph_data import are_of_graph
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import is_frame, progress_bar
@@ -174,7 +175,7 @@ class _Collector:
     @property
     def are_graphs(self) -> bool:
         """Whether the samples are graphs, which run one by one."""
-        return takes_graphs(self.module.argument_names)
+        return are_of_graph(self.module.argument_names)
 
     def collected(
         self, path: Path | None, samples: Iterable[int] | None, engine: Engine, retry_failed: bool, progress: bool

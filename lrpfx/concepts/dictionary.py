@@ -9,8 +9,8 @@ from torch import fx, nn
 
 from lrpfx.concepts.dictionary_files import DictionaryParts, read_dictionary
 from lrpfx.errors import InputError, InputTypeError, nearest
-from lrpfx.frontends.symbolic import shared_copy
 from lrpfx.operators.functions import held
+from lrpfx.support.modules import shared_copy
 from lrpfx.support.torch_internals import are_transforms_active, is_traced
 
 #: The share of a value that rounding may change.

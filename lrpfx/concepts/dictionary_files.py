@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, first_lines, os_errors
-from lrpfx.frontends.dequantize import linear_layer
+from lrpfx.support.modules import linear_layer
 from lrpfx.support.optional_packages import optional_package
 
 _CONFIGURATION, _WEIGHTS = "cfg.json", "sae_weights.safetensors"

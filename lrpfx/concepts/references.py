@@ -15,12 +15,11 @@ from lrpfx.concepts.collection import Collection, Layer, Ranked
 from lrpfx.concepts.collector import scores_of
 from lrpfx.concepts.receptive_fields import ReceptiveFields, receptive_fields
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.graphs import takes_graphs
-from lrpfx.images.opening import as_image
 from lrpfx.ir.node import node_info
 from lrpfx.pictures import sheet
 from lrpfx.pictures.contours import enclosing_level
 from lrpfx.pictures.maps import relevance_map, smoothed
+from lrpfx.pictures.pixels import as_image
 from lrpfx.request.channels import KINDS
 from lrpfx.request.conditions import Condition
 from lrpfx.request.outputs import OutputSelector
@@ -31,6 +30,7 @@ from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.runtime.fingerprints import fingerprint_of_module
 from lrpfx.samples.items import is_indexed, parts_of
 from lrpfx.samples.preparation import Preparation
+from lrpfx.support.graph_data import are_of_graph
 from lrpfx.support.html import Html, image_html
 from lrpfx.support.table import Rows
 from lrpfx.support.torch_internals import pytree
@@ -209,7 +209,7 @@ class _ReferenceFinder:
                 f"references are those of a collection, not of a {type(collection).__name__}", topic="collections"
             )
         self.module = explainable(explain_model, "reference")  # not compiled, since relevance may start anywhere there
-        if takes_graphs(self.module.argument_names):
+        if are_of_graph(self.module.argument_names):
             raise InputError(
                 "references are cut from images and series, not from graphs: collection.top names the graph and the node of "
                 "each, whose relevance lrpfx.Explainer(model, record=layer)(graph) gives",

@@ -40,10 +40,10 @@ from lrpfx.datasets.store import (
     without_failed,
 )
 from lrpfx.datasets.view import Attributions
-from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
 from lrpfx.explanation.arrays import Reading, items_of_rows, sample_of_numbers, volume_of_sample
 from lrpfx.explanation.compiled import CompiledModel
+from lrpfx.explanation.detections import arguments_of
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.graphs import inputs_of_graph, tensors_of_graph, with_edges
 from lrpfx.images import nifti
@@ -273,9 +273,9 @@ class _Run:
             question = replace(question, reference=explainer.reference)
         kind = SampleExplainer if sizes is None else partial(GraphExplainer, sizes=sizes, fixed=fixed)
         self.explainer = self._sample_explainer(kind, module, question, is_own, others)
-        if is_own and isinstance(explainer.model, DetectorHeads):
+        if is_own and explainer.heads is not None:
             asked = _of_boxes(self.explainer.question, preprocess is not None)
-            self.explainer = replace(self.explainer, question=asked, heads=explainer.model)
+            self.explainer = replace(self.explainer, question=asked, arguments_of=partial(arguments_of, explainer.heads))
         self.explainer = replace(self.explainer, is_of_features=self.features is not None, adds_channel=adds_channel)
 
     def _sizes(self) -> GraphSizes:

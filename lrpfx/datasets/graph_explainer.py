@@ -16,12 +16,13 @@ from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
 from lrpfx.datasets.sample_explainer import ExplainedRows, SampleExplainer
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.explanation.compiled import as_array
-from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, takes_graphs, with_names
+from lrpfx.explanation.graphs import inputs_of_graph, question_of_graph, with_names
 from lrpfx.request.user_functions import reported
-from lrpfx.samples.items import is_graph, is_indexed, parts_of
+from lrpfx.samples.items import is_indexed, parts_of
 from lrpfx.samples.preparation import Sample, SampleGroup
+from lrpfx.support.graph_data import are_of_graph, is_graph
 from lrpfx.support.optional_packages import is_frame
+from lrpfx.support.tensors import as_array
 
 
 def are_samples_graphs(data: Any, names: Sequence[str], is_compiled: bool) -> bool:
@@ -30,7 +31,7 @@ def are_samples_graphs(data: Any, names: Sequence[str], is_compiled: bool) -> bo
     `names`: of the arguments. `is_compiled`: whether the model is, so that it takes no graph as one object.
     `InputTypeError` for graphs that come as a stream, of which the largest is not known.
     """
-    is_for_graphs = takes_graphs(names)
+    is_for_graphs = are_of_graph(names)
     items: Any = data.dataset if isinstance(data, DataLoader) else data
     if isinstance(items, (str, bytes, torch.Tensor, np.ndarray)) or is_frame(items):
         return False

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from lrpfx.datasets.view import Attributions
-from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.errors import ArtefactError, InputError, InputTypeError
 from lrpfx.images.preprocessing import Preprocessing
-from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.images.stored_preprocessing import StoredPreprocessing, preprocessing_in, stored_form
 from lrpfx.samples.plan import BlockPlan
 from lrpfx.samples.preparation import Preparation, Sample, as_tensor, is_data
 from lrpfx.samples.sources import IndexedSource, source_of

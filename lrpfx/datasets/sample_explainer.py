@@ -11,11 +11,8 @@ from torch import nn
 from lrpfx.attribution.computation import Computation, computations, mean_of
 from lrpfx.datasets import layout
 from lrpfx.datasets.layout import Array
-from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.explanation.arrays import of_features
-from lrpfx.explanation.detections import arguments_of
-from lrpfx.ir.node import Role, node_info
 from lrpfx.request.channels import kind_of
 from lrpfx.request.conditions import Channel, Feature, Head, Index
 from lrpfx.request.names import recorded_names, resolve_names
@@ -59,9 +56,9 @@ class SampleExplainer:
 
     `question`: its targets are those of every sample. `reductions`: of each recorded layer, by its name. `reduce`: that of the
     inputs. `scores`: how many of the largest outputs are kept; None for all. `dtype`: of relevance. `is_cast`: whether inputs
-    are brought to the dtype of the model. `heads`: those of a detector, which find further arguments in the images.
-    `is_of_features`: whether samples are rows of a table, whose features have relevance side by side. `adds_channel`: whether
-    samples are waves, which the model takes with an axis for their channel.
+    are brought to the dtype of the model. `arguments_of`: makes the model's arguments of inputs, as for detectors, which find
+    some in the images. `is_of_features`: whether samples are rows of a table, whose features have relevance side by side.
+    `adds_channel`: whether samples are waves, which the model takes with an axis for their channel.
     """
 
     explain_model: nn.Module
@@ -72,7 +69,7 @@ class SampleExplainer:
     scores: int | None
     dtype: torch.dtype
     is_cast: bool
-    heads: DetectorHeads | None = None
+    arguments_of: Callable[[Any], Any] | None = None
     is_of_features: bool = False
     adds_channel: bool = False
 
@@ -142,7 +139,7 @@ class SampleExplainer:
         question = self.asked(self.targets_of(labels), self.question.output)
         inputs = pytree.tree_map(lambda one: one[:, None], inputs) if self.adds_channel else inputs
         given = on_device_of(self.module, inputs, self.is_cast)
-        given = given if self.heads is None else arguments_of(self.heads, given)
+        given = given if self.arguments_of is None else self.arguments_of(given)
         found = mean_of(computations(self.explain_model, given, question))
         if self.is_of_features:
             several = tuple(given) if isinstance(given, list) else given  # as batches have them
@@ -261,8 +258,7 @@ class SampleExplainer:
 
 def _leaves(relevance: Any, module: ExplainModule) -> Iterator[tuple[str, torch.Tensor]]:
     """The relevance of each input, by the name of its array; None and inputs that were declared constant are left out."""
-    placeholders = module.graph.find_nodes(op="placeholder")
-    constants = {str(node.target) for node in placeholders if node_info(node).role is Role.CONSTANT}
+    constants = module.constants
     if isinstance(relevance, tuple):
         by_name = dict(zip(module.argument_names, relevance, strict=False))
         relevance = {name: one for name, one in by_name.items() if name not in constants}

@@ -4,26 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lrpfx.deploy.program import inputs_of
-from lrpfx.errors import InputError, InputTypeError
-from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
+from lrpfx.errors import InputTypeError
+from lrpfx.images.stored_preprocessing import preprocessing_in, stored_form
 from lrpfx.support.stored_arrays import RefusedError
 
 _LONGEST_NAME = 1000  # characters of a category
-
-
-def preprocessing_in(manifest: Mapping[str, Any]) -> StoredPreprocessing | None:
-    """The preprocessing that a manifest holds, if any. Raises `RefusedError` for an invalid one."""
-    found = manifest.get("preprocessing")
-    if found is None:
-        return None
-    keys = ("mean", "std", "size", "resize", "interpolation")
-    if not isinstance(found, dict) or sorted(found) != sorted(keys):
-        raise RefusedError(f"its preprocessing does not have exactly the entries {', '.join(keys)}")
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
-    try:
-        return StoredPreprocessing(**values)
-    except InputError as error:
-        raise RefusedError(f"its preprocessing is invalid: {error}") from error
 
 
 def check_photographs(manifest: Mapping[str, Any]) -> None:

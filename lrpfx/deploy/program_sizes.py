@@ -12,6 +12,7 @@ from lrpfx.errors import LoweringError
 from lrpfx.ir.guards import FixedSizes, SharedSize, SizeCondition
 from lrpfx.ir.size_proofs import is_proved
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.graph_data import is_graph
 
 
 class SizeError(Exception):
@@ -71,7 +72,7 @@ def open_sizes(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> lis
 
 def _is_graph(inputs: Mapping[str, torch.Tensor]) -> bool:
     """Whether inputs are those of a graph network: features of nodes, and the sources and targets of edges."""
-    return "x" in inputs and "edge_index" in inputs and inputs["edge_index"].ndim == 2
+    return is_graph(inputs) and inputs["edge_index"].ndim == 2
 
 
 def _of_graph(module: ExplainModule, inputs: Mapping[str, torch.Tensor]) -> list[OpenSize]:

@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from lrpfx.deploy.manifest import DTYPES
-from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.program import inputs_of, problem_of_sizes
-from lrpfx.deploy.self_test import SelfTest, as_array
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, is_out_of_memory
-from lrpfx.images.stored_preprocessing import stored_form
+from lrpfx.images.stored_preprocessing import preprocessing_in, stored_form
 from lrpfx.support.identity.fingerprints import fingerprint_of_tensors, other_buffers
 from lrpfx.support.interrupts import undisturbed
-from lrpfx.support.tensors import not_dense
+from lrpfx.support.tensors import as_array, not_dense
 from lrpfx.support.torch_internals import DisableTorchFunction
 
 #: Errors about the arguments of a program, and about its results.

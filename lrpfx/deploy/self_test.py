@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lrpfx.support.stored_arrays import RefusedError, read_arrays
+from lrpfx.support.tensors import as_array
 
 #: The largest batch for which a file may hold fewer rows and repeat them. The limit keeps small files from using much memory.
 MOST_REPEATED = 64
@@ -61,13 +62,6 @@ class SelfTest:
         file = io.BytesIO()
         np.savez(file, **self.arrays)  # type: ignore[arg-type]  # the stub takes any keyword for allow_pickle
         return file.getvalue()
-
-
-def as_array(value: torch.Tensor) -> np.ndarray:
-    """The values of a tensor as an array of the same dtype, or float32 for bfloat16, which numpy lacks."""
-    value = value.detach().cpu()
-    array: np.ndarray = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return np.asarray(array, order="C")
 
 
 def recorded(

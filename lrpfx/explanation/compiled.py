@@ -29,7 +29,7 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Position, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.support.tensors import is_floating, on_device_of
+from lrpfx.support.tensors import as_array, is_floating, on_device_of
 
 
 @dataclass(frozen=True)
@@ -426,12 +426,6 @@ def answers_of(
         for place in range(len(outputs))
     ]
     return [tuple(found for found, _ in some) for some in pairs], [tuple(one for _, one in some) for some in pairs]
-
-
-def as_array(value: torch.Tensor) -> Array:
-    """A tensor as an array; in float32 if it is bfloat16, which NumPy does not have."""
-    value = value.detach().cpu()
-    return value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
 
 
 def shown_outputs(outputs: Array, columns: Sequence[Sequence[Target]]) -> list[Array]:

@@ -18,7 +18,7 @@ from lrpfx.composites import Composite
 from lrpfx.detection.detector_heads import DetectorHeads
 from lrpfx.errors import InputError, LrpfxError, first_lines
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores
-from lrpfx.explanation.compiled import CompiledModel, Run, as_array, keep_origin
+from lrpfx.explanation.compiled import CompiledModel, Run, keep_origin
 from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.boxes import with_boxes
@@ -30,7 +30,7 @@ from lrpfx.request.targets import ForEach, Target, as_target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.numbers import whole_number
-from lrpfx.support.tensors import on_device_of
+from lrpfx.support.tensors import as_array, on_device_of
 
 #: Pixels of the width of the photograph on which a sheet draws boxes, at least.
 _LEAST = 380

@@ -18,7 +18,6 @@ from typing_extensions import TypeVar, Unpack
 
 from lrpfx.attribution.messages import CONSTANTS
 from lrpfx.composites import AttnLRP, Composite, as_composite, composite_class
-from lrpfx.deploy.photographs import preprocessing_in
 from lrpfx.deploy.runner import Runner
 from lrpfx.detection.choice import detector_within, heads, is_detector
 from lrpfx.detection.detector_heads import DetectorHeads
@@ -71,6 +70,7 @@ from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.scans import Geometries
+from lrpfx.images.stored_preprocessing import preprocessing_in
 from lrpfx.pipeline import Captured, no_module, transform
 from lrpfx.request.boxes import as_box
 from lrpfx.request.classes import as_list
@@ -79,7 +79,7 @@ from lrpfx.request.regions import Region, RegionOfInput, with_regions
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.samples.items import GraphData, is_graph
+from lrpfx.support.graph_data import GraphData, is_graph
 from lrpfx.support.identity.structure import Snapshot
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import is_frame, progress_bar
@@ -342,17 +342,19 @@ class Explainer(Generic[Found]):
         if isinstance(model, nn.Module) and self.captured is None and output is None and is_of_masks(model):
             model = semantic_map(model)
         self.model = model
+        #: The heads of the detector that is explained.
+        self.heads = model if isinstance(model, DetectorHeads) else None
         if isinstance(composite, str):
             composite_class(composite)  # an error for a name that there is not
         elif composite is not None:
             as_composite(composite, "an explainer")
         self.composite = composite
-        if isinstance(model, DetectorHeads):
-            preprocess = model.input_of(preprocess)
+        if self.heads is not None:
+            preprocess = self.heads.input_of(preprocess)
         self.preprocess = _stated_by(model) if preprocess is None else Preprocessing(preprocess)
-        if isinstance(model, DetectorHeads):
-            categories = model.own_categories() if categories is None else categories
-        self.categories = _names(model.detector if isinstance(model, DetectorHeads) else model, categories)
+        if self.heads is not None and categories is None:
+            categories = self.heads.own_categories()
+        self.categories = _names(model if self.heads is None else self.heads.detector, categories)
         self.tokenizer = tokenizer
         if tokenizer is not None and not callable(tokenizer):
             raise InputTypeError(f"a tokenizer is one of Hugging Face, not {type(tokenizer).__name__}", topic="explainers")
@@ -366,12 +368,12 @@ class Explainer(Generic[Found]):
             )
         if processor is not None and not isinstance(model, nn.Module):
             raise InputError("processor= is for models: a program takes tensors", topic="explainers")
-        if isinstance(model, DetectorHeads) and output is not None:
+        if self.heads is not None and output is not None:
             raise InputError("the output of a detector is that of its heads: output= is for other models", topic="detectors")
         self.record = (record,) if isinstance(record, str) else tuple(as_list("record=", record))
         self.output = output
         self.reference = reference
-        if reference is not None and isinstance(model, (Runner, DetectorHeads)):
+        if reference is not None and (self.heads is not None or isinstance(model, Runner)):
             raise InputError(
                 "reference= is for models that are neither detectors nor programs: lrpfx.attribute takes the references of "
                 "other inputs",
@@ -808,7 +810,7 @@ class Explainer(Generic[Found]):
             try:
                 found = list(self._explained(batch, wanted))
             except InputError as error:
-                if not isinstance(self.model, DetectorHeads) or error.topic != "detectors":
+                if self.heads is None or error.topic != "detectors":
                     raise
                 if len(batch) == 1 and not batch[0].photograph.is_of_folder:
                     raise
@@ -928,10 +930,10 @@ class Explainer(Generic[Found]):
             return found.with_names_of(inputs)
         logger.info("transforming %s", type(self.model).__name__)
         composite = self._chosen(inputs)
-        if isinstance(self.model, DetectorHeads) and self.captured is None:
-            made = compiled_heads(self.model, composite, inputs, self.example_inputs)
+        if self.heads is not None and self.captured is None:
+            made = compiled_heads(self.heads, composite, inputs, self.example_inputs)
             self._keep_state(made)
-            return CompiledDetector(made, self.model, self.categories, self.record)
+            return CompiledDetector(made, self.heads, self.categories, self.record)
         examples = inputs if self._is_own else self.example_inputs
         if isinstance(examples, torch.Tensor):
             examples = on_device_of(self.model, examples, True)
@@ -941,7 +943,7 @@ class Explainer(Generic[Found]):
         try:
             made = make()
         except LrpfxError as error:
-            inner = None if isinstance(self.model, DetectorHeads) else detector_within(self.model)
+            inner = None if self.heads is not None else detector_within(self.model)
             if inner is not None:
                 raise InputError(
                     f"{type(self.model).__name__} has a detector within, {inner}: explain that one, lrpfx.Explainer(model."
@@ -961,8 +963,8 @@ class Explainer(Generic[Found]):
             scores = scores_of_logits(final, made)
             made = make("logits")
         self._keep_state(made)
-        if isinstance(self.model, DetectorHeads):
-            return CompiledDetector(made, self.model, self.categories, self.record)
+        if self.heads is not None:
+            return CompiledDetector(made, self.heads, self.categories, self.record)
         found = CompiledModel(made, self.categories, self.record, self.output, scores, self.reference)
         return found.with_names_of(inputs)
 
@@ -995,7 +997,7 @@ class Explainer(Generic[Found]):
             return ByContent(photographs=False, signed=True)
         if self.tokenizer is not None:
             return ByContent(photographs=False)
-        return ByContent(**bounds, passes_detached=isinstance(self.model, DetectorHeads))
+        return ByContent(**bounds, passes_detached=self.heads is not None)
 
     def _form_of(self, inputs: Any) -> Form | None:
         """What the model's inputs stand for, also if they are of a data set."""

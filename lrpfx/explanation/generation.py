@@ -15,7 +15,7 @@ from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, first_lines, printable
 from lrpfx.explanation.answers import Array, Balance
-from lrpfx.explanation.compiled import CompiledModel, as_array
+from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explanation import caption_of, show
 from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
 from lrpfx.request.targets import Class, Contrast, Position, Target
@@ -23,7 +23,7 @@ from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.prefix_caches import filled_cache, is_cache, plain_cache
 from lrpfx.support.table import Table
-from lrpfx.support.tensors import on_device_of
+from lrpfx.support.tensors import as_array, on_device_of
 from lrpfx.text.generation import GenerationHeatmap
 from lrpfx.text.scores import of_attribution
 

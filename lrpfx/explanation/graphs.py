@@ -1,7 +1,7 @@
 """Explanations of graphs: a graph network and its data in, relevance of nodes, edges and walks out."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.messages import MessageLayer, Walk, by_rows, message_layers, names_by_rows, walks
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
-from lrpfx.explanation.compiled import CompiledModel, Origin, as_array, keep_origin, origin_of
+from lrpfx.explanation.compiled import CompiledModel, Origin, keep_origin, origin_of
 from lrpfx.explanation.explanation import (
     SHARES_OF_LAYERS,
     Explained,
@@ -35,12 +35,12 @@ from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.samples.items import is_graph
 from lrpfx.support.files import as_path
+from lrpfx.support.graph_data import are_of_graph, is_graph
 from lrpfx.support.html import element, image_html
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import progress_bar
-from lrpfx.support.tensors import on_device_of
+from lrpfx.support.tensors import as_array, on_device_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -59,7 +59,7 @@ def with_names(given: Any, names: Sequence[str]) -> Any:
     """
     if isinstance(given, list):
         return [with_names(one, names) for one in given]
-    is_one = isinstance(given, tuple) and not any(map(is_graph, given)) and {"x", "edge_index"} <= set(names[: len(given)])
+    is_one = isinstance(given, tuple) and not any(map(is_graph, given)) and are_of_graph(names[: len(given)])
     return dict(zip(names, given, strict=False)) if is_one and len(given) <= len(names) else given
 
 
@@ -302,7 +302,7 @@ class OfData(nn.Module):
 def taking_tensors(model: nn.Module) -> nn.Module:
     """The model, or a module around it if it takes the data of a graph as one object. `InputError` if it takes no graph."""
     parameters = _parameters(model)
-    if isinstance(model, (ExplainModule, OfData)) or takes_graphs(parameters):
+    if isinstance(model, (ExplainModule, OfData)) or are_of_graph(parameters):
         return model
     needed = [name for name, one in parameters.items() if one.default is one.empty]
     if len(needed) != 1 and {"x", "adj"} <= set(parameters):
@@ -431,11 +431,6 @@ def _explained(
 def inputs_of_graph(model: nn.Module, graph: Any) -> dict[str, Any]:
     """The arguments of a model for a graph, by name, on its device. `InputError` and `InputTypeError` if they do not fit."""
     return _placed_inputs(model, _values_of(graph))
-
-
-def takes_graphs(names: Collection[str]) -> bool:
-    """Whether arguments with these names are those of a graph."""
-    return {"x", "edge_index"} <= set(names)
 
 
 def tensors_of_graph(graph: Any, names: Sequence[str]) -> dict[str, torch.Tensor]:

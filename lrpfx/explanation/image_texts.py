@@ -14,7 +14,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.ledger import Ledger
 from lrpfx.errors import InputError, InputTypeError, first_lines
 from lrpfx.explanation.answers import Array
-from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, as_array, keep_origin
+from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, keep_origin
 from lrpfx.explanation.explanation import Explanation
 from lrpfx.explanation.joint import AnswerOfInput, AnswerOfInputs, JointExplanation, placed_on
 from lrpfx.explanation.sentences import OfText, TextExplanation, named_tokens
@@ -23,6 +23,7 @@ from lrpfx.images.entry_places import EntryPlaces, entry_places
 from lrpfx.images.geometry import Geometry
 from lrpfx.images.opening import Photograph, photographs
 from lrpfx.request.targets import Target
+from lrpfx.support.tensors import as_array
 from lrpfx.text.scores import chosen_embeddings
 
 _TOPIC = "several-inputs"

@@ -25,7 +25,6 @@ from lrpfx.explanation.compiled import (
     Origin,
     Run,
     answers_of,
-    as_array,
     checked_output,
     keep_origin,
     shown_outputs,
@@ -47,9 +46,10 @@ from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.files import as_path
+from lrpfx.support.graph_data import is_graph
 from lrpfx.support.html import element, image_html
 from lrpfx.support.optional_packages import is_frame, progress_bar
-from lrpfx.support.tensors import is_floating, not_dense, on_device_of
+from lrpfx.support.tensors import as_array, is_floating, not_dense, on_device_of
 from lrpfx.text.scores import chosen_embeddings
 
 _TOPIC = "several-inputs"
@@ -246,7 +246,7 @@ def are_of_several_inputs(given: Any, model: Any, has_tokenizer: bool) -> bool:
 def _is_of_several_inputs(given: Any, model: Any, has_tokenizer: bool) -> bool:
     if isinstance(given, tuple):
         return len(given) > 1 and len(names_of_arguments(model)[1]) > 1
-    if not isinstance(given, Mapping) or {"x", "edge_index"} <= set(given) or {"role", "messages"} & set(given):
+    if not isinstance(given, Mapping) or is_graph(given) or {"role", "messages"} & set(given):
         return False
     if not has_tokenizer or any(_is_no_text(one) for name, one in given.items() if name != "labels"):
         return True

@@ -14,7 +14,7 @@ from lrpfx import text as pictures_of_text
 from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target, difference_of_target
-from lrpfx.explanation.compiled import CompiledModel, Origin, Run, as_array, checked_output, keep_origin
+from lrpfx.explanation.compiled import CompiledModel, Origin, Run, checked_output, keep_origin
 from lrpfx.explanation.explanation import SHARES_OF_LAYERS, Explained, SeveralPictures, caption_of
 from lrpfx.explanation.texts import ReadText, check_fits, read, readable
 from lrpfx.ir.kinds import Sum
@@ -23,6 +23,7 @@ from lrpfx.request.classes import index_of
 from lrpfx.request.targets import Position, Target, as_target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.support.optional_packages import progress_bar
+from lrpfx.support.tensors import as_array
 from lrpfx.text.pictures import TextHeatmap
 from lrpfx.text.scores import of_attribution
 

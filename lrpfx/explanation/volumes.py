@@ -25,9 +25,9 @@ from lrpfx.explanation.explanation import (
 from lrpfx.explanation.tables import WITHIN
 from lrpfx.images import nifti
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import as_image
 from lrpfx.images.scans import Scan
 from lrpfx.pictures import charts
+from lrpfx.pictures.pixels import as_image
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.support.files import as_path, written
 from lrpfx.support.html import element, image_html

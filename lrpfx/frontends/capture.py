@@ -47,7 +47,7 @@ from lrpfx.frontends.open_sizes import (
     wishes_of,
 )
 from lrpfx.frontends.prepare import Model, Prepared, with_plain_caches
-from lrpfx.frontends.symbolic import RandomNumbers, capture_symbolic, private_copy, shared_copy
+from lrpfx.frontends.symbolic import RandomNumbers, capture_symbolic
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.mapping import MappingContext, RuleMapping
 from lrpfx.ir.node import Role, calls, data_calls, is_call_of, leaves_of, node_info
@@ -71,6 +71,7 @@ from lrpfx.passes.driver import (
 from lrpfx.passes.program import PassResult, Program, random_error
 from lrpfx.passes.stages import Settings, Stage
 from lrpfx.support.checked_indices import checked_indices
+from lrpfx.support.modules import private_copy, shared_copy
 from lrpfx.support.prefix_caches import holds_caches, is_cache, plain_cache
 from lrpfx.support.tensors import is_floating, no_tensors, not_dense
 from lrpfx.support.torch_internals import Interpreter, pytree, size_symbol

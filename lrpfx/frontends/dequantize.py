@@ -16,6 +16,7 @@ from torch import nn
 from lrpfx.errors import CaptureError, first_lines
 from lrpfx.frontends.packed_weights import sizes_of, unpacked_weights
 from lrpfx.passes.program import PassResult
+from lrpfx.support.modules import linear_layer
 
 THE_MODEL = "the model"
 _TORCHAO = "torchao."
@@ -146,15 +147,6 @@ def _results(module: Any, vectors: torch.Tensor) -> torch.Tensor:
             failure = failure or error
     assert failure is not None
     raise failure
-
-
-def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """A linear layer with the given weight (outputs, inputs) and bias, which are not trained."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias, requires_grad=False)
-    return layer
 
 
 def _dequantized(name: str, module: Any) -> nn.Module:

@@ -3,12 +3,13 @@
 from torch import nn
 
 from lrpfx.errors import LrpfxError
-from lrpfx.frontends.symbolic import capture_copy, private_copy
+from lrpfx.frontends.symbolic import capture_copy
 from lrpfx.ir.node import calls_before_output, data_calls, node_info
 from lrpfx.passes.canonize.merge_batch_norm import MergeBatchNormLeft
 from lrpfx.passes.driver import run_passes
 from lrpfx.passes.program import Program
 from lrpfx.passes.stages import Settings, Stage, passes_of
+from lrpfx.support.modules import private_copy
 
 
 def traced(model: nn.Module) -> Program | None:

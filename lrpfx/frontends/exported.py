@@ -33,25 +33,17 @@ from lrpfx.frontends.naming import (
 )
 from lrpfx.frontends.open_sizes import Dimension, FinalCaptureError, Named, OpenSizes
 from lrpfx.frontends.read_numbers import ReadNumbers, WatchReads, has_open_sizes
-from lrpfx.frontends.symbolic import (
-    DIFFERENTIATES,
-    lengths_as_sizes,
-    private_copy,
-    restore_tensors,
-    share_buffers,
-    shared_copy,
-    tensors_held,
-)
+from lrpfx.frontends.symbolic import DIFFERENTIATES, lengths_as_sizes, restore_tensors, tensors_held
 from lrpfx.frontends.time_loops import loops_as_operators
 from lrpfx.ir.guards import FixedEntries, FixedValue, Guard, Place, SizeCondition, place_of
 from lrpfx.ir.node import like, node_info, output_node, set_info, update_info
-from lrpfx.ir.user_files import is_user_file
 from lrpfx.operators.functions import embedding_bag, strided
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import all_operators, lookup, module_classes, spelling_of
 from lrpfx.passes.program import Program, refuse_state
-from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.support.interrupts import tracing, undisturbed
+from lrpfx.support.module_tree import Scope, scope_at
+from lrpfx.support.modules import private_copy, share_buffers, shared_copy
 from lrpfx.support.tensors import distinct
 from lrpfx.support.torch_internals import (
     EXPORT_TRACER,
@@ -61,6 +53,7 @@ from lrpfx.support.torch_internals import (
     pytree,
     size_in_example,
 )
+from lrpfx.support.user_files import is_user_file
 
 #: Operators with a graph of their own, which torch makes when they are first needed.
 _GRADIENT_MODE, _AUTOCAST = "wrap_with_set_grad_enabled", "wrap_with_autocast"

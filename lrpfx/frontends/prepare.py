@@ -16,10 +16,9 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from lrpfx.errors import CaptureError, InputError, InputTypeError
 from lrpfx.frontends.dequantize import dequantize, is_quantized
 from lrpfx.frontends.offloaded import moving_hooks, onload
-from lrpfx.frontends.symbolic import private_copy
 from lrpfx.frontends.traceable import COMPILED
 from lrpfx.passes.program import PassResult
-from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.modules import private_copy
 from lrpfx.support.prefix_caches import filled_cache, without_caches
 
 Model = nn.Module | ExportedProgram
@@ -107,11 +106,6 @@ def _check_module(model: nn.Module) -> None:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise InputTypeError(f"the model is wrapped by {name}; transform model.module and wrap the result")
     for path, module in model.named_modules():
-        if isinstance(module, ExplainModule):
-            raise InputTypeError(
-                f"the submodule {path!r} is an explainable module already; put the source model in its place",
-                topic="explainable-module",
-            )
         if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise InputError(
                 f"{path or 'the model'} is a {type(module).__name__} whose parameters have no shape yet; "

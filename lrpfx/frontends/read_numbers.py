@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from lrpfx.ir.guards import Place
 from lrpfx.ir.node import ancestors_of, function_name, map_arguments
-from lrpfx.ir.user_files import is_report, user_source
 from lrpfx.operators.table import writes_in_place
 from lrpfx.passes.program import is_random
 from lrpfx.support.torch_internals import DisableTorchFunction, disable_current_modes, unknown_in
+from lrpfx.support.user_files import is_report, user_source
 
 _MAKES_TEXT = frozenset({"__format__", "__repr__"})
 _MAKES_CONSTANTS = frozenset({"tensor", "as_tensor", "arange", "full", "ones", "zeros"})

@@ -1,23 +1,21 @@
 """CAPTURE by symbolic tracing: turn a model into a graph of functions, through torch.nn down to functional calls."""
 
-import copy
-import functools
 import inspect
 import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import CellType, FunctionType
-from typing import Any, cast
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn.utils import rnn
 
-from lrpfx.errors import CaptureError, first_lines
+from lrpfx.errors import CaptureError
 from lrpfx.frontends.known_values import KnownValues
 from lrpfx.frontends.naming import (
     ModuleCall,
@@ -31,17 +29,13 @@ from lrpfx.frontends.read_numbers import READS_NUMBERS, lost_calls
 from lrpfx.frontends.traceable import make_traceable, traceable
 from lrpfx.ir.guards import FixedSizes, FloatingPoint, Guard, Place, is_constant
 from lrpfx.ir.node import attribute_of, function_name
-from lrpfx.ir.user_files import is_report, is_user_file, user_source
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.passes.program import Program, random_error, refuse_random, refuse_state
 from lrpfx.support.interrupts import tracing, undisturbed
-from lrpfx.support.tensors import address_of, held_as
+from lrpfx.support.modules import private_copy, share_buffers, shared_copy
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
+from lrpfx.support.user_files import is_report, is_user_file, user_source
 
-UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
-
-#: Layouts of sparse tensors that cannot be copied.
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 #: The remedy for derivatives in forward.
 DIFFERENTIATES = (
     "Put this step into a module of its own, compute the derivative there by torch.func.grad, and map the module to one rule "
@@ -228,132 +222,6 @@ def restore_tensors(root: nn.Module, before: dict[tuple[str, str, str], Any]) ->
         getattr(root.get_submodule(path), table)[name] = before[path, table, name]
         written.add(f"{path}.{name}".lstrip("."))
     return written
-
-
-def private_copy(
-    model: nn.Module,
-    share_parameters: bool = False,
-    shared: Iterable[Any] = (),
-    aliases: Mapping[int, torch.Tensor] | None = None,
-) -> nn.Module:
-    """A deep copy of `model`, even if it holds computed tensors (old-style weight norm, pruning).
-
-    With `share_parameters`, the copy uses the model's own parameters: for a copy that is never run. It also uses the objects in
-    `shared`, and in place of the tensors whose ids are in `aliases` those that are there.
-    """
-    memo: dict[int, Any] = {id(one): one for one in shared} | dict(aliases or {})
-    if share_parameters:
-        memo.update({id(parameter): parameter for parameter in model.parameters()})
-    for module in model.modules():
-        for value in module.__dict__.values():
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    try:
-        root = copy.deepcopy(model, memo)
-    except Exception as error:
-        if type(model).__name__ == UNFLATTENED:
-            raise CaptureError(
-                "the model is an UnflattenedModule of torch.export, whose graphs hold tensors without values and cannot be "
-                "copied. Transform the ExportedProgram itself, or its module(): the names are the same."
-            ) from error
-        compressed = [name for name, one in model.state_dict().items() if getattr(one, "layout", None) in _COMPRESSED]
-        remedy = f". Keep {compressed[0]!r} in coordinates: .to_sparse_coo()" if compressed else ""
-        raise CaptureError(f"the model {type(model).__name__} cannot be deep-copied: {first_lines(error)}{remedy}") from error
-    for module in root.modules():
-        for table in (vars(module), *vars(module).values()):  # the second of hooks
-            if isinstance(table, dict):
-                functions = {key: value for key, value in table.items() if isinstance(value, FunctionType)}
-                table.update({key: _rebound(value, memo) for key, value in functions.items()})
-    return root
-
-
-def shared_copy(model: nn.Module) -> tuple[nn.Module, "Unwritten"]:
-    """A private copy whose parameters share memory with the model's, and the context in which it can be run.
-
-    Parameters of a class of their own, and those that are not dense, are copied. So are buffers, into which models write:
-    `share_buffers` shares them when all is done.
-    """
-    shared = {name: one for name, one in model.named_parameters() if _can_be_shared(one)}
-    aliases = {id(one): held_as(one, one) for one in shared.values()}
-    names = {address: name for name, one in shared.items() if (address := address_of(one)) is not None}
-    return private_copy(model, aliases=aliases), Unwritten(names)
-
-
-def share_buffers(root: nn.Module, model: nn.Module) -> None:
-    """Let the buffers of a graph's modules share memory with those of the same names in the model."""
-    aliases: dict[int, torch.Tensor] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is None or not _can_be_shared(buffer):
-                continue
-            try:
-                table = root.get_submodule(path)._buffers
-            except AttributeError:  # a module that the graph does not have
-                continue
-            present = table.get(name)
-            if present is not None and present.shape == buffer.shape and present.dtype == buffer.dtype:
-                table[name] = aliases.setdefault(id(buffer), held_as(buffer, buffer))
-
-
-def _can_be_shared(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (nn.Parameter, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_inference()
-
-
-class Unwritten(TorchDispatchMode):
-    """Refuses operations that write into memory that the user's model has."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        """`names`: of the parameters, by address."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names = names
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        keywords = kwargs or {}
-        if func._schema.is_mutable:
-            arguments = func._schema.arguments
-            given = dict(zip((one.name for one in arguments), args, strict=False)) | keywords
-            written = [given.get(one.name) for one in arguments if one.alias_info is not None and one.alias_info.is_write]
-            for value in pytree.tree_leaves(written):
-                real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
-                name = self.names.get(address_of(value) or 0) if real else None
-                if name is not None:
-                    raise CaptureError(
-                        f"forward writes into {name!r} ({user_source() or 'source unknown'}), which would "
-                        "change the model that shares it: transform it without share=True",
-                        topic="overwritten-tensors",
-                    )
-        return func(*args, **keywords)
-
-
-def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
-    """A function that a model holds, such as a hook, with the copies of what it closes over or has as a default.
-
-    A deep copy does not copy functions: they would go on to read and change the model that was copied.
-    """
-    if id(function) in copies:
-        return cast(FunctionType, copies[id(function)])
-    copies[id(function)] = function  # it may close over itself
-
-    def copied(value: Any) -> Any:
-        return _rebound(value, copies) if isinstance(value, FunctionType) else copies.get(id(value), value)
-
-    def copied_cell(cell: CellType) -> CellType:
-        try:
-            changed = copied(cell.cell_contents)
-        except ValueError:  # nothing is assigned yet
-            return cell
-        return cell if changed is cell.cell_contents else CellType(changed)
-
-    closure, defaults = function.__closure__ or (), function.__defaults__ or ()
-    cells, values = tuple(map(copied_cell, closure)), tuple(map(copied, defaults))
-    if all(map(operator.is_, (*cells, *values), (*closure, *defaults))):
-        return function
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, values or None, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
-    copies[id(function)] = functools.update_wrapper(made, function)
-    return made
 
 
 def _loses_a_number(model: nn.Module, source: str | None) -> str:

@@ -15,6 +15,7 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.pictures import photograph_of
 from lrpfx.pictures.maps import COLORS
+from lrpfx.pictures.pixels import as_image
 from lrpfx.support.tensors import not_dense
 
 
@@ -265,12 +266,3 @@ def as_seen(photograph: Photograph, input: torch.Tensor) -> Photograph:
     """The picture of a model's input (channels, height, width), under the name of the photograph that it was made of."""
     (seen,) = as_photographs(input[None])
     return replace(photograph, image=seen.image)
-
-
-def as_image(values: torch.Tensor, limits: tuple[float, float] | None = None) -> Image.Image:
-    """Values (channels, height, width) as an image, scaled from `limits`, by default from the lowest and the highest value."""
-    low, high = limits or (float(values.min()), float(values.max()))
-    scaled = ((values - low) / (high - low) if high > low else torch.full_like(values, 0.5)).clamp(0, 1)
-    channels = scaled if len(scaled) in (1, 3) else scaled.mean(0, keepdim=True)
-    pixels = channels.expand(3, -1, -1).movedim(0, -1)
-    return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lrpfx.errors import InputError, InputTypeError
+from lrpfx.support.stored_arrays import RefusedError
 
 #: Names of the interpolations, as torchvision and timm have them.
 INTERPOLATIONS = {
@@ -318,3 +319,18 @@ def _pair(size: Any) -> tuple[int, int]:
 
 def _name_of(interpolation: Any) -> str:
     return str(getattr(interpolation, "value", interpolation))
+
+
+def preprocessing_in(manifest: Mapping[str, Any]) -> StoredPreprocessing | None:
+    """The preprocessing that a manifest holds, if any. Raises `RefusedError` for an invalid one."""
+    found = manifest.get("preprocessing")
+    if found is None:
+        return None
+    keys = ("mean", "std", "size", "resize", "interpolation")
+    if not isinstance(found, dict) or sorted(found) != sorted(keys):
+        raise RefusedError(f"its preprocessing does not have exactly the entries {', '.join(keys)}")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    try:
+        return StoredPreprocessing(**values)
+    except InputError as error:
+        raise RefusedError(f"its preprocessing is invalid: {error}") from error

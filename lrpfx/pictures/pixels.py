@@ -53,6 +53,16 @@ def photograph_of(photograph: Any, channels: Channels = None) -> Floats:
     return _of_array(floats_of(array, "the image"), channels)
 
 
+def as_image(values: Any, limits: tuple[float, float] | None = None) -> Image.Image:
+    """An array or tensor (channels, height, width) as an image, scaled from `limits`, or from its lowest and highest value."""
+    array = np.asarray(values, dtype=np.float64)
+    low, high = limits or (float(array.min()), float(array.max()))
+    scaled = ((array - low) / (high - low) if high > low else np.full_like(array, 0.5)).clip(0, 1)
+    channels = scaled if len(scaled) in (1, 3) else scaled.mean(0, keepdims=True)
+    pixels = np.moveaxis(np.broadcast_to(channels, (3, *channels.shape[1:])), 0, -1)
+    return Image.fromarray((pixels * 255).round().astype(np.uint8))
+
+
 def pixels_of(image: Any) -> NDArray[Any]:
     """As `photograph_of`, but bytes stay bytes in [0, 255]: large images take an eighth of the memory."""
     if isinstance(image, Image.Image) and not _is_deep(image):

@@ -14,13 +14,13 @@ import torch
 
 from lrpfx.errors import InputError
 from lrpfx.ir.node import floating_tensors, map_result
-from lrpfx.ir.user_files import user_source
 from lrpfx.operators.table import FACTORIES, lookup
 from lrpfx.request.outputs import OutputSelector, expression_of, select_output
 from lrpfx.request.targets import Target
 from lrpfx.runtime.multipliers import carry_relevance
 from lrpfx.support.tensors import is_floating
 from lrpfx.support.torch_internals import OpOverload, TorchDispatchMode, pytree
+from lrpfx.support.user_files import user_source
 
 
 class Dependence(enum.IntEnum):

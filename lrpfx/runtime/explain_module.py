@@ -13,11 +13,10 @@ from typing_extensions import Self
 
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LoweringError, printable
 from lrpfx.ir.guards import FixedValue, Guard
-from lrpfx.ir.node import GIVEN, node_info
+from lrpfx.ir.node import GIVEN, Role, node_info
 from lrpfx.ir.written_names import check_names
 from lrpfx.runtime.compiled_graph import CompiledGraph, moved_state, restore_graph
 from lrpfx.runtime.masked_relevance import MaskedRelevance
-from lrpfx.runtime.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.runtime.overwriting import on_copies
 from lrpfx.runtime.propagation import propagate_relevance
 from lrpfx.runtime.recomputed_blocks import with_recomputed_blocks
@@ -25,6 +24,7 @@ from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
+from lrpfx.support.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.support.prefix_caches import is_cache, plain_cache
 from lrpfx.support.tensors import mark_of, tensor_from
 from lrpfx.support.torch_internals import OLDEST_FOR_COMPILING, FakeTensor, Interpreter, is_exporting, require
@@ -384,6 +384,12 @@ class ExplainModule(TreeGraphModule):
     def argument_names(self) -> tuple[str, ...]:
         """The arguments of a call in their order, then those that the graph has fixed."""
         return *self._inputs, *self._fixed
+
+    @property
+    def constants(self) -> set[str]:
+        """The arguments that were declared constant, and so have no relevance."""
+        inputs = self.graph.find_nodes(op="placeholder")
+        return {str(node.target) for node in inputs if node_info(node).role is Role.CONSTANT}
 
     @property
     def is_observed(self) -> bool:

@@ -6,13 +6,14 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
 from lrpfx.errors import InputTypeError
+from lrpfx.support.graph_data import is_graph
 from lrpfx.support.numbers import is_whole
 from lrpfx.support.tensors import content_of
 from lrpfx.support.torch_internals import pytree
@@ -24,25 +25,6 @@ _PLACE_IN_MEMORY = re.compile(r" at 0x[0-9a-f]+")
 #: The entries of an image of a dataset of Hugging Face that is not decoded.
 ENCODED = {"bytes", "path"}
 IDENTITIES = ("__key__", "key", "path", "id")
-
-
-@runtime_checkable
-class GraphData(Protocol):
-    """A graph as PyTorch Geometric has it: an object with at least these attributes.
-
-    `x`: features of the nodes, (nodes, features), or their kinds as integers. `edge_index`: the source and the target of each
-    edge, (2, edges), integers.
-    """
-
-    x: Any
-    edge_index: Any
-
-
-def is_graph(value: Any) -> bool:
-    """Whether a value is the data of a graph: an object, or a dict, with `x` and `edge_index`."""
-    if isinstance(value, Mapping):
-        return "x" in value and "edge_index" in value
-    return isinstance(value, GraphData)
 
 
 def is_indexed(dataset: Any) -> bool:

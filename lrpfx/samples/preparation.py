@@ -13,8 +13,9 @@ from torch.utils.data import default_collate
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
 from lrpfx.images.opening import photographs
 from lrpfx.images.preprocessing import Preprocessing
-from lrpfx.samples.items import ENCODED, digest_of_inputs, identity_of, is_graph, parts_of
+from lrpfx.samples.items import ENCODED, digest_of_inputs, identity_of, parts_of
 from lrpfx.samples.plan import NO_LABEL, KnownSample
+from lrpfx.support.graph_data import is_graph
 from lrpfx.support.tensors import not_dense
 from lrpfx.support.torch_internals import pytree
 

@@ -17,6 +17,7 @@ import torch
 from lrpfx.errors import InputError, nearest
 from lrpfx.serve.programs import DATATYPES, VERSION, ServedProgram, Tensors
 from lrpfx.serve.refusals import invalid
+from lrpfx.support.tensors import as_array
 
 #: The header with the length of the JSON in a body that has bytes behind it.
 LENGTH_OF_JSON = "inference-header-content-length"
@@ -247,7 +248,7 @@ def encoded(program: ServedProgram, request: InferenceRequest, results: Tensors)
                     '"binary_data": true',
                     topic="values-not-finite",
                 )
-            one["data"] = (value.float() if value.dtype == torch.bfloat16 else value).numpy().ravel()
+            one["data"] = as_array(value).ravel()
         outputs.append(one)
     answer = {"model_name": program.name, "model_version": VERSION, "outputs": outputs}
     if request.id is not None:

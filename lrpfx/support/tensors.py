@@ -9,9 +9,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from lrpfx.errors import RuleError
+from lrpfx.support.graph_data import GraphData
 from lrpfx.support.torch_internals import DisableTorchFunction, is_traced, is_transformed, pytree
 
 
@@ -20,7 +22,7 @@ def no_tensors(value: Any) -> str:
     name = type(value).__name__
     if isinstance(value, np.ndarray):
         return f"{name}: pass torch.from_numpy(array)"
-    if hasattr(value, "x") and hasattr(value, "edge_index"):
+    if isinstance(value, GraphData):
         return f'{name}: pass a graph by the names of the model\'s arguments, {{"x": graph.x, "edge_index": graph.edge_index}}'
     return f"{name}: lrpfx.Explainer(model) takes photographs, texts, tables and files"
 
@@ -37,6 +39,13 @@ def not_dense(value: torch.Tensor) -> str | None:
         if value.is_quantized:
             return "quantized"
         return None if value.layout == torch.strided else f"of layout {value.layout}"
+
+
+def as_array(value: torch.Tensor) -> NDArray[Any]:
+    """The values of a tensor, which NumPy shares where it can; in float32 if it is bfloat16, which NumPy does not have."""
+    value = value.detach().cpu()
+    array: NDArray[Any] = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return np.asarray(array, order="C")
 
 
 def tensor_from(function: Any, result: Any, like: torch.Tensor | None = None, computed_with: bool = False) -> torch.Tensor:

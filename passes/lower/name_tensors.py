@@ -9,7 +9,7 @@ from torch import nn
 from lrpfx.ir.node import attribute_of
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import TENSORS_NAMED
-from lrpfx.runtime.module_tree import set_derived_buffer
+from lrpfx.support.module_tree import set_derived_buffer
 
 
 class NameTensors(GraphPass):

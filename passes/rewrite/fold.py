@@ -10,8 +10,8 @@ from torch import fx
 from lrpfx.ir.node import NodeInfo, Role, ancestors_of, attribute_of, calls, map_arguments, node_info, output_node, set_info
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import REWRITTEN
-from lrpfx.runtime.module_tree import free_name, set_derived_buffer
 from lrpfx.support.dotted_paths import dotted_path
+from lrpfx.support.module_tree import free_name, set_derived_buffer
 from lrpfx.support.tensors import mark_of
 from lrpfx.support.torch_internals import Interpreter
 

@@ -20,9 +20,9 @@ from lrpfx.passes.program import GraphPass, PassResult, Program, insert_call
 from lrpfx.passes.properties import REWRITTEN
 from lrpfx.runtime.compiled_graph import copy_graph, graph_state
 from lrpfx.runtime.explain_module import Recomputed, RuleModule, rule_module_of
-from lrpfx.runtime.module_tree import Scope, scope_at
 from lrpfx.runtime.multipliers import Derivative
 from lrpfx.runtime.ruled_operation import RuledOperation
+from lrpfx.support.module_tree import Scope, scope_at
 from lrpfx.support.torch_internals import pytree
 
 ATTENTION = "scaled_dot_product_attention"  # the row of the fused call

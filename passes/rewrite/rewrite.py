@@ -35,9 +35,9 @@ from lrpfx.rules.rule import Rule
 from lrpfx.runtime.differences import BySigns
 from lrpfx.runtime.explain_module import ParameterModifier, RuleModule
 from lrpfx.runtime.live_derivatives import LiveParameter
-from lrpfx.runtime.module_tree import ModuleTree, free_name
 from lrpfx.runtime.multipliers import MultiplierForm
 from lrpfx.runtime.ruled_operation import Switch, ruled_operation
+from lrpfx.support.module_tree import ModuleTree, free_name
 
 
 class Rewrite(GraphPass):

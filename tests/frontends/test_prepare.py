@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lrpfx.frontends.prepare import prepare
-from lrpfx.frontends.symbolic import private_copy
+from lrpfx.support.modules import private_copy
 
 
 class Model(nn.Module):

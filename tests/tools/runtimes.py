@@ -21,7 +21,7 @@ from small_families import small_family
 
 import lrpfx
 from lrpfx.composites import AttnLRP, EpsilonPlusFlat
-from lrpfx.deploy.self_test import as_array
+from lrpfx.support.tensors import as_array
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "deploying.md"

@@ -15,7 +15,6 @@ from lrpfx.datasets.rows import Block, Column, Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.images.opening import photographs
 from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis, checked_number
-from lrpfx.samples.plan import NO_LABEL
 from lrpfx.support.optional_packages import progress_bar
 
 #: Errors about what ViRelAy can show.
@@ -23,6 +22,7 @@ invalid, wrong_type = partial(InputError, topic="virelay"), partial(InputTypeErr
 
 _RGB = 3
 _OUTSIDE = 0.1  # of the range of values, by which interpolation may exceed it
+_NO_LABEL = -1  # a number that is in no label map
 _SHORTEST = 3  # side of an image: of a shorter one, ViRelAy takes the side for the channels
 
 #: The values of black and of white, for all channels or for each.
@@ -160,7 +160,7 @@ def write_pictures(
 def write_labels(file: Any, truth: Column, samples: Numbers, classes: int, is_every: bool) -> None:
     """The labels of `samples` in their order; or, if `is_every`, of all, where those that are not among them get none."""
     assert truth.shape is not None  # `labels_of` accepts arrays alone
-    dtype, missing = (bool, False) if truth.shape else (np.int64, NO_LABEL)  # which ViRelAy finds in no label map
+    dtype, missing = (bool, False) if truth.shape else (np.int64, _NO_LABEL)
     if truth.shape and truth.shape[0] > classes:
         raise invalid(f"labels have {truth.shape[0]} classes, but there are names for {classes}")
     data = file.create_dataset("label", (len(truth) if is_every else len(samples), *truth.shape), dtype, fillvalue=missing)

@@ -24,12 +24,13 @@ from lrpfx.deploy.backends.backend import Backend, Replace, Stored, inexpressibl
 from lrpfx.deploy.manifest import manifest_of
 from lrpfx.deploy.onnx_operators import DIVIDED, check_operators, check_sizes
 from lrpfx.deploy.runner import Function
-from lrpfx.deploy.self_test import SelfTest, as_array
+from lrpfx.deploy.self_test import SelfTest
 from lrpfx.errors import LrpfxError
 from lrpfx.passes.lower.legalize_for_onnx import LegalizeForOnnx, expanded
 from lrpfx.runtime.propagation import ORIGIN
 from lrpfx.support.files import behind_links, hash_of_file, put_in_place, temporary_file
 from lrpfx.support.stored_arrays import RefusedError
+from lrpfx.support.tensors import as_array
 from lrpfx.support.torch_internals import OpOverload, decompositions_for_onnx, onnx_registry, pytree, translated_for_onnx
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,14 @@ from torch import fx
 
 from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.ledger import PARTS, Ledger, ledger, objection
-from lrpfx.explanation.compiled import as_array, check_same
+from lrpfx.explanation.compiled import check_same
 from lrpfx.ir.node import data_calls, node_info
 from lrpfx.reports.pages.encoding import Array, Packed, figure, packed, reduced
 from lrpfx.reports.pages.graphs import GraphData
 from lrpfx.reports.pages.questions import Query, View
 from lrpfx.reports.pages.word_paths import layers_of_words, steps_of_words
 from lrpfx.request.layouts import channel_dimension
+from lrpfx.support.tensors import as_array
 
 THUMBNAIL = 28  # pixels of each side, at most
 _NARROWEST = 8  # how many times as long as wide a map may be

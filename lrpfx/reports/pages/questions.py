@@ -23,8 +23,8 @@ from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.series import SeriesExplanation
 from lrpfx.explanation.tables import TableExplanation
 from lrpfx.explanation.volumes import VolumeExplanation
-from lrpfx.images.opening import as_photographs
 from lrpfx.pictures import scale_of, smoothed
+from lrpfx.pictures.pixels import as_image
 from lrpfx.reports.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Class, Classes, Largest, Target, as_target
@@ -215,8 +215,8 @@ class Questions:
         if only is not None and _is_picture(only[1]):
             relevance = only[2]
             assert relevance is not None
-            (photograph,) = as_photographs(only[1])
-            sample = self._sample(key, _photograph(name, photograph.image, *only[1].shape[:1:-1]))
+            picture = as_image(only[1][0].detach().cpu().double())
+            sample = self._sample(key, _photograph(name, picture, *only[1].shape[:1:-1]))
             data |= _map(relevance[0].double().sum(0).numpy(), None)
         else:
             sample = self._sample(key, {"kind": "values", "name": name})

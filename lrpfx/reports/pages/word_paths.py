@@ -8,12 +8,12 @@ from torch import fx
 
 from lrpfx.attribution.computation import Computation
 from lrpfx.attribution.compute import Attribution
-from lrpfx.explanation.compiled import as_array
 from lrpfx.ir.kinds import Activation, LayerNorm, RMSNorm
 from lrpfx.ir.node import Role, bottlenecks, node_info
 from lrpfx.reports.pages.encoding import Array, Packed, packed
 from lrpfx.reports.pages.questions import Query
 from lrpfx.request.question import Question
+from lrpfx.support.tensors import as_array
 from lrpfx.text.scores import of_attribution
 
 MOST_PASSES = 256  # backward passes for the words of one view, which bound the time
