@@ -13,7 +13,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
-from lrpfx.composites import Composite, as_composite
+from lrpfx.composites import Composite
+from lrpfx.composites.names import as_composite
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.frontends.capture import (
     AUTO,

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lrpfx.composites import Composite
+from lrpfx.composites.by_content import ByContent
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
-from lrpfx.explanation.default_composite import ByContent
 from lrpfx.pipeline import transform
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.identity.structure import Structure, are_equal

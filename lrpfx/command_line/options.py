@@ -16,9 +16,9 @@ from PIL import Image
 
 import lrpfx
 from lrpfx.command_line.terminal import results_alone
+from lrpfx.composites.by_content import ByContent
 from lrpfx.deploy.artefact import suffixes
 from lrpfx.errors import InputError, LrpfxError, first_lines, os_errors
-from lrpfx.explanation.default_composite import ByContent
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.request.boxes import SCORE, Box

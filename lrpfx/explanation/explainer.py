@@ -17,7 +17,9 @@ from torch import nn
 from typing_extensions import TypeVar, Unpack
 
 from lrpfx.attribution.messages import CONSTANTS
-from lrpfx.composites import AttnLRP, Composite, as_composite, composite_class
+from lrpfx.composites import AttnLRP, Composite, composite_class
+from lrpfx.composites.by_content import GAMMA_OF_GRAPHS, ByContent
+from lrpfx.composites.names import as_composite
 from lrpfx.deploy.runner import Runner
 from lrpfx.detection.choice import detector_within, heads, is_detector
 from lrpfx.detection.detector_heads import DetectorHeads
@@ -34,7 +36,6 @@ from lrpfx.explanation.compiled import (
     keep_origin,
     scores_of_logits,
 )
-from lrpfx.explanation.default_composite import GAMMA_OF_GRAPHS, ByContent
 from lrpfx.explanation.detections import CompiledDetector, DetectionExplanation, compiled_heads, in_input
 from lrpfx.explanation.doors import check_no_list, is_file_name, misread, what_it_is
 from lrpfx.explanation.explanation import Explanation, Explanations, Several

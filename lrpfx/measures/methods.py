@@ -17,7 +17,8 @@ from typing_extensions import Self
 
 from lrpfx.attribution.attributors import Gradient, IntegratedGradients, SmoothGrad
 from lrpfx.attribution.compute import attribute
-from lrpfx.composites import COMPOSITES, Composite, DeepLIFT, as_composite, is_composite
+from lrpfx.composites import COMPOSITES, Composite, DeepLIFT
+from lrpfx.composites.names import as_composite, is_composite
 from lrpfx.errors import add_note, nearest
 from lrpfx.explanation.captures import Captures
 from lrpfx.explanation.explainer import Explainer

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from lrpfx.composites import Composite, is_composite
+from lrpfx.composites import Composite
+from lrpfx.composites.names import is_composite
 from lrpfx.errors import add_note
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.measures.data import invalid, wrong_type

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from lrpfx.attribution.compute import attribute
-from lrpfx.composites import Composite, DeepLIFT, as_composite
+from lrpfx.composites import Composite, DeepLIFT
+from lrpfx.composites.by_content import ByContent
+from lrpfx.composites.names import as_composite
 from lrpfx.errors import InputError
 from lrpfx.explanation.captures import Captures
-from lrpfx.explanation.default_composite import ByContent
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.graphs import inputs_of_graph, taking_tensors
 from lrpfx.explanation.sentences import position_of_prediction

@@ -43,11 +43,12 @@ BEGIN, END = "<!-- mutants -->", "<!-- end of mutants -->"
 
 #: The modules in which a mistake would be a wrong result, by folder.
 _NAMES = {
-    "lrpfx": "canonizers composites pipeline",
+    "lrpfx": "canonizers pipeline",
     "lrpfx/adapters/virelay": "__init__ arrays",
     "lrpfx/attribution": (
         "arguments attributors cache computation cut_inputs experts infinite_masks ledger plausibility recorders summary"
     ),
+    "lrpfx/composites": "built_in by_content composite names",
     "lrpfx/concepts": (
         "attribution_graphs collection collector patching rankings reach receptive_fields references shares windows"
     ),

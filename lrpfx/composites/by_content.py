@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from lrpfx.composites import AttnLRP, Composite, EpsilonPlus, GammaByDepth
+from lrpfx.composites.built_in import AttnLRP, EpsilonPlus, GammaByDepth
+from lrpfx.composites.composite import Composite
 from lrpfx.ir.kinds import Convolution, Detach, Softmax, WeightedValues
-from lrpfx.rules import Gamma, Pass
+from lrpfx.rules.formulas import Gamma, Pass
 
 #: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05
