@@ -24,9 +24,8 @@ from lrpfx.support.tensors import is_floating, relevance_from
 EXCESS = 1e3
 #: Relevance counts as lost at a final softmax if less than this share of the seed passes it.
 LOST = 1e-2
-#: Relevance misses the difference from a reference if it is off by more than this share of the larger output, in double
-#: precision and in others.
-UNEXPLAINED = {True: 1e-5, False: 1e-2}
+#: Relevance misses the difference from a reference if it is off by more than this share of the larger output.
+UNEXPLAINED, UNEXPLAINED_IN_DOUBLE_PRECISION = 1e-2, 1e-5
 #: Relevance counts as out of balance at an operation without a rule if this share of what it received is missing, or added.
 UNBALANCED = 1e-3
 
@@ -213,7 +212,8 @@ def sums_of_samples(
 
         explained = sum(map(of_rows, of_seed), seed.new_zeros(count, dtype=torch.float64))
         sizes = [of_rows(relevance_from(one, weight).abs_()) for one in outputs]
-        found.append(SumsOfSamples(torch.stack([explained, of_rows(seed), *sizes]), UNEXPLAINED[seed.dtype == torch.float64]))
+        bound = UNEXPLAINED_IN_DOUBLE_PRECISION if seed.dtype == torch.float64 else UNEXPLAINED
+        found.append(SumsOfSamples(torch.stack([explained, of_rows(seed), *sizes]), bound))
     return found
 
 

@@ -13,7 +13,14 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import ImageFile, Masks, images_in, masks_of, opened
 from lrpfx.command_line.models import NamedModel, model_named
-from lrpfx.command_line.number_files import NumberOptions, are_of_numbers, explain_numbers, files_of
+from lrpfx.command_line.number_files import (
+    NumberExplainers,
+    NumberOptions,
+    are_of_numbers,
+    explain_numbers,
+    files_of,
+    read_files,
+)
 from lrpfx.command_line.options import (
     ALLOW_NATIVE,
     BOX,
@@ -37,6 +44,7 @@ from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Explanation
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
 from lrpfx.request.regions import Region
+from lrpfx.support.files import check_place
 
 OVERLAY, SHEET, COMPARE = ".overlay.png", ".sheet.png", ".compare.png"
 COLUMNS = ("predicted", "explained", "relevance", "model", "composite")
@@ -83,7 +91,15 @@ def explain(
     if are_of_numbers(photographs):
         if box:
             raise invalid("--box is for photographs")
-        explain_numbers(model, photographs, rules, options, numbers, output_folder, target or (), mask, compared, allow_native)
+        files = read_files(photographs, options, target or (), mask)
+        check_place(output_folder, is_folder=True)
+        with stages(f"loading {model}") as shown:
+            given = model_named(model, options.weights, options.metadata, options.device, allow_native=allow_native)
+            known = given.names_of_classes(options.categories)
+            settings: dict[str, Any] = {"composite": rules.chosen(None), "categories": known, "reference": compared}
+            explainers = NumberExplainers(given.model, numbers, settings)
+            say_all = explain_numbers(explainers, files, target or (), output_folder, shown)
+        say_all()
         return
     numbers.check_unused()
     check_mask(mask, target, box)

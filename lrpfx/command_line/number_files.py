@@ -1,7 +1,7 @@
 """Files that hold no photographs, for all commands: tables, series, sounds, volumes, graphs and several inputs."""
 
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -12,9 +12,8 @@ import typer
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from lrpfx.command_line.models import model_named
-from lrpfx.command_line.options import CompositeOptions, ModelOptions, check_mask, classes_of, invalid
-from lrpfx.command_line.terminal import say, say_data, say_table, stages
+from lrpfx.command_line.options import ModelOptions, check_mask, classes_of, invalid
+from lrpfx.command_line.terminal import Stages, say, say_data, say_table
 from lrpfx.errors import InputError, first_lines, os_errors
 from lrpfx.explanation.arrays import Form
 from lrpfx.explanation.doors import KINDS_OF_FILES, suffix_of
@@ -26,7 +25,6 @@ from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images import nifti
 from lrpfx.images.opening import image_suffixes
 from lrpfx.request.regions import Region
-from lrpfx.support.files import check_place
 from lrpfx.support.graph_data import is_graph
 from lrpfx.support.numbered_names import numbered
 from lrpfx.support.optional_packages import optional_package
@@ -172,56 +170,57 @@ def _stem(path: Path) -> str:
     return path.name[: -len(suffix_of(path) or "")]
 
 
-def explain_numbers(
-    model: str,
-    paths: Sequence[Path],
-    rules: CompositeOptions,
-    options: ModelOptions,
-    given: NumberOptions,
-    output_folder: Path,
-    targets: Sequence[str],
-    mask: Path | None,
-    reference: float | list[float] | None,
-    allow_native: bool,
-) -> None:
-    """Explain files of numbers: for each, and each of several targets, a sheet and its relevance."""
-    check_options_of_numbers(options)
-    check_mask(mask, targets, None)
-    check_place(output_folder, is_folder=True)
-    contents = {path: content_of(path) for path in paths}
-    masks = {path: mask_for(path, mask) for path in paths} if mask is not None else {}
-    with stages(f"loading {model}") as shown:
-        named = model_named(model, options.weights, options.metadata, options.device, allow_native=allow_native)
-        categories = named.names_of_classes(options.categories)
-        settings = {"composite": rules.chosen(None), "categories": categories, "reference": reference}
-        explainers = NumberExplainers(named.model, given, settings)
-        rows, files = [], []
-        names = numbered([path.name.partition(".")[0] for path in paths])
-        for path, name in zip(paths, names, strict=True):
-            shown.begin(f"explaining {path.name}")
-            classes_of(targets, explainers.for_content(contents[path]).categories)
-            rows_of, targets_of = [], []
-            asked = [[target] for target in targets] or [[]]
-            found = [explainers.explained(contents[path], one, masks.get(path)) for one in asked]  # before anything is written
-            for number, explained in enumerate(found, 1):
-                saved = _saved(explained, output_folder / (f"{name}.{number}" if len(targets) > 1 else name))
-                each = each_of(explained)
-                answer = each[0].answers[0]
-                rows_of.append((f"{answer.category} {answer.category.score:.4g}", f"{answer.balance.inputs:.4g}"))
-                targets_of.append({"explained": str(answer.category), **saved})
-            files.append({"file": path.name, "samples": len(each), **targets_of[0]})
-            files[-1] |= {"targets": targets_of} if len(targets) > 1 else {}
-            rows.append((path.name, str(len(each)), *("\n".join(column) for column in zip(*rows_of, strict=True))))
-    say_table(("file", "samples", "explained, of the first", "relevance"), rows)
-    say(f"rules: {each[0].rules}")
-    say(f"{len(rows)} explained: {output_folder}/")
-    say_data({"folder": output_folder, "files": files})
+@dataclass(frozen=True)
+class NumberFile:
+    """A file of numbers, what it holds, and the mask of the region that is explained, if there is one."""
+
+    path: Path
+    content: Content
+    mask: Array | None
 
 
 def check_options_of_numbers(options: ModelOptions) -> None:
     """Raise `InputError` for options that are for photographs."""
     if options.given:
         raise invalid("--mean, --std, --size, --resize, --interpolation and --raw are for photographs")
+
+
+def read_files(paths: Sequence[Path], options: ModelOptions, targets: Sequence[str], mask: Path | None) -> list[NumberFile]:
+    """The content of files. Raises `InputError`, also for options that are for photographs and a mask that does not fit."""
+    check_options_of_numbers(options)
+    check_mask(mask, targets, None)
+    return [NumberFile(path, content_of(path), None if mask is None else mask_for(path, mask)) for path in paths]
+
+
+def explain_numbers(
+    explainers: NumberExplainers, given: Sequence[NumberFile], targets: Sequence[str], output_folder: Path, shown: Stages
+) -> Callable[[], None]:
+    """Explain files of numbers: for each, and each of several targets, a sheet and its relevance. Returns what says so."""
+    rows, files = [], []
+    names = numbered([one.path.name.partition(".")[0] for one in given])
+    for one, name in zip(given, names, strict=True):
+        shown.begin(f"explaining {one.path.name}")
+        classes_of(targets, explainers.for_content(one.content).categories)
+        rows_of, targets_of = [], []
+        asked = [[target] for target in targets] or [[]]
+        found = [explainers.explained(one.content, target, one.mask) for target in asked]  # before anything is written
+        for number, explained in enumerate(found, 1):
+            saved = _saved(explained, output_folder / (f"{name}.{number}" if len(targets) > 1 else name))
+            each = each_of(explained)
+            answer = each[0].answers[0]
+            rows_of.append((f"{answer.category} {answer.category.score:.4g}", f"{answer.balance.inputs:.4g}"))
+            targets_of.append({"explained": str(answer.category), **saved})
+        files.append({"file": one.path.name, "samples": len(each), **targets_of[0]})
+        files[-1] |= {"targets": targets_of} if len(targets) > 1 else {}
+        rows.append((one.path.name, str(len(each)), *("\n".join(column) for column in zip(*rows_of, strict=True))))
+
+    def say_all() -> None:
+        say_table(("file", "samples", "explained, of the first", "relevance"), rows)
+        say(f"rules: {each[0].rules}")
+        say(f"{len(rows)} explained: {output_folder}/")
+        say_data({"folder": output_folder, "files": files})
+
+    return say_all
 
 
 def each_of(explained: Any) -> list[Explained]:

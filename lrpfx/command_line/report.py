@@ -10,13 +10,12 @@ from lrpfx.command_line.image_files import images_in, masks_of, opened_in_rgb
 from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.number_files import (
     NumberExplainers,
+    NumberFile,
     NumberOptions,
     are_of_numbers,
-    check_options_of_numbers,
-    content_of,
     each_of,
     files_of,
-    mask_for,
+    read_files,
 )
 from lrpfx.command_line.options import (
     BOX,
@@ -85,10 +84,16 @@ def report(
     if are_of_numbers(photographs):
         if box:
             raise invalid("--box is for photographs")
-        check_options_of_numbers(options)
-        check_mask(mask, target, None)
-        found_numbers = _explained_numbers(model, photographs, options, numbers, target or (), mask, names, setting)
-        _write(found_numbers, output, title, "sample")
+        number_files = read_files(photographs, options, target or (), mask)
+        found = {}
+        with stages(f"loading {model}") as shown:
+            given = model_named(model, options.weights, options.metadata, options.device)
+            known = given.names_of_classes(options.categories)
+            for name in names or [""]:
+                shown.begin(f"preparing {name}".rstrip())
+                settings = {"composite": composite_of(name, setting, None) if name else None, "categories": known}
+                found[name] = _explained_numbers(NumberExplainers(given.model, numbers, settings), number_files, target or ())
+        _write(found, output, title, "sample")
         return
     numbers.check_unused()
     check_mask(mask, target, box)
@@ -119,30 +124,13 @@ def report(
     _write(found, output, title, "photograph")
 
 
-def _explained_numbers(
-    model: str,
-    files: Sequence[Path],
-    options: ModelOptions,
-    numbers: NumberOptions,
-    targets: Sequence[str],
-    mask: Path | None,
-    composites: Sequence[str],
-    setting: list[str] | None,
-) -> dict[str, list[Any]]:
-    """The explanations of files of numbers, by the names of composites."""
-    contents = [(path, content_of(path), None if mask is None else mask_for(path, mask)) for path in files]
-    found: dict[str, list[Any]] = {}
-    with stages(f"loading {model}") as shown:
-        given = model_named(model, options.weights, options.metadata, options.device)
-        known = given.names_of_classes(options.categories)
-        for name in composites or [""]:
-            shown.begin(f"preparing {name}".rstrip())
-            settings = {"composite": composite_of(name, setting, None) if name else None, "categories": known}
-            explainers = NumberExplainers(given.model, numbers, settings)
-            for path, content, region in contents:
-                each = each_of(explainers.explained(content, targets, region))
-                titles = [path.name] if len(each) == 1 else [f"{path.name}: {one.name}" for one in each]
-                found.setdefault(name, []).extend(one.renamed(title) for one, title in zip(each, titles, strict=True))
+def _explained_numbers(explainers: NumberExplainers, files: Sequence[NumberFile], targets: Sequence[str]) -> list[Any]:
+    """The explanations of files of numbers, with the names of the files."""
+    found = []
+    for one in files:
+        each = each_of(explainers.explained(one.content, targets, one.mask))
+        titles = [one.path.name] if len(each) == 1 else [f"{one.path.name}: {part.name}" for part in each]
+        found += [part.renamed(title) for part, title in zip(each, titles, strict=True)]
     return found
 
 

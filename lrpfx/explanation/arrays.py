@@ -135,7 +135,7 @@ class Samples:
     @property
     def features(self) -> tuple[str, ...]:
         """The names of the features, or numbers."""
-        return self.names or tuple(f"feature {number}" for number in range(self.values[0].shape[-1]))
+        return self.names or numbered_features(self.values[0].shape[-1])
 
     def part(self, places: slice) -> Any:
         """The inputs of some samples; of volumes, of one."""
@@ -758,6 +758,11 @@ def _is_row(value: Any) -> bool:
 
 
 # --- features of several inputs ----------------------------------------------------------------------------------------------
+
+
+def numbered_features(count: int) -> tuple[str, ...]:
+    """The names of features that have none."""
+    return tuple(f"feature {number}" for number in range(count))
 
 
 def of_features(relevance: Any, inputs: Any, module: ExplainModule) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """A model that was compiled for explanations, or a program that was exported, and what it answers."""
 
+import copy
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -144,11 +145,16 @@ class CompiledModel(Compiled):
 
     def with_output(self, output: OutputSelector) -> "CompiledModel":
         """The same that explains another output."""
-        return CompiledModel(self.module, self.categories, self.record, output, self.scores, self.reference)
+        return self._with(output=output)
 
     def compared_with(self, reference: Any) -> "CompiledModel":
         """The same with another reference."""
-        return CompiledModel(self.module, self.categories, self.record, self.output, self.scores, reference)
+        return self._with(reference=reference)
+
+    def _with(self, **changed: Any) -> "CompiledModel":
+        made = copy.copy(self)
+        vars(made).update(changed)
+        return made
 
     def with_names_of(self, inputs: Any) -> "CompiledModel":
         """The same with a logit for each of two names, if the model has one logit for these inputs."""
@@ -162,8 +168,7 @@ class CompiledModel(Compiled):
                 "two names need a logit, but the module returns one probability: lrpfx.transform(..., explain='logits')",
                 topic="classes-and-their-names",
             )
-        output = BothSides(self.output)
-        return CompiledModel(self.module, self.categories, self.record, output, Scores.BINARY, self.reference)
+        return self._with(output=BothSides(self.output), scores=Scores.BINARY)
 
     def takes(self, inputs: Any) -> bool:
         """Whether the graph is for inputs of these sizes."""

@@ -18,7 +18,7 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.attribution.ledger import Ledger
 from lrpfx.errors import InputError, InputTypeError, printable
 from lrpfx.explanation.answers import Answer, Array, Balance, percent
-from lrpfx.explanation.arrays import numbers_of_frame
+from lrpfx.explanation.arrays import numbered_features, numbers_of_frame
 from lrpfx.explanation.compiled import (
     Compiled,
     CompiledModel,
@@ -666,7 +666,7 @@ class CompiledJoint(Compiled):
     def _features(self, count: int) -> tuple[str, ...]:
         """The names of so many features: those that are given, if they are as many."""
         fitting = self.names if self.names is not None and len(self.names) == count else None
-        return tuple(fitting or (f"feature {one}" for one in range(count)))
+        return numbered_features(count) if fitting is None else tuple(fitting)
 
 
 def _of_input(relevance: Any) -> Array | None:

@@ -214,6 +214,15 @@ def is_made_by_trace(node: fx.Node, root: nn.Module) -> bool:
     return name not in owner._parameters and name not in owner._buffers
 
 
+def may_be_loaded(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a node reads what `load_state_dict` may change: a parameter, or a buffer that is stored with the model."""
+    if node.op != "get_attr":
+        return False
+    path, _, name = str(node.target).rpartition(".")
+    owner = root.get_submodule(path)
+    return name in owner._parameters or (name in owner._buffers and name not in owner._non_persistent_buffers_set)
+
+
 def parameter_value(node: fx.Node, root: nn.Module) -> Any:
     """The value of a node that depends only on parameters."""
     values: dict[fx.Node, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, function_name, node_info, parameter_value, row_of, sources_of_dimensions
+from lrpfx.ir.node import Role, function_name, may_be_loaded, node_info, parameter_value, row_of, sources_of_dimensions
 from lrpfx.ir.operator import Channels, Fill, NotAffineError, Operator, WeightLayout
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import evaluated
@@ -177,8 +177,7 @@ def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int
     order = tuple(entry for entries in held[1:] for entry in entries)
     if order == tuple(range(channels)):
         return dims, None
-    changeable = program.root.state_dict()  # another index may be loaded
-    return None if any(str(one.target) in changeable for one in indices if one.op == "get_attr") else (dims, order)
+    return None if any(may_be_loaded(one, program.root) for one in indices) else (dims, order)
 
 
 def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int]) -> list[int] | None:

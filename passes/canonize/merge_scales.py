@@ -17,6 +17,7 @@ from lrpfx.ir.node import (
     calls,
     is_call_of,
     is_data,
+    may_be_loaded,
     node_info,
     nodes_in,
     only_reader,
@@ -303,8 +304,7 @@ def _in_order(program: Program, constant: fx.Node) -> Alone | None:
     value = parameter_value(source, program.root) if is_known else None
     if shape is None or not isinstance(value, torch.Tensor) or not value.numel():
         return None
-    changeable = program.root.state_dict()  # unlike indices that forward makes
-    held = [one for one in ancestors_of(constant) if one.op == "get_attr" and str(one.target) not in changeable]
+    held = [one for one in ancestors_of(constant) if one.op == "get_attr" and not may_be_loaded(one, program.root)]
     known = {one: parameter_value(one, program.root) for one in held}
     try:
         places = evaluated(constant, {**known, source: torch.arange(value.numel()).view(value.shape)})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, attribute_of, calls, map_arguments, node_info, nodes_in, result_of
+from lrpfx.ir.node import Role, attribute_of, calls, map_arguments, may_be_loaded, node_info, nodes_in, result_of
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.program import GraphPass, PassResult, Program
 from lrpfx.passes.properties import CANONICAL, OUT_OF_PLACE
@@ -162,7 +162,7 @@ def _value(program: Program, mask: fx.Node, nodes: list[fx.Node], sizes: dict[An
     with torch.no_grad():
         for node in nodes:
             if node.op == "get_attr":
-                if str(node.target) in program.root.state_dict():
+                if may_be_loaded(node, program.root):
                     raise _UnknownMaskError(f"it depends on {node.target}, which load_state_dict may change")
                 values[node] = attribute_of(node, program.root)
             elif _is_size(node):
