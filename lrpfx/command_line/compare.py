@@ -11,7 +11,7 @@ from lrpfx.command_line.models import graph_of, model_named
 from lrpfx.command_line.options import MODEL, ModelOptions, check_alone, check_composite, class_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_data, say_table, stages
 from lrpfx.explanation.explainer import Explainer
-from lrpfx.explanation.explanation import format_of_picture, save_picture
+from lrpfx.explanation.saving import format_of_picture, save_picture
 from lrpfx.support.files import check_place
 
 

@@ -17,7 +17,7 @@ from lrpfx.datasets.spray_analysis import CLUSTERS
 from lrpfx.datasets.spray_analysis import spray as spray_of
 from lrpfx.datasets.view import Attributions, open_store
 from lrpfx.errors import InputError, os_errors
-from lrpfx.explanation.explanation import save_picture
+from lrpfx.explanation.saving import save_picture
 from lrpfx.support.files import check_place
 
 #: The tables.

@@ -1,10 +1,8 @@
 """What an explanation holds, and the pictures that it draws. It is plain data, without the model."""
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -15,7 +13,7 @@ from typing_extensions import Self, Unpack
 
 from lrpfx import pictures
 from lrpfx.attribution.ledger import Ledger
-from lrpfx.errors import InputError, InputTypeError, first_lines, os_errors, printable
+from lrpfx.errors import InputError, InputTypeError, os_errors, printable
 from lrpfx.explanation.answers import (
     Answer,
     Array,
@@ -31,12 +29,13 @@ from lrpfx.explanation.answers import (
 )
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import Origin, keep_origin, origin_of
+from lrpfx.explanation.saving import is_for_one_file, save_figures_or_picture, save_picture, show
 from lrpfx.images.geometry import Geometry
 from lrpfx.pictures.sheets import Legend
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.classes import as_list, index_of
 from lrpfx.request.targets import Class, Target, as_target
-from lrpfx.support.files import as_path, written
+from lrpfx.support.files import as_path
 from lrpfx.support.html import element, image_html
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbered_names import numbered
@@ -419,15 +418,12 @@ class Explanation(Explained):
         `path`: the file. Its ending names the form. In .npz, relevance for several targets is on a first axis, and `targets`
         has their names. Returns the path.
         """
-        target = as_path(path)
-        if target.suffix != ".npz":
-            return save_picture(self.sheet(), target)
 
         def arrays(answer: Answer) -> dict[str, Array]:
             layers = {f"layers/{name}": value for name, value in answer.layers.items()}
             return {"relevance": self._relevance_of(answer), "input_relevance": answer.input_relevance, **layers}
 
-        return save_arrays(self._figures(arrays), target)
+        return save_figures_or_picture(self, path, lambda: self._figures(arrays))
 
     def _repr_html_(self) -> str:
         rows = [
@@ -578,60 +574,3 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     """Names of files for the names of photographs, each once, also where capitals do not count: with numbers if need be."""
     parts = ("_".join(part for part in path.parts if part not in ("/", "..", ".")) for path in paths)
     return numbered([name.replace(" ", "_") or "image" for name in parts], "{}_{}", str.casefold)
-
-
-_FORMATS = "a picture is saved as .png, .jpg, .webp or another format of Pillow"
-#: What is written in another way, by suffix.
-_OTHER_FORMATS = {
-    ".html": "a page is written by lrpfx.report(explanation, path)",
-    ".npz": "figures are saved by each explanation",
-    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".json", ".parquet"), "explanation.to_pandas() is a table, which can be saved"),
-}
-
-
-def is_for_one_file(path: Path) -> bool:
-    """Whether a path of several explanations means one picture: it has the ending of a file, and is no folder."""
-    suffix = path.suffix.lower()
-    return not path.is_dir() and (suffix in Image.registered_extensions() or suffix in (".npz", ".html", ".txt", ".csv"))
-
-
-def format_of_picture(path: Path) -> str:
-    """The format of Pillow that a suffix means. `InputError` if it writes none of this suffix."""
-    form = Image.registered_extensions().get(path.suffix.lower())
-    if form is None or form not in Image.SAVE:
-        remedy = _OTHER_FORMATS.get(path.suffix.lower(), "figures of one explanation as .npz")
-        raise InputError(f"{path}: {_FORMATS}, {remedy}", topic="explainers")
-    return form
-
-
-def save_arrays(arrays: Mapping[str, Array], path: Path) -> Path:
-    """Write arrays by name as .npz, whole or not at all."""
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, **arrays)
-    return written(path, content.getvalue())
-
-
-def save_picture(picture: Image.Image, path: Path) -> Path:
-    """Write a picture, whole or not at all, in the format of the suffix."""
-    form = format_of_picture(path)
-    content = io.BytesIO()
-    try:
-        picture.save(content, format=form)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:  # some have one colour only, or need a program
-        raise InputError(
-            f"{path}: Pillow cannot write this picture as {form} ({first_lines(error)}); {_FORMATS}", topic="explainers"
-        ) from error
-    return written(path, content.getvalue())
-
-
-def show(picture: Image.Image) -> None:
-    """Show a picture in a notebook, or in the system's viewer."""
-    try:
-        shell: Any = import_module("IPython")
-    except ImportError:
-        picture.show()
-        return
-    if shell.get_ipython() is None:
-        picture.show()
-    else:
-        shell.display.display(picture)

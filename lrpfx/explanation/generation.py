@@ -16,7 +16,8 @@ from lrpfx.attribution.compute import attribute
 from lrpfx.errors import InputError, InputTypeError, first_lines, printable
 from lrpfx.explanation.answers import Array, Balance
 from lrpfx.explanation.compiled import CompiledModel
-from lrpfx.explanation.explanation import caption_of, show
+from lrpfx.explanation.explanation import caption_of
+from lrpfx.explanation.saving import show
 from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
 from lrpfx.request.targets import Class, Contrast, Position, Target
 from lrpfx.support.identity.plain_data import PlainData

@@ -20,14 +20,8 @@ from lrpfx.attribution.messages import MessageLayer, Walk, by_rows, message_laye
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Balance, category_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, keep_origin, origin_of
-from lrpfx.explanation.explanation import (
-    SHARES_OF_LAYERS,
-    Explained,
-    SeveralPictures,
-    caption_of,
-    save_arrays,
-    save_picture,
-)
+from lrpfx.explanation.explanation import SHARES_OF_LAYERS, Explained, SeveralPictures, caption_of
+from lrpfx.explanation.saving import save_figures_or_picture
 from lrpfx.pictures.graphs import graph_picture
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.classes import as_list
@@ -35,7 +29,6 @@ from lrpfx.request.outputs import OutputSelector, select_output
 from lrpfx.request.targets import Position, Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.files import as_path
 from lrpfx.support.graph_data import are_of_graph, is_graph
 from lrpfx.support.html import element, image_html
 from lrpfx.support.numbers import whole_number
@@ -254,11 +247,12 @@ class GraphExplanation(Explained):
         `path`: the file. Its ending names the form. In .npz, relevance for several targets is on a first axis, and `targets`
         has their names. Returns the path.
         """
-        target = as_path(path)
-        if target.suffix != ".npz":
-            return save_picture(self.sheet(), target)
-        arrays = self._figures(lambda answer: {"nodes": answer.of_nodes, "edges": answer.of_messages})
-        return save_arrays({**arrays, "edge_index": self.edge_index}, target)
+
+        def figures() -> dict[str, Array]:
+            arrays = self._figures(lambda answer: {"nodes": answer.of_nodes, "edges": answer.of_messages})
+            return {**arrays, "edge_index": self.edge_index}
+
+        return save_figures_or_picture(self, path, figures)
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))

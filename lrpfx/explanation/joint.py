@@ -30,7 +30,8 @@ from lrpfx.explanation.compiled import (
     shown_outputs,
 )
 from lrpfx.explanation.doors import is_file_name
-from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures, save_arrays, save_picture
+from lrpfx.explanation.explanation import Explained, Explanation, SeveralPictures
+from lrpfx.explanation.saving import save_figures_or_picture
 from lrpfx.explanation.sentences import TextExplanation
 from lrpfx.explanation.series import SeriesExplanation
 from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_of_charts
@@ -45,7 +46,6 @@ from lrpfx.request.layouts import channel_dimension
 from lrpfx.request.targets import Target
 from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
-from lrpfx.support.files import as_path
 from lrpfx.support.graph_data import is_graph
 from lrpfx.support.html import element, image_html
 from lrpfx.support.optional_packages import is_frame, progress_bar
@@ -161,11 +161,11 @@ class JointExplanation(Explained):
         `path`: the file. Its ending names the form. In .npz, relevance for several targets is on a first axis, and `targets`
         has their names. Returns the path.
         """
-        target = as_path(path)
-        if target.suffix != ".npz":
-            return save_picture(self.sheet(), target)
-        arrays = self._figures(lambda answer: {f"relevance.{name}": one for name, one in answer.maps.items()})
-        return save_arrays(arrays, target)
+
+        def arrays(answer: Any) -> dict[str, Array]:
+            return {f"relevance.{name}": one for name, one in answer.maps.items()}
+
+        return save_figures_or_picture(self, path, lambda: self._figures(arrays))
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))

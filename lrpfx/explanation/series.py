@@ -14,7 +14,8 @@ from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Array
 from lrpfx.explanation.explanation import Explained, Several
 from lrpfx.explanation.frequencies import Spectrogram, Spectrum, spectrogram, spectrum
-from lrpfx.explanation.tables import WITHIN, caption_for, columns_of, save_table_or_picture, sheet_of_charts
+from lrpfx.explanation.saving import save_table_or_picture
+from lrpfx.explanation.tables import WITHIN, caption_for, columns_of, sheet_of_charts
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.support.html import image_html

@@ -12,14 +12,13 @@ from typing_extensions import Unpack
 from lrpfx import pictures
 from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array
-from lrpfx.explanation.explanation import Explained, Several, caption_of, save_picture
+from lrpfx.explanation.explanation import Explained, Several, caption_of
+from lrpfx.explanation.saving import save_table_or_picture
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
-from lrpfx.support.files import as_path, written
 from lrpfx.support.html import image_html
 from lrpfx.support.numbers import counted, whole_number
 from lrpfx.support.optional_packages import optional_package
-from lrpfx.support.table import as_csv
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -190,14 +189,6 @@ def caption_for(explained: Explained) -> str:
     if explained.categories is None and len(explained.output) == 1:
         return f"{explained.rules}\n{explained.balance}"
     return caption_of(explained.rules, [explained.balance])
-
-
-def save_table_or_picture(explained: Any, path: str | Path) -> Path:
-    """Write the sheet of an explanation, or its DataFrame as .csv, and return the path."""
-    target = as_path(path)
-    if target.suffix == ".csv":
-        return written(target, as_csv(explained.to_pandas()).encode())
-    return save_picture(explained.sheet(), target)
 
 
 def columns_of(answers: Sequence[Answer]) -> list[str]:

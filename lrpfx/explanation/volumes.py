@@ -14,14 +14,8 @@ from lrpfx.errors import InputError, printable
 from lrpfx.explanation.answers import Array
 from lrpfx.explanation.canvas import Canvas
 from lrpfx.explanation.compiled import keep_origin, origin_of
-from lrpfx.explanation.explanation import (
-    Explained,
-    SeveralPictures,
-    caption_of,
-    save_arrays,
-    save_picture,
-    unique_names,
-)
+from lrpfx.explanation.explanation import Explained, SeveralPictures, caption_of, unique_names
+from lrpfx.explanation.saving import save_figures_or_picture
 from lrpfx.explanation.tables import WITHIN
 from lrpfx.images import nifti
 from lrpfx.images.geometry import Geometry
@@ -326,11 +320,8 @@ class VolumeExplanation(Explained):
                     topic="volumes",
                 )
             return written(target, nifti.encoded(arrays["relevance"], known, target.name.lower().endswith(".gz")))
-        if target.suffix == ".npz":
-            if self.affine is not None:
-                arrays["affine"] = self.affine
-            return save_arrays(arrays, target)
-        return save_picture(self.sheet(), target)
+        known_affine = {} if self.affine is None else {"affine": self.affine}
+        return save_figures_or_picture(self, target, lambda: {**arrays, **known_affine})
 
     def _repr_html_(self) -> str:
         return image_html(self.sheet(), repr(self)) + element("p", str(self.balance))
