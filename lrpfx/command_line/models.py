@@ -21,7 +21,7 @@ import lrpfx
 from lrpfx.command_line.options import ImageOptions, categories_in, device_named, errors_of_device
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
-from lrpfx.deploy.photographs import image_shape
+from lrpfx.deploy.image_facts import image_shape
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of

@@ -16,8 +16,8 @@ from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of, invalid
 from lrpfx.command_line.results import ResultFolder, Results, results_in
 from lrpfx.command_line.terminal import Stages, say, say_data, stages
+from lrpfx.deploy.image_facts import check_image_facts, image_shape
 from lrpfx.deploy.lowering import FIXED
-from lrpfx.deploy.photographs import check_photographs, image_shape
 from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
@@ -71,7 +71,7 @@ def run(
     shape = _image_shape(runner)
     preprocessing = stored_form(given.required_preprocessing(options))
     try:
-        check_photographs({**runner.manifest, "preprocessing": preprocessing.to_dict()})
+        check_image_facts({**runner.manifest, "preprocessing": preprocessing.to_dict()})
     except RefusedError as error:
         raise invalid(f"these options do not fit {artefact}: {error}") from error
     classes = runner.manifest["results"]["output"]["shape"][1]

@@ -19,8 +19,8 @@ from torch.export import ExportedProgram
 from lrpfx.deploy import self_test
 from lrpfx.deploy.backends import BACKENDS, Backend
 from lrpfx.deploy.backends.backend import Stored
+from lrpfx.deploy.image_facts import image_facts
 from lrpfx.deploy.manifest import MOST_TOLERATED, UNDETERMINED, checked_facts, describe, warn_undetermined
-from lrpfx.deploy.photographs import photographs_part
 from lrpfx.deploy.program_facts import argument_examples
 from lrpfx.deploy.runner import Function, Runner
 from lrpfx.deploy.self_test import SelfTest
@@ -103,7 +103,7 @@ def save(
     >>> path = lrpfx.save(lrpfx.lower(explain_model, x), "model.onnx")
     """
     given, target, backend = _written_by(path, compiled=False)
-    return write_with(program, given, target, backend, photographs_part(preprocess, categories))
+    return write_with(program, given, target, backend, image_facts(preprocess, categories))
 
 
 @tracing()
@@ -124,7 +124,7 @@ def package(
     are the errors and what is returned.
     """
     given, target, backend = _written_by(path, compiled=True)
-    return write_with(program, given, target, backend, photographs_part(preprocess, categories))
+    return write_with(program, given, target, backend, image_facts(preprocess, categories))
 
 
 def write_with(

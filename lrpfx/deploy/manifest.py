@@ -11,8 +11,8 @@ import torch
 from torch.export import ExportedProgram
 
 from lrpfx.deploy import self_test
+from lrpfx.deploy.image_facts import check_image_facts
 from lrpfx.deploy.lowering import FIXED, TARGETS
-from lrpfx.deploy.photographs import check_photographs
 from lrpfx.deploy.program_facts import argument_examples, facts_of, open_dimensions
 from lrpfx.deploy.verification import tolerance_of
 from lrpfx.errors import ArtefactError, InputError, InputTypeError, LrpfxWarning
@@ -93,7 +93,7 @@ def describe(
         "stages": [f"{stage.stage} {stage.name}: {stage.matches}" for stage in history],
     }
     try:
-        check_photographs(manifest)
+        check_image_facts(manifest)
     except RefusedError as error:
         raise InputError(f"the file would not be loaded: {error}", topic="preprocessing") from error
     return manifest, test.to_bytes()
@@ -159,7 +159,7 @@ def manifest_of(text: str | bytes) -> dict[str, Any]:
         and len(explained["sizes"]) <= len(results["output"]["shape"])
     ):
         raise RefusedError("its manifest does not describe the target that it explains")
-    check_photographs(manifest)
+    check_image_facts(manifest)
     strange = next((text for text in _texts_of(manifest) if not text.isprintable()), None)
     if strange is not None:
         raise RefusedError(f"its manifest has {strange!r}, which cannot be printed")

@@ -68,7 +68,7 @@ from lrpfx.explanation.tables import TableExplanation, TableExplanations
 from lrpfx.explanation.texts import texts_in
 from lrpfx.explanation.volumes import VolumeExplanation, VolumeExplanations
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import Photograph, Unreadable, as_photographs, as_seen, count_of, is_several, photographs_or_reasons
+from lrpfx.images.opening import OpenedImage, Unreadable, as_seen, count_of, images_of_inputs, images_or_reasons, is_several
 from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
 from lrpfx.images.scans import Geometries
 from lrpfx.images.stored_preprocessing import preprocessing_in
@@ -862,10 +862,10 @@ class Explainer(Generic[Found]):
         """The photographs and their inputs. Files of folders that cannot be read are added to `unreadable`."""
         if self.preprocess is None:
             inputs = _as_inputs(images, further_arguments(images, self.model))
-            for place, (photograph, input) in enumerate(zip(as_photographs(inputs), inputs, strict=True)):
+            for place, (photograph, input) in enumerate(zip(images_of_inputs(inputs), inputs, strict=True)):
                 yield _Prepared(place, photograph, input, None)
             return
-        for place, found in enumerate(photographs_or_reasons(images)):
+        for place, found in enumerate(images_or_reasons(images)):
             if isinstance(found, Unreadable):
                 unreadable.append(found)
                 continue
@@ -1329,7 +1329,7 @@ class _Prepared:
     """A photograph and its place among all, the model's input that was made from it, and where its pixels come from."""
 
     place: int
-    photograph: Photograph
+    photograph: OpenedImage
     input: torch.Tensor
     geometry: Geometry | None
 

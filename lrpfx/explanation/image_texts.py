@@ -21,7 +21,7 @@ from lrpfx.explanation.sentences import OfText, TextExplanation, named_tokens
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText
 from lrpfx.images.entry_places import EntryPlaces, entry_places
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import Photograph, photographs
+from lrpfx.images.opening import OpenedImage, opened_images
 from lrpfx.request.targets import Target
 from lrpfx.support.tensors import as_array
 from lrpfx.text.scores import chosen_embeddings
@@ -126,7 +126,7 @@ class _CompiledBoth(Compiled):
         return self.compiled.axis_of_channels(name, dimensions)
 
 
-def _both(given: Any) -> tuple[tuple[str, str], Photograph, Any]:
+def _both(given: Any) -> tuple[tuple[str, str], OpenedImage, Any]:
     """The names of the image and of the text, and both."""
     kinds = {} if not isinstance(given, Mapping) else {name: _is_image(one) for name, one in given.items()}
     if sorted(kinds.values()) != [False, True]:
@@ -137,7 +137,7 @@ def _both(given: Any) -> tuple[tuple[str, str], Photograph, Any]:
     image, text = sorted(kinds, key=lambda name: not kinds[name])
     if not isinstance(given[text], (str, list, tuple)):
         raise InputTypeError(f"the text is a string or a list of messages, not {type(given[text]).__name__}", topic=_TOPIC)
-    (photograph,) = photographs(given[image])
+    (photograph,) = opened_images(given[image])
     return (str(image), str(text)), photograph, given[text]
 
 

@@ -38,7 +38,7 @@ from lrpfx.explanation.tables import CONSTANTS, WITHIN, TableExplanation, sheet_
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText, check_fits, read, readable
 from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.images.geometry import Geometry
-from lrpfx.images.opening import Photograph, as_photographs, as_seen, photographs
+from lrpfx.images.opening import OpenedImage, as_seen, images_of_inputs, opened_images
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.pictures import charts
 from lrpfx.pictures.style import Style, StyleSettings, styled
@@ -224,7 +224,7 @@ class GivenInput:
     """
 
     value: Any
-    photograph: Photograph | None = None
+    photograph: OpenedImage | None = None
     geometry: Geometry | None = None
     text: ReadText | None = None
     names: tuple[str, ...] | None = None
@@ -391,7 +391,7 @@ class SampleReader:
                     "model's input, or tokenizer= for texts",
                     topic=_TOPIC,
                 )
-            (photograph,) = photographs(value)
+            (photograph,) = opened_images(value)
             tensor, geometry = self.preprocess.prepared(photograph.image)
             if geometry is None:  # pictures show what the model saw
                 photograph = as_seen(photograph, tensor)
@@ -432,7 +432,7 @@ class SampleReader:
                 check_fits(self.model, self.tokenizer, text)
             return {name: [GivenInput(row, text=text) for row, text in zip(value.split(1), texts, strict=True)]}
         if value.ndim == 4 and is_floating(value):
-            shown = as_photographs(value)
+            shown = images_of_inputs(value)
             return {name: [GivenInput(row, one) for row, one in zip(value.split(1), shown, strict=True)]}
         return {name: [GivenInput(row) for row in value.split(1)]}
 

@@ -1,4 +1,4 @@
-"""Whether a model's input shows the part of a photograph that a geometry says."""
+"""Whether a model's input shows the part of an image that a geometry says."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,22 +9,22 @@ from PIL import Image, ImageFilter
 from lrpfx.images.geometry import Array, Axis, Geometry
 from lrpfx.pictures.maps import resized
 
-#: The share of the variance of the input that the photograph must explain. Measured on photographs: 0.93 or more for what keeps
+#: The share of the variance of the input that the image must explain. Measured on images: 0.93 or more for what keeps
 #: the geometry (colours, contrast, blur, any interpolation), 0.85 or less for parts that are off by a tenth of a side.
 _LEAST = 0.9
 #: Both are compared as means over at most so many cells along each side.
 _CELLS = 24
-_FINE = 96  # pixels along each side on which the photograph is blurred
+_FINE = 96  # pixels along each side on which the image is blurred
 _BLURS = (1 / 64, 1 / 32, 1 / 16)  # of the shorter side
 _FILTERS = tuple(Image.Resampling[name] for name in ("BICUBIC", "BILINEAR", "NEAREST", "BOX"))
-_FLAT = 2.0  # levels of 255: the deviation of a photograph that shows nothing
+_FLAT = 2.0  # levels of 255: the deviation of an image that shows nothing
 
 
-def shows(photograph: Image.Image, input: Array, geometry: Geometry) -> bool:
-    """Whether an input (channels, height, width) is a picture of the part of a photograph that a geometry says.
+def shows(image: Image.Image, input: Array, geometry: Geometry) -> bool:
+    """Whether an input (channels, height, width) is a picture of the part of an image that a geometry says.
 
-    Each channel of the input may be any linear combination of red, green and blue, of a photograph that was resized in any way
-    or blurred. Padding is left out. A photograph of one colour agrees with inputs of one colour.
+    Each channel of the input may be any linear combination of red, green and blue, of an image that was resized in any way
+    or blurred. Padding is left out. An image of one colour agrees with inputs of one colour.
     """
     columns, rows = _inside(geometry.columns), _inside(geometry.rows)
     if min(columns.count, rows.count) < 2:
@@ -37,7 +37,7 @@ def shows(photograph: Image.Image, input: Array, geometry: Geometry) -> bool:
     seen = seen - seen.mean(0)
     energy = (seen**2).sum(0)
     varied = energy > 1e-12 * float(np.abs(part).max()) ** 2
-    for picture in _pictures(photograph, columns, rows):
+    for picture in _pictures(image, columns, rows):
         colors = np.asarray(picture, dtype=np.float64)[:: -1 if rows.mirrored else 1, :: -1 if columns.mirrored else 1]
         colors = _means(np.moveaxis(colors, -1, 0), cells)
         if not varied.any():
@@ -49,7 +49,7 @@ def shows(photograph: Image.Image, input: Array, geometry: Geometry) -> bool:
 
 @dataclass(frozen=True)
 class _Inside:
-    """The pixels of an input, along an axis, that lie within the photograph, and the part of the photograph they cover."""
+    """The pixels of an input, along an axis, that lie within the image, and the part of the image they cover."""
 
     first: int
     count: int
@@ -68,13 +68,13 @@ def _inside(axis: Axis) -> _Inside:
     return _Inside(int(found[0]), len(found), start, end, axis.step < 0)
 
 
-def _pictures(photograph: Image.Image, columns: _Inside, rows: _Inside) -> Iterator[Image.Image]:
+def _pictures(image: Image.Image, columns: _Inside, rows: _Inside) -> Iterator[Image.Image]:
     """The part as the input may show it: resized by one filter or another, or blurred."""
     size, box = (columns.count, rows.count), (columns.start, rows.start, columns.end, rows.end)
     for filter in _FILTERS:
-        yield photograph.resize(size, filter, box=box, reducing_gap=4.0)
+        yield image.resize(size, filter, box=box, reducing_gap=4.0)
     fine = min(_FINE, columns.count), min(_FINE, rows.count)
-    sharp = photograph.resize(fine, Image.Resampling.BILINEAR, box=box, reducing_gap=4.0)
+    sharp = image.resize(fine, Image.Resampling.BILINEAR, box=box, reducing_gap=4.0)
     width, height = columns.end - columns.start, rows.end - rows.start
     for share in _BLURS:
         radius = share * min(width, height)

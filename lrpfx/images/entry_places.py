@@ -1,4 +1,4 @@
-"""Where each number that a processor makes of a photograph lies on it, in whatever order: rows of patches, tiles, an image."""
+"""Where each number that a processor makes of an image lies on it, in whatever order: rows of patches, tiles, an image."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ Array = NDArray[np.float64]
 _RAMP, _PART = 32, 8
 #: How near to the middle of a ramp, as brightness, a place is read from it.
 _NEAR = 0.3
-#: The least difference between black and white, as a share of the largest, of entries that show a photograph.
+#: The least difference between black and white, as a share of the largest, of entries that show an image.
 _SHOWN = 0.05
-#: The largest share of a photograph that may be in no entry: rounding at its edges.
+#: The largest share of an image that may be in no entry: rounding at its edges.
 _DROPPED = 0.02
 #: Places of entries that are nearer than this, in pixels, are the same.
 _STILL = 0.01
-#: Cells along each side in which a photograph and its entries are compared, and the share of its variance that these must show.
+#: Cells along each side in which an image and its entries are compared, and the share of its variance that these must show.
 _CELLS, _LEAST = 16, 0.9
 _TOPIC = "preprocessing"
 
 
 @dataclass(frozen=True, eq=False)
 class EntryPlaces:
-    """The part of a photograph, in pixels from its upper left corner, that each entry of a processor's output shows.
+    """The part of an image, in pixels from its upper left corner, that each entry of a processor's output shows.
 
     `left`, `right`, `top`, `bottom`: of shape (entries,); NaN for entries that show no part of it, such as padding.
     """
@@ -43,7 +43,7 @@ class EntryPlaces:
     def undo(self, relevance: Array) -> Array:
         """Relevance of entries, in any shape, as that of pixels, (height, width), divided by the area that they share.
 
-        The total is that of the entries that show the photograph.
+        The total is that of the entries that show the image.
         """
         shown = ~np.isnan(self.left + self.top)
         left, right, top, bottom = (one[shown] for one in (self.left, self.right, self.top, self.bottom))
@@ -56,7 +56,7 @@ class EntryPlaces:
 
     @property
     def covered(self) -> NDArray[np.bool_]:
-        """Which pixels of the photograph are in an entry, (height, width)."""
+        """Which pixels of the image are in an entry, (height, width)."""
         return np.asarray(self.undo(np.ones(len(self.left))) > 0)
 
 
@@ -68,20 +68,20 @@ def _overlaps(first: Array, last: Array, length: int) -> Iterator[tuple[NDArray[
         yield pixel.clip(0, length - 1), (np.minimum(last, pixel + 1) - np.maximum(first, pixel)).clip(0)
 
 
-def entry_places(process: Callable[[Image.Image], Any], photograph: Image.Image) -> EntryPlaces:
-    """Measure a processor with pictures of the size of a photograph: black, white, and ramps from left to right and downwards.
+def entry_places(process: Callable[[Image.Image], Any], image: Image.Image) -> EntryPlaces:
+    """Measure a processor with pictures of the size of an image: black, white, and ramps from left to right and downwards.
 
     `process`: from a picture in RGB to an array of any shape. Raises `InputError` if it is random, makes another number of
-    entries of each picture, standardizes each by itself, drops a part of the photograph, or moves what it shows.
+    entries of each picture, standardizes each by itself, drops a part of the image, or moves what it shows.
     """
-    width, height = photograph.size
+    width, height = image.size
 
     def seen(grey: Array) -> Array:
         picture = np.broadcast_to(np.rint(255 * grey).astype(np.uint8), (height, width))
         return _entries(process(Image.fromarray(np.ascontiguousarray(picture)).convert("RGB")))
 
     black, white = seen(np.zeros((1, 1))), seen(np.ones((1, 1)))
-    given, again = _entries(process(photograph)), _entries(process(photograph))
+    given, again = _entries(process(image)), _entries(process(image))
     if not black.shape == white.shape == given.shape == again.shape:
         raise InputError("the processor makes other entries of other pictures of the same size", topic=_TOPIC)
     if not np.array_equal(given, again):
@@ -102,7 +102,7 @@ def entry_places(process: Callable[[Image.Image], Any], photograph: Image.Image)
     top, bottom = _intervals(down, shape, height)
     found = EntryPlaces(width, height, left, right, top, bottom)
     _check_covered(found)
-    _check_shows(found, photograph, (given - black) / scale)
+    _check_shows(found, image, (given - black) / scale)
     return found
 
 
@@ -155,12 +155,12 @@ def _check_covered(found: EntryPlaces) -> None:
     )
 
 
-def _check_shows(found: EntryPlaces, photograph: Image.Image, brightness: Array) -> None:
-    """Raise `InputError` if the entries for the photograph itself lie elsewhere than those for ramps."""
+def _check_shows(found: EntryPlaces, image: Image.Image, brightness: Array) -> None:
+    """Raise `InputError` if the entries for the image itself lie elsewhere than those for ramps."""
     entries = np.where(np.isnan(brightness), 0.0, brightness)
     count = found.undo(np.where(np.isnan(brightness), 0.0, 1.0))
     seen = np.divide(found.undo(entries), count, out=np.zeros_like(count), where=count > 0)
-    grey = np.asarray(photograph, dtype=np.float64).mean(2) / 255
+    grey = np.asarray(image, dtype=np.float64).mean(2) / 255
     ours, theirs = (_cells(np.where(count > 0, one, 0.0)) for one in (grey, seen))
     residual, variance = float(((ours - theirs) ** 2).sum()), float(((ours - ours.mean()) ** 2).sum())
     if residual > (1 - _LEAST) * variance + 1e-4 * ours.size:

@@ -1,4 +1,4 @@
-"""Where the pixels of a model's input lie in the photograph that they were made from."""
+"""Where the pixels of a model's input lie in the image that they were made from."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,40 +13,40 @@ _DUST = 1e-6  # pixels: rounding
 
 @dataclass(frozen=True)
 class Axis:
-    """Positions along one axis: pixel number u of the input covers [start + step u, start + step (u + 1)] of the photograph.
+    """Positions along one axis: pixel number u of the input covers [start + step u, start + step (u + 1)] of the image.
 
-    Positions in the photograph are counted in pixels from its edge. `step` is negative if the preprocessing mirrors the axis.
+    Positions in the image are counted in pixels from its edge. `step` is negative if the preprocessing mirrors the axis.
     """
 
     start: float
     step: float
     pixels: int  # of the input
-    length: int  # pixels of the photograph
+    length: int  # pixels of the image
 
     @property
     def edges(self) -> Array:
-        """The positions of the edges of the input's pixels in the photograph. Shape (pixels + 1,)."""
+        """The positions of the edges of the input's pixels in the image. Shape (pixels + 1,)."""
         return np.asarray(self.start + self.step * np.arange(self.pixels + 1), dtype=np.float64)
 
     @property
     def middles(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The pixel of the photograph, (pixels,), in which the middle of each pixel of the input lies, and if there is one."""
+        """The pixel of the image, (pixels,), in which the middle of each pixel of the input lies, and if there is one."""
         places = np.floor(self.start + self.step * (np.arange(self.pixels) + 0.5)).astype(np.int64)
         return places.clip(0, self.length - 1), (places >= 0) & (places < self.length)
 
     def cropped(self, first: int, last: int) -> "Axis":
-        """The axis for a part of the photograph, from pixel `first` to before pixel `last`."""
+        """The axis for a part of the image, from pixel `first` to before pixel `last`."""
         return replace(self, start=self.start - first, length=last - first)
 
     def resized(self, length: int) -> "Axis":
-        """The axis for the photograph with another length."""
+        """The axis for the image with another length."""
         factor = length / self.length
         return Axis(self.start * factor, self.step * factor, self.pixels, length)
 
     def spread(self, values: Array) -> Array:
-        """Values of input pixels, along the last axis, divided among the pixels of the photograph by the area they share.
+        """Values of input pixels, along the last axis, divided among the pixels of the image by the area they share.
 
-        The total is kept, except for pixels whose centre is outside of the photograph, such as padding. Others that are partly
+        The total is kept, except for pixels whose centre is outside of the image, such as padding. Others that are partly
         outside are spread over the part inside.
         """
         edges = self.edges
@@ -65,39 +65,39 @@ class Axis:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The part of a photograph that became the input of a model, if each axis was cropped, scaled and mirrored by itself."""
+    """The part of an image that became the input of a model, if each axis was cropped, scaled and mirrored by itself."""
 
     rows: Axis
     columns: Axis
 
     @classmethod
     def of_whole(cls, height: int, width: int) -> "Geometry":
-        """That of a photograph which is the input itself."""
+        """That of an image which is the input itself."""
         return cls(Axis(0.0, 1.0, height, height), Axis(0.0, 1.0, width, width))
 
     def undo(self, relevance: Array) -> Array:
-        """Relevance of input pixels (height, width) as relevance of the photograph's pixels.
+        """Relevance of input pixels (height, width) as relevance of the image's pixels.
 
-        The total is that of the input's pixels that show the photograph: those that are padding have no place in it.
+        The total is that of the input's pixels that show the image: those that are padding have no place in it.
         """
         return self.rows.spread(self.columns.spread(relevance).T).T
 
     def of_input(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which pixels of the input, (height, width), have their middle within a mask of the photograph's pixels."""
+        """Which pixels of the input, (height, width), have their middle within a mask of the image's pixels."""
         (rows, are_rows), (columns, are_columns) = self.rows.middles, self.columns.middles
         return mask[np.ix_(rows, columns)] & are_rows[:, None] & are_columns
 
     def resized(self, width: int, height: int) -> "Geometry":
-        """The geometry for the photograph in another size."""
+        """The geometry for the image in another size."""
         return Geometry(self.rows.resized(height), self.columns.resized(width))
 
     def cropped(self, left: int, top: int, right: int, bottom: int) -> "Geometry":
-        """The geometry for a part of the photograph."""
+        """The geometry for a part of the image."""
         return Geometry(self.rows.cropped(top, bottom), self.columns.cropped(left, right))
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """The part of the photograph that the model saw: left, top, right and bottom, in pixels."""
+        """The part of the image that the model saw: left, top, right and bottom, in pixels."""
         columns, rows = np.sort(self.columns.edges[[0, -1]]), np.sort(self.rows.edges[[0, -1]])
         left, right = columns.clip(0, self.columns.length).tolist()
         top, bottom = rows.clip(0, self.rows.length).tolist()

@@ -1,4 +1,4 @@
-"""Photographs in all forms that users have: files, folders, PIL images, arrays and tensors."""
+"""Images in all forms that users have: files, folders, PIL images, arrays and tensors."""
 
 import io
 import os
@@ -20,8 +20,8 @@ from lrpfx.support.tensors import not_dense
 
 
 @dataclass(frozen=True)
-class Photograph:
-    """A photograph in RGB, its name, that of its file or else "image" and its number, and whether it was found in a folder."""
+class OpenedImage:
+    """An image in RGB, its name, that of its file or else "image" and its number, and whether it was found in a folder."""
 
     image: Image.Image
     name: str
@@ -29,7 +29,7 @@ class Photograph:
 
 
 def is_several(images: Any) -> bool:
-    """Whether `images` stands for several photographs: a list or another iterable, a folder, or an array with four axes."""
+    """Whether `images` stands for several images: a list or another iterable, a folder, or an array with four axes."""
     if isinstance(images, (str, os.PathLike)):
         return _is_folder(images)
     if isinstance(images, Image.Image) or hasattr(images, "read"):
@@ -41,7 +41,7 @@ def is_several(images: Any) -> bool:
 
 
 def count_of(images: Any) -> int | None:
-    """The number of photographs that `images` stands for; none is opened. None for an iterator, which would be used up."""
+    """The number of images that `images` stands for; none is opened. None for an iterator, which would be used up."""
     return None if isinstance(images, Iterator) else sum(1 for _ in _items(images))
 
 
@@ -53,23 +53,23 @@ class Unreadable:
     error: InputError
 
 
-def photographs(images: Any) -> Iterator[Photograph]:
-    """The photographs that `images` stands for, opened one by one; `lrpfx.Explainer` says which forms it has.
+def opened_images(images: Any) -> Iterator[OpenedImage]:
+    """The images that `images` stands for, opened one by one; `lrpfx.Explainer` says which forms it has.
 
     Errors: `InputError`, `InputTypeError`.
     """
-    for one in photographs_or_reasons(images):
+    for one in images_or_reasons(images):
         if isinstance(one, Unreadable):
             raise one.error
         yield one
 
 
-def photographs_or_reasons(images: Any) -> Iterator[Photograph | Unreadable]:
-    """The photographs, and in place of those files of folders that cannot be read, why. Errors: as for `photographs`."""
+def images_or_reasons(images: Any) -> Iterator[OpenedImage | Unreadable]:
+    """The images, and in place of those files of folders that cannot be read, why. Errors: as for `opened_images`."""
     for number, (image, name) in enumerate(_items(images)):
         try:
             is_found = isinstance(image, _Found)
-            yield Photograph(_opened(image.path if is_found else image), name or f"image {number + 1}", is_found)
+            yield OpenedImage(_opened(image.path if is_found else image), name or f"image {number + 1}", is_found)
         except InputError as error:
             if not isinstance(image, _Found):
                 raise
@@ -212,7 +212,7 @@ def _expanded(path: Any) -> Path:
 
 
 def _opened(image: Any) -> Image.Image:
-    """A photograph in RGB."""
+    """An image in RGB."""
     if isinstance(image, Path) or hasattr(image, "read"):
         shown = image if isinstance(image, Path) else getattr(image, "name", None) or f"the {type(image).__name__}"
         try:
@@ -257,12 +257,12 @@ def _in_rgb(image: Any) -> Image.Image:
     return Image.fromarray((photograph_of(image) * 255).round().astype(np.uint8))
 
 
-def as_photographs(inputs: torch.Tensor) -> list[Photograph]:
+def images_of_inputs(inputs: torch.Tensor) -> list[OpenedImage]:
     """Pictures of a model's inputs (batch, channels, height, width), each scaled from its lowest to its highest value."""
-    return [Photograph(as_image(one), f"image {number}") for number, one in enumerate(inputs.detach().cpu().double(), 1)]
+    return [OpenedImage(as_image(one), f"image {number}") for number, one in enumerate(inputs.detach().cpu().double(), 1)]
 
 
-def as_seen(photograph: Photograph, input: torch.Tensor) -> Photograph:
-    """The picture of a model's input (channels, height, width), under the name of the photograph that it was made of."""
-    (seen,) = as_photographs(input[None])
-    return replace(photograph, image=seen.image)
+def as_seen(image: OpenedImage, input: torch.Tensor) -> OpenedImage:
+    """The picture of a model's input (channels, height, width), under the name of the image that it was made of."""
+    (seen,) = images_of_inputs(input[None])
+    return replace(image, image=seen.image)

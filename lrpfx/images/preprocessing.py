@@ -1,4 +1,4 @@
-"""Preprocessing as it is: a function from a photograph to a model's input, whose geometry and range of values are measured."""
+"""Preprocessing as it is: a function from an image to a model's input, whose geometry and range of values are measured."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from lrpfx.images.geometry import Axis, Geometry
 from lrpfx.images.stored_preprocessing import applied
 from lrpfx.pictures.maps import COLORS
 
-#: The share of each axis, in the middle, that its positions are fitted to: filters see less of a photograph at its edges.
+#: The share of each axis, in the middle, that its positions are fitted to: filters see less of an image at its edges.
 _MIDDLE = 0.8
-#: Ends that are nearer to those of the photograph than this share of its length are the same: a ramp has 256 levels.
+#: Ends that are nearer to those of the image than this share of its length are the same: a ramp has 256 levels.
 _PRECISION = 400
 #: Ramps for each axis: each is as long as what was seen of the one before, for one has 256 levels.
 _RAMPS = 4
-#: Photographs whose geometry is remembered.
+#: Images whose geometry is remembered.
 _REMEMBERED = 64
 #: Calls with the same small picture, which show whether a preprocessing is random.
 _CALLS = 24
@@ -35,7 +35,7 @@ Range = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Measured:
-    """What is known of a preprocessing for photographs of one size.
+    """What is known of a preprocessing for images of one size.
 
     `low` and `high`: the lower and the higher of the values that a black and a white pixel get, by channel. `geometry`: None if
     the preprocessing does more than to crop, scale and mirror each axis, or does something else each time.
@@ -47,11 +47,11 @@ class Measured:
 
 
 class Preprocessing:
-    """A function from a photograph to the input of a model: torchvision's, timm's or Hugging Face's transforms, or your own.
+    """A function from an image to the input of a model: torchvision's, timm's or Hugging Face's transforms, or your own.
 
     It is called as it is. Its geometry and the range of its values are not read from its settings but measured, with
-    photographs of the same size that are black, white, or brighter from left to right or from top to bottom. What was measured
-    is compared with the input for each photograph, since a preprocessing may depend on what it shows.
+    images of the same size that are black, white, or brighter from left to right or from top to bottom. What was measured
+    is compared with the input for each image, since a preprocessing may depend on what it shows.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -69,36 +69,36 @@ class Preprocessing:
             )
         self.function = function
         self._measured: dict[tuple[int, int], Measured] = {}
-        #: The values between those of a black and a white pixel, by channel. None before the first photograph, and if there is
-        #: no such range: both get the same values, as where each photograph is standardized by itself, or none that are finite,
-        #: or a photograph got values outside.
+        #: The values between those of a black and a white pixel, by channel. None before the first image, and if there is
+        #: no such range: both get the same values, as where each image is standardized by itself, or none that are finite,
+        #: or an image got values outside.
         self.range: Range | None = None
         self._is_random: bool | None = None
 
-    def __call__(self, photograph: Image.Image) -> torch.Tensor:
-        """The model's input for a photograph, (channels, height, width). The photograph stays as it is."""
-        result = self._applied(photograph)
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        """The model's input for an image, (channels, height, width). The image stays as it is."""
+        result = self._applied(image)
         if not torch.isfinite(result).all():
             raise InputError(
-                f"preprocess returned values that are not finite (NaN or infinite) for a photograph of {photograph.width}×"
-                f"{photograph.height} pixels; does it divide by a deviation or a range that is 0?",
+                f"preprocess returned values that are not finite (NaN or infinite) for a photograph of {image.width}×"
+                f"{image.height} pixels; does it divide by a deviation or a range that is 0?",
                 topic="values-not-finite",
             )
         return result
 
-    def prepared(self, photograph: Image.Image) -> tuple[torch.Tensor, Geometry | None]:
-        """The model's input for a photograph, and where its pixels lie in it: None if that is not known."""
-        measured = self.measured(photograph.size)
-        input = self(photograph)
+    def prepared(self, image: Image.Image) -> tuple[torch.Tensor, Geometry | None]:
+        """The model's input for an image, and where its pixels lie in it: None if that is not known."""
+        measured = self.measured(image.size)
+        input = self(image)
         values = input.double().cpu().numpy()
         if self.range is not None and not _within(values, *self.range):
             self.range = None
         geometry = measured.geometry
-        known = geometry is not None and not self._random() and shows(photograph, values, geometry)
+        known = geometry is not None and not self._random() and shows(image, values, geometry)
         return input, geometry if known else None
 
     def measured(self, size: tuple[int, int]) -> Measured:
-        """What the preprocessing does to photographs of a size (width, height)."""
+        """What the preprocessing does to images of a size (width, height)."""
         if size not in self._measured:
             while len(self._measured) >= _REMEMBERED:
                 del self._measured[next(iter(self._measured))]
@@ -112,18 +112,18 @@ class Preprocessing:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the preprocessing was measured for photographs of any size."""
+        """Whether the preprocessing was measured for images of any size."""
         return bool(self._measured)
 
-    def _applied(self, photograph: Image.Image) -> torch.Tensor:
-        """What the function returns for a copy of a photograph, in the form of a model's input."""
+    def _applied(self, image: Image.Image) -> torch.Tensor:
+        """What the function returns for a copy of an image, in the form of a model's input."""
         try:
-            result = applied(self.function, photograph.copy())
+            result = applied(self.function, image.copy())
         except LrpfxError:
             raise
         except Exception as error:
             raise InputError(
-                f"preprocess failed on a photograph of {photograph.width}×{photograph.height} pixels "
+                f"preprocess failed on a photograph of {image.width}×{image.height} pixels "
                 f"({first_lines(error)}); it gets a PIL image in RGB",
                 topic="preprocessing",
             ) from error
@@ -167,11 +167,11 @@ class Preprocessing:
         with np.errstate(invalid="ignore"):  # not all values need be finite
             span = (white - black)[0]
         strong = _strong(np.abs(span))
-        if not strong.any():  # each photograph is standardized by itself
+        if not strong.any():  # each image is standardized by itself
             return Measured(*bounds, None)
 
         def brightness(pixels: Any) -> Any:
-            """How bright a photograph is seen, from 0 to 1, (height, width); NaN is padding. None for another shape."""
+            """How bright an image is seen, from 0 to 1, (height, width); NaN is padding. None for another shape."""
             found = self._seen(pixels)
             if found.shape != black.shape:
                 return None
@@ -187,7 +187,7 @@ class Preprocessing:
         return Measured(*bounds, None if columns is None or down is None else Geometry(down, columns))
 
     def _seen(self, pixels: Any) -> Any:
-        """The input for a photograph in grey, as an array."""
+        """The input for an image in grey, as an array."""
         return self._applied(Image.fromarray(pixels).convert("RGB")).double().cpu().numpy()
 
     def _random(self) -> bool:
@@ -199,13 +199,13 @@ class Preprocessing:
                 first = self._applied(picture)
                 others = (self._applied(picture) for _ in range(_CALLS - 1))
                 self._is_random = not all(torch.equal(first.nan_to_num(), other.nan_to_num()) for other in others)
-            except InputError:  # it may need larger photographs
+            except InputError:  # it may need larger images
                 self._is_random = False
         return self._is_random
 
 
 def _strong(span: Any) -> Any:
-    """Which pixels show the photograph, by what lies between black and white there: not padding, nor lines that are mostly."""
+    """Which pixels show the image, by what lies between black and white there: not padding, nor lines that are mostly."""
     largest = span.max()
     rows, columns = span.max(1) > 0.5 * largest, span.max(0) > 0.5 * largest
     return rows[:, None] & columns & (span > 0.2 * largest)

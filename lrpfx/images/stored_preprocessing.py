@@ -1,4 +1,4 @@
-"""Preprocessing that a file can hold: how a photograph becomes the input of a program, as numbers instead of code."""
+"""Preprocessing that a file can hold: how an image becomes the input of a program, as numbers instead of code."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,19 +17,19 @@ INTERPOLATIONS = {
     name: Image.Resampling[name.upper()] for name in ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 }
 
-MOST_PIXELS = 1 << 27  # of a photograph that was resized, before its middle is cropped
+MOST_PIXELS = 1 << 27  # of an image that was resized, before its middle is cropped
 _LONGEST = 1 << 14  # side of an input
 _LARGEST = 1e6  # magnitude of a mean, and of a standard deviation or its reciprocal
 
 
 @dataclass(frozen=True)
 class StoredPreprocessing:
-    """A function from a photograph to the input of a model: resize, crop the middle, subtract a mean, divide by a deviation.
+    """A function from an image to the input of a model: resize, crop the middle, subtract a mean, divide by a deviation.
 
     `mean` and `std` have one number for each of the 1 or 3 channels, for pixels in [0, 1]. `resize` is the length that the
     shorter side gets, or (height, width). `size` is the part in the middle that becomes the input, (height, width), with black
-    around what is too small. Without `resize`, the photograph is scaled to just cover `size`; without both it keeps its size.
-    Errors: `InputError`, also for a photograph that is too large.
+    around what is too small. Without `resize`, the image is scaled to just cover `size`; without both it keeps its size.
+    Errors: `InputError`, also for an image that is too large.
     """
 
     mean: tuple[float, ...]
@@ -62,14 +62,14 @@ class StoredPreprocessing:
             return f"interpolation is one of {', '.join(INTERPOLATIONS)}, not {self.interpolation!r}"
         return None
 
-    def __call__(self, photograph: Image.Image) -> torch.Tensor:
+    def __call__(self, image: Image.Image) -> torch.Tensor:
         """The model's input, (channels, height, width), in float32."""
-        return torch.from_numpy(np.ascontiguousarray(self.array(photograph), dtype=np.float32))
+        return torch.from_numpy(np.ascontiguousarray(self.array(image), dtype=np.float32))
 
-    def array(self, photograph: Image.Image) -> NDArray[np.float64]:
-        """The model's input in float64. Photographs in mode "F" have values in [0, 255]."""
+    def array(self, image: Image.Image) -> NDArray[np.float64]:
+        """The model's input in float64. Images in mode "F" have values in [0, 255]."""
         channels = len(self.mean)
-        image = photograph if photograph.mode == "F" else photograph.convert("L" if channels == 1 else "RGB")
+        image = image if image.mode == "F" else image.convert("L" if channels == 1 else "RGB")
         image = self._placed(image)
         pixels = np.asarray(image, dtype=np.float64).reshape(image.height, image.width, -1) / 255.0
         normalized = (np.broadcast_to(pixels, (*pixels.shape[:2], channels)) - self.mean) / self.std
@@ -99,7 +99,7 @@ class StoredPreprocessing:
 
     @property
     def output_size(self) -> tuple[int, int] | None:
-        """The height and width of every input; None if it depends on the photograph."""
+        """The height and width of every input; None if it depends on the image."""
         return self.size or (self.resize if isinstance(self.resize, tuple) else None)
 
     @property
@@ -205,11 +205,11 @@ def stored_form(preprocess: Any) -> StoredPreprocessing:
     return found
 
 
-def applied(function: Callable[..., Any], photograph: Image.Image) -> Any:
-    """What a preprocessing returns for a photograph."""
+def applied(function: Callable[..., Any], image: Image.Image) -> Any:
+    """What a preprocessing returns for an image."""
     if _is_image_processor(function):
-        return function(images=photograph, return_tensors="pt")["pixel_values"]
-    return function(photograph)
+        return function(images=image, return_tensors="pt")["pixel_values"]
+    return function(image)
 
 
 def _is_image_processor(function: Any) -> bool:
@@ -219,7 +219,7 @@ def _is_image_processor(function: Any) -> bool:
 
 
 def _probes(stored: StoredPreprocessing) -> list[tuple[int, int]]:
-    """A wide and a high photograph, as (width, height), whose margins are even: libraries do not agree on half a pixel."""
+    """A wide and a high image, as (width, height), whose margins are even: libraries do not agree on half a pixel."""
 
     def is_even(width: int, height: int) -> bool:
         if stored.size is None or not isinstance(stored.resize, int):

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError, first_lines
-from lrpfx.images.opening import photographs
+from lrpfx.images.opening import opened_images
 from lrpfx.images.preprocessing import Preprocessing
 from lrpfx.samples.items import ENCODED, digest_of_inputs, identity_of, parts_of
 from lrpfx.samples.plan import NO_LABEL, KnownSample
@@ -131,7 +131,7 @@ def _image(inputs: Any) -> Image.Image:
                 f"a sample is one image, but there are {len(found)} among its entries {list(inputs)}", topic="samples"
             )
         inputs = found[0]
-    opened = list(islice(photographs(inputs), 2))
+    opened = list(islice(opened_images(inputs), 2))
     if len(opened) != 1:
         raise InputError(
             'a sample is one image, not several; frames of a video are for lrpfx.Explainer(model, form="volume", ...)',

@@ -12,7 +12,7 @@ from PIL import Image
 
 from lrpfx.command_line.image_files import images_in
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.images.opening import as_photographs, count_of, image_files, is_several, photographs
+from lrpfx.images.opening import count_of, image_files, images_of_inputs, is_several, opened_images
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def pixels():
 
 
 def one(image):
-    (found,) = photographs(image)
+    (found,) = opened_images(image)
     assert found.image.mode == "RGB"
     return np.asarray(found.image)
 
@@ -60,8 +60,8 @@ def test_folders_and_lists(pixels, tmp_path):
     (tmp_path / "inner").mkdir()
     for name in ("b.png", "a.JPG", "inner/c.webp", "notes.txt"):
         (tmp_path / name).write_text("text") if name.endswith("txt") else Image.fromarray(pixels).save(tmp_path / name)
-    assert [found.name for found in photographs(tmp_path)] == ["a.JPG", "b.png", "inner/c.webp"]
-    names = [found.name for found in photographs([pixels, tmp_path / "b.png", torch.tensor(pixels)[None]])]
+    assert [found.name for found in opened_images(tmp_path)] == ["a.JPG", "b.png", "inner/c.webp"]
+    names = [found.name for found in opened_images([pixels, tmp_path / "b.png", torch.tensor(pixels)[None]])]
     assert names == ["image 1", "b.png", "image 3"]
     assert is_several(tmp_path) and is_several([pixels]) and is_several(pixels[None])
     assert not is_several(pixels) and not is_several(tmp_path / "b.png") and not is_several("https://example.org/a.png")
@@ -73,7 +73,7 @@ def test_open_files(pixels, tmp_path):
     content = path.read_bytes()
     assert (one(io.BytesIO(content)) == pixels).all()
     with path.open("rb") as file:
-        assert not is_several(file) and [found.name for found in photographs(file)] == ["photo.png"]
+        assert not is_several(file) and [found.name for found in opened_images(file)] == ["photo.png"]
     with pytest.raises(InputError, match="the BytesIO is not an image"):
         one(io.BytesIO(content[5:]))
     with pytest.raises(InputError, match="the BytesIO cannot be opened"):
@@ -99,12 +99,12 @@ def test_iterables_of_photographs(pixels, tmp_path):
         lambda: collections.deque(paths),
     ):
         assert is_several(make())
-        found = list(photographs(make()))
+        found = list(opened_images(make()))
         assert len(found) == 2 and all((np.asarray(one.image) == pixels).all() for one in found)
         assert count_of(make()) in (2, None)
     assert count_of(iter(paths)) is None and count_of(np.array(paths)) == 2
     with pytest.raises(InputError, match="the generator of images is empty"):
-        list(photographs(one for one in ()))
+        list(opened_images(one for one in ()))
 
 
 def test_home_folders(pixels, tmp_path, monkeypatch):
@@ -118,9 +118,9 @@ def test_hidden_files_are_left_out(pixels, tmp_path):
     for name in (".ipynb_checkpoints/a.png", "._a.jpg", "inner/.b.png", "inner/.git/c.png", "inner/d.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / name)
-    assert [found.name for found in photographs(tmp_path)] == ["inner/d.png"]
+    assert [found.name for found in opened_images(tmp_path)] == ["inner/d.png"]
     hidden = tmp_path / ".ipynb_checkpoints"
-    assert [found.name for found in photographs(hidden)] == ["a.png"]  # it was asked for
+    assert [found.name for found in opened_images(hidden)] == ["a.png"]  # it was asked for
 
 
 def test_errors_name_the_file_of_a_folder(pixels, tmp_path):
@@ -128,20 +128,20 @@ def test_errors_name_the_file_of_a_folder(pixels, tmp_path):
     for content, message in ((b"", "not an image"), (b"junk", "not an image")):
         (tmp_path / "b.jpg").write_bytes(content)
         with pytest.raises(InputError, match=f"b.jpg is {message}"):
-            list(photographs(tmp_path))
+            list(opened_images(tmp_path))
     (tmp_path / "b.jpg").unlink()
     Image.fromarray(pixels[..., 0].astype(np.uint16)).save(tmp_path / "c.tif")
     with pytest.raises(InputError, match=r"c\.tif: .* nearly black"):
-        list(photographs(tmp_path))
+        list(opened_images(tmp_path))
 
 
 def test_three_axes_are_one_photograph(pixels):
     grey = np.random.default_rng(0).integers(0, 256, (4, 28, 28), dtype=np.uint8)
-    assert len(list(photographs(grey[:3]))) == 1 and len(list(photographs(list(grey)))) == 4
-    assert len(list(photographs(grey[:, None]))) == 4
+    assert len(list(opened_images(grey[:3]))) == 1 and len(list(opened_images(list(grey)))) == 4
+    assert len(list(opened_images(grey[:, None]))) == 4
     for stack in (grey, torch.tensor(grey), grey / 255):
         with pytest.raises(InputTypeError, match=r"four photographs in grey, .*: pass list\(array\)"):
-            list(photographs(stack))
+            list(opened_images(stack))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_three_axes_are_one_photograph(pixels):
 )
 def test_wrong_images(image, error, message):
     with pytest.raises(error, match=message):
-        list(photographs(image))
+        list(opened_images(image))
 
 
 def test_damaged_files(tmp_path, pixels):
@@ -191,10 +191,10 @@ def test_damaged_files(tmp_path, pixels):
 
 def test_pictures_of_inputs():
     inputs = torch.stack([torch.linspace(-2, 2, 12).reshape(3, 2, 2), torch.zeros(3, 2, 2)])
-    first, second = as_photographs(inputs)
+    first, second = images_of_inputs(inputs)
     assert np.asarray(first.image).min() == 0 and np.asarray(first.image).max() == 255
     assert (np.asarray(second.image) == 128).all()
-    assert as_photographs(torch.rand(1, 5, 4, 4))[0].image.size == (4, 4)
+    assert images_of_inputs(torch.rand(1, 5, 4, 4))[0].image.size == (4, 4)
 
 
 def test_no_program_is_started_for_a_photograph(tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ def test_no_program_is_started_for_a_photograph(tmp_path, monkeypatch):
     for name in ("page.png", "page.eps"):
         (tmp_path / name).write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
         with pytest.raises(InputError, match="not an image that Pillow can read"):
-            list(photographs(tmp_path / name))
+            list(opened_images(tmp_path / name))
     assert not (tmp_path / "started").exists() and [path.name for path in image_files(tmp_path)] == ["page.png"]
 
 
@@ -241,7 +241,8 @@ def test_links_in_folders_are_followed(name, pixels, tmp_path):
         (folder / link).symlink_to(target, target_is_directory=True)
     found = [path.relative_to(folder).as_posix() for path in image_files(folder)]
     assert found == sorted([*expected, "own.png"])
-    assert [one.name for one in photographs(folder)] == found and len({one.source for one in images_in([folder])}) == len(found)
+    assert [one.name for one in opened_images(folder)] == found
+    assert len({one.source for one in images_in([folder])}) == len(found)
 
 
 def test_images_that_a_dataset_did_not_decode(pixels, tmp_path):
@@ -259,7 +260,7 @@ def test_images_that_a_dataset_did_not_decode(pixels, tmp_path):
     for form in forms[:2]:
         assert np.array_equal(one(form), expected)
     with pytest.raises(InputError, match=r"a/b\.png is not an image"):
-        list(photographs({"bytes": b"cut", "path": "a/b.png"}))
+        list(opened_images({"bytes": b"cut", "path": "a/b.png"}))
     for form in ({"bytes": None, "path": None}, {"bytes": [1, 2], "path": "photo.png"}):
         with pytest.raises(InputTypeError, match="neither its content as bytes nor a path"):
-            list(photographs(form))
+            list(opened_images(form))

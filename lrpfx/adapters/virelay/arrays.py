@@ -13,7 +13,7 @@ from PIL import Image
 from lrpfx.datasets.reduced_maps import without_channels
 from lrpfx.datasets.rows import Block, Column, Numbers, without_label
 from lrpfx.errors import InputError, InputTypeError
-from lrpfx.images.opening import photographs
+from lrpfx.images.opening import opened_images
 from lrpfx.pictures.maps import Channels, Floats, array_of, channel_axis, checked_number
 from lrpfx.support.optional_packages import progress_bar
 
@@ -50,7 +50,7 @@ class Pictures:
             for number in samples:
                 item = without_label(self.source.item(int(number)))
                 if isinstance(item, (str, os.PathLike)):
-                    item = next(photographs(item)).image
+                    item = next(opened_images(item)).image
                 is_image = isinstance(item, Image.Image)
                 values = np.asarray(item.convert("RGB")) if is_image else array_of(item, f"image {number}")
                 yield self._checked(

@@ -1,4 +1,4 @@
-"""The preprocessing of photographs and the names of classes in the manifests of programs."""
+"""The preprocessing of images and the names of classes in the manifests of programs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from lrpfx.support.stored_arrays import RefusedError
 _LONGEST_NAME = 1000  # characters of a category
 
 
-def check_photographs(manifest: Mapping[str, Any]) -> None:
+def check_image_facts(manifest: Mapping[str, Any]) -> None:
     """Raise `RefusedError` unless the stored preprocessing and categories are valid and fit the program."""
     preprocessing = preprocessing_in(manifest)
     if preprocessing is not None:
@@ -46,8 +46,8 @@ def image_shape(manifest: Mapping[str, Any]) -> list[int | None] | None:
     return list(inputs[0]["shape"][1:])
 
 
-def photographs_part(preprocess: Any, categories: Any) -> dict[str, Any]:
-    """The part of a manifest that is about photographs. It is checked together with the rest."""
+def image_facts(preprocess: Any, categories: Any) -> dict[str, Any]:
+    """The part of a manifest that is about images. It is checked together with the rest."""
     part: dict[str, Any] = {}
     if preprocess is not None:
         part["preprocessing"] = stored_form(preprocess).to_dict()
