@@ -17,9 +17,8 @@ from lrpfx.composites.composite import (
 from lrpfx.errors import InputError
 from lrpfx.ir import kinds
 from lrpfx.ir.mapping import MappingContext
-from lrpfx.operators.layer import Layer
 from lrpfx.rules import formulas
-from lrpfx.rules.differences import Difference, RevealCancel, reveals
+from lrpfx.rules.differences import Difference, RevealCancel, has_differences, reveals
 from lrpfx.rules.formulas import Names, Stabilization
 from lrpfx.rules.hook import Hook
 from lrpfx.support.numbers import positive_number
@@ -431,12 +430,10 @@ class DeepLIFT(_BuiltInComposite):
         of_layers = self.module_map
 
         def mapping(context: dict[Any, Any], name: str, module: Any) -> Hook | None:
-            row = module.operation.row if isinstance(module, Layer) else None
-            states = row is not None and row.values.between is not None  # also of operations that need no rule for LRP
-            found = Difference() if states else of_layers(context, name, module)
-            if found is None or reveal_cancel is None or not isinstance(module, Layer):
+            found = Difference() if has_differences(module) else of_layers(context, name, module)
+            if found is None or reveal_cancel is None or not reveals(module, reveal_cancel):
                 return found
-            return RevealCancel() if reveals(module, reveal_cancel) else found
+            return RevealCancel()
 
         self.module_map = mapping
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 from lrpfx.demo import torchvision_cpu  # noqa: F401  # before torchvision, which facenet-pytorch imports
 from lrpfx.detection import DetectorHeads, RawHeads
 from lrpfx.detection.detector_heads import sampled_regions, without_background
-from lrpfx.request.candidates import Candidates
 from lrpfx.support.optional_packages import optional_package
 
 CATEGORIES = ("no face", "face")
@@ -77,8 +76,7 @@ class FaceHeads(DetectorHeads):
 
     def chosen(self, raw: RawHeads) -> torch.Tensor:
         """The best boxes without doubles, as squares, (batch, windows, 4)."""
-        candidates = Candidates(self.candidates(raw))
-        places, _ = candidates.found(self.most)
+        candidates, places, _ = self._found(raw, self.most)
         boxes = candidates.corners.gather(1, places[..., None].expand(-1, -1, 4))
         middle, side = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]).amax(-1, keepdim=True)
         return torch.cat([middle - side / 2, middle + side / 2], -1)

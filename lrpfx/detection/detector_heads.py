@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from lrpfx.errors import InputError
+from lrpfx.request.candidates import Candidates
 
 
 class RawHeads(NamedTuple):
@@ -110,6 +111,11 @@ class DetectorHeads(nn.Module):
         labels = (index % classes)[..., None].to(logits.dtype)
         facts = [best[..., None], labels, torch.full_like(labels, self.overlap)]
         return torch.cat([of_boxes, edges, *facts], -1)
+
+    def _found(self, raw: RawHeads, count: int) -> tuple[Candidates, torch.Tensor, torch.Tensor]:
+        """The candidates in raw heads, the places of the first detections, (batch, count), and whether there are so many."""
+        candidates = Candidates(self.candidates(raw))
+        return candidates, *candidates.found(count)
 
     def best(self, confidences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The largest confidences above the threshold, (batch, candidates), and their places in (boxes · classes).

@@ -19,7 +19,6 @@ from lrpfx.detection.detector_heads import (
     without_background,
 )
 from lrpfx.errors import CaptureError, InputError
-from lrpfx.request.candidates import Candidates
 
 #: The side of an image that shows how much smaller maps are.
 _PROBE = 256
@@ -186,7 +185,7 @@ class FasterRCNNHeads(TorchvisionHeads):
             proposals = proposals.new_zeros(1, 4)  # a region without an area is no box
         raw = self._of_proposals(maps, image, proposals[None])
         _, index = self.best(raw.confidences)
-        places, are_there = Candidates(self.candidates(raw)).found(self.limit)
+        _, places, are_there = self._found(raw, self.limit)
         found = (index // raw.confidences.shape[2])[0, places[0][are_there[0]]]
         filled = torch.cat([found, found.new_zeros(self.limit)])[: self.limit]
         filled[len(found) :] = filled[0]

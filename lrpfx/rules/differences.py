@@ -1,5 +1,7 @@
 """The rules of differences from a reference."""
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -175,9 +177,14 @@ def row_before(layer: Layer) -> Operator | None:
     return row if row is not None and row.linear.weight_layout is not None else None
 
 
-def reveals(layer: Layer, places: str) -> bool:
+def has_differences(layer: Any) -> bool:
+    """Whether a layer of a graph is an operation whose row says what `Difference` does, also one without a rule for LRP."""
+    return isinstance(layer, Layer) and layer.operation.row is not None and layer.operation.row.values.between is not None
+
+
+def reveals(layer: Any, places: str) -> bool:
     """Whether `RevealCancel` is for a layer at these places: "dense", or "linear" for convolutions, too."""
-    row = row_before(layer)
+    row = row_before(layer) if isinstance(layer, Layer) else None
     fits = row is not None and (places != "dense" or row.linear.weight_layout is WeightLayout.DENSE)
     return fits and isinstance(Difference().multiplier_form(layer), BySlope)
 
