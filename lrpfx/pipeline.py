@@ -379,7 +379,7 @@ def node_names(
 def program_for(captured: Captured, composite: Composite, verify_each: bool = False) -> tuple[Program, Verification | None]:
     """A copy of a captured program, and what verifies it. `InputError` for a composite that needs another graph."""
     needed = needed_in_graphs(composite.canonizers)
-    if len(needed) != len(captured._canonizers) or any(one not in captured._canonizers for one in needed):
+    if needed != list(captured._canonizers):  # in this order, as each changes what the one before has left
         raise InputError(
             f"the graph was captured with the canonizers of modules {list(captured._canonizers)}, and the composite has "
             f"{needed}: pass canonizers=composite.canonizers to lrpfx.capture",

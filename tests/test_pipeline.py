@@ -362,12 +362,14 @@ def test_logits_of_one_composite_do_not_fix_the_sizes_of_the_next(x):
         assert explain_model(torch.cat([x, x, x])).shape[0] == 6
 
 
-def test_all_composites_need_the_canonizers_of_the_capture(network, x):
-    canonizer = AttributeCanonizer(lambda name, module: None)
-    captured = lrpfx.capture(network, x, canonizers=[canonizer])
-    with pytest.raises(InputError) as refused:
-        lrpfx.transform(captured, EpsilonPlus())
-    assert refused.value.topic == "canonizers-of-modules"
+def test_all_composites_need_the_canonizers_of_the_capture_in_their_order(network, x):
+    canonizer, other = (AttributeCanonizer(lambda name, module: None) for _ in range(2))
+    captured = lrpfx.capture(network, x, canonizers=[canonizer, other])
+    lrpfx.transform(captured, EpsilonPlus(canonizers=[canonizer, other]))
+    for canonizers in ([], [other, canonizer], [canonizer, canonizer]):  # each changes what the one before has left
+        with pytest.raises(InputError) as refused:
+            lrpfx.transform(captured, EpsilonPlus(canonizers=canonizers))
+        assert refused.value.topic == "canonizers-of-modules"
     for wrong in ("x", ["x"], canonizer, AttributeCanonizer):
         with pytest.raises(InputTypeError):
             lrpfx.capture(network, x, canonizers=wrong)
