@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from lrpfx.adapters.captum_targets import chosen_entries
-from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_type
+from lrpfx.adapters.compilations import Compilations, invalid, wrong_type
 from lrpfx.attribution.compute import Attribution, attribute
 from lrpfx.composites import Composite, DeepLIFT
 from lrpfx.errors import InputError
@@ -19,6 +19,7 @@ from lrpfx.ir.node import Role, named_nodes, node_info
 from lrpfx.request.names import resolve_names
 from lrpfx.runtime.explain_module import explainable
 from lrpfx.runtime.rule_table import rule_table
+from lrpfx.support.modules import uncompiled
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.tensors import is_floating
 
@@ -321,7 +322,7 @@ class LayerLRP(_Compiled, LayerAttribution):
         for layer in layers:
             if not isinstance(layer, nn.Module):
                 raise wrong_type(f"a layer is a module of the model, not {type(layer).__name__}")
-            paths = [path for path, module in inside(self.model).named_modules(remove_duplicate=False) if module is layer]
+            paths = [path for path, module in uncompiled(self.model).named_modules(remove_duplicate=False) if module is layer]
             if layer is self.model or "" in paths:
                 raise invalid("the layer is the whole model: LRP explains its inputs")
             if not paths:
@@ -332,7 +333,7 @@ class LayerLRP(_Compiled, LayerAttribution):
     def _names(self, graph: fx.Graph, paths: list[str], reads: bool) -> list[str]:
         """The names of the nodes whose values a layer returns, or reads."""
         nodes = dict(named_nodes(graph))
-        modules = {path for path, _ in inside(self.model).named_modules(remove_duplicate=False)}
+        modules = {path for path, _ in uncompiled(self.model).named_modules(remove_duplicate=False)}
         calls = {name: _first_call(name, nodes, modules) for name in nodes}
         within = {name: call for name, call in calls.items() if any(_is_inside(call, path) for path in paths)}
         if not within:

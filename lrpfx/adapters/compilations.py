@@ -10,7 +10,7 @@ from lrpfx.composites import Composite
 from lrpfx.composites.by_content import ByContent
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
 from lrpfx.pipeline import transform
-from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.runtime.explain_module import has_rules
 from lrpfx.support.identity.structure import Structure, are_equal
 
 #: Errors about calls by Captum and Quantus.
@@ -36,7 +36,7 @@ class Compilations:
         """Raise `InputError` for what is not a model, or for one that has rules already and gets a composite."""
         if not isinstance(model, nn.Module):
             raise wrong_type(f"{self.caller} takes a torch.nn.Module, not {type(model).__name__}")
-        if self.composite is not None and isinstance(inside(model), ExplainModule):
+        if self.composite is not None and has_rules(model):
             raise invalid(
                 f"{self.caller} was given a composite and a model that has its rules already: pass the model that "
                 "lrpfx.transform was called with, or leave out the composite"
@@ -45,7 +45,7 @@ class Compilations:
     def graph_for(self, model: nn.Module, arguments: tuple[Any, ...]) -> nn.Module:
         """The compiled model as it is now, for these arguments, until the next call. A model with rules already is returned."""
         self.check(model)
-        if isinstance(inside(model), ExplainModule):
+        if has_rules(model):
             return model
         structure = Structure(model)
         for graph in self._graphs:
@@ -112,9 +112,3 @@ class _Graph:
 
 def _has_integers(arguments: tuple[Any, ...]) -> bool:
     return any(isinstance(value, torch.Tensor) and not value.is_floating_point() for value in arguments)
-
-
-def inside(model: nn.Module) -> nn.Module:
-    """The module that torch.compile wrapped, or the module itself."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model

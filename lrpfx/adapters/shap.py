@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from lrpfx.adapters.compilations import Compilations, inside, invalid, wrong_type
+from lrpfx.adapters.compilations import Compilations, invalid, wrong_type
 from lrpfx.attribution.compute import attribute
 from lrpfx.composites import DeepLIFT
 from lrpfx.errors import LrpfxWarning, first_lines
+from lrpfx.support.modules import uncompiled
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.optional_packages import optional_package
 from lrpfx.support.tensors import as_array, on_device_of
@@ -165,7 +166,7 @@ class DeepExplainer:
     def _outputs(self, inputs: list[torch.Tensor]) -> torch.Tensor:
         try:
             with torch.no_grad():
-                outputs = inside(self.model)(*inputs)
+                outputs = uncompiled(self.model)(*inputs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:

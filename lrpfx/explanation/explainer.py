@@ -79,7 +79,7 @@ from lrpfx.request.outputs import OutputSelector, final_probabilities_of
 from lrpfx.request.regions import Region, RegionOfInput, with_regions
 from lrpfx.request.targets import Target, TargetLike
 from lrpfx.request.targets_of_samples import TargetsOfSamples
-from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.runtime.explain_module import ExplainModule, has_rules
 from lrpfx.support.graph_data import GraphData, is_graph
 from lrpfx.support.identity.structure import Snapshot
 from lrpfx.support.numbers import whole_number
@@ -926,7 +926,7 @@ class Explainer(Generic[Found]):
             logger.info("explaining with %s", self.model.manifest.get("composite", "a program"))
             return CompiledProgram(self.model, self.categories, self.record)
         self._bounds = self._range()
-        if isinstance(getattr(self.model, "_orig_mod", self.model), ExplainModule):
+        if has_rules(self.model):
             found = CompiledModel(self.model, self.categories, self.record, self.output, None, self.reference)
             return found.with_names_of(inputs)
         logger.info("transforming %s", type(self.model).__name__)
@@ -1321,7 +1321,7 @@ def _is_open(model: nn.Module | Runner) -> bool:
 
 
 def _has_no_rules(model: nn.Module | Runner) -> bool:
-    return isinstance(model, nn.Module) and not isinstance(getattr(model, "_orig_mod", model), ExplainModule)
+    return isinstance(model, nn.Module) and not has_rules(model)
 
 
 @dataclass(frozen=True)

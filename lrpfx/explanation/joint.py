@@ -48,6 +48,7 @@ from lrpfx.request.targets_of_samples import TargetsOfSamples, resolved
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.graph_data import is_graph
 from lrpfx.support.html import element, image_html
+from lrpfx.support.modules import uncompiled
 from lrpfx.support.optional_packages import is_frame, progress_bar
 from lrpfx.support.tensors import as_array, is_floating, not_dense, on_device_of
 from lrpfx.text.scores import chosen_embeddings
@@ -277,7 +278,7 @@ def are_of_texts(inputs: Mapping[str, Any]) -> bool:
 
 def names_of_arguments(model: Any) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
     """The names of all arguments, None for any, and of those that a tuple has, in order: of texts, their ids alone."""
-    inner = getattr(model, "_orig_mod", model)
+    inner = uncompiled(model)
     if isinstance(inner, ExplainModule):
         names = inner.argument_names
         return names, tuple(name for name in names if name not in OF_TEXT[1:])

@@ -16,9 +16,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from lrpfx.errors import CaptureError, InputError, InputTypeError
 from lrpfx.frontends.dequantize import dequantize, is_quantized
 from lrpfx.frontends.offloaded import moving_hooks, onload
-from lrpfx.frontends.traceable import COMPILED
 from lrpfx.passes.program import PassResult
-from lrpfx.support.modules import private_copy
+from lrpfx.support.modules import COMPILED, private_copy
 from lrpfx.support.prefix_caches import filled_cache, without_caches
 
 Model = nn.Module | ExportedProgram

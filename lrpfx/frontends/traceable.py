@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 from lrpfx.errors import CaptureError
 from lrpfx.operators.functions import head_bias, padding_bias, require_batch
 from lrpfx.operators.recurrent import PACKED
+from lrpfx.support.modules import COMPILED
 
 for _name in ("require_batch", "padding_bias", "head_bias"):
     fx.wrap(_name)
@@ -49,8 +50,6 @@ def traceable(module: nn.Module) -> nn.Module:
     copied._modules = module._modules
     return copied
 
-
-COMPILED = "_orig_mod"  # the child that is the module itself, in the wrapper of torch.compile
 
 #: Normalization layers branch on numbers of dimensions and channels, which cannot be traced; the operator checks them.
 _CHECKS = ("_check_input_dim", "_check_non_zero_input_channels")

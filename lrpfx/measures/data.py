@@ -11,7 +11,7 @@ from torch import nn
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.measures.sample import Sample
 from lrpfx.request.classes import out_of_range
-from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.runtime.explain_module import has_rules
 from lrpfx.support.numbers import counted
 
 #: Errors about what is measured.
@@ -65,7 +65,7 @@ def check_model(model: Any) -> None:
     """Raise `InputError` or `InputTypeError` unless it is a module in evaluation mode without rules."""
     if not isinstance(model, nn.Module):
         raise wrong_type(f"the model is a torch.nn.Module, not {type(model).__name__}")
-    if isinstance(model, ExplainModule):
+    if has_rules(model):
         raise invalid("the model has rules already: pass the model that was transformed")
     if model.training:
         raise InputError("the model is in training mode. Call model.eval() first", topic="training-mode")

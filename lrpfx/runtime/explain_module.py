@@ -25,6 +25,7 @@ from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperat
 from lrpfx.support.html import element
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
+from lrpfx.support.modules import uncompiled
 from lrpfx.support.prefix_caches import is_cache, plain_cache
 from lrpfx.support.tensors import mark_of, tensor_from
 from lrpfx.support.torch_internals import OLDEST_FOR_COMPILING, FakeTensor, Interpreter, is_exporting, require
@@ -532,11 +533,16 @@ def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
     module.refold()
 
 
+def has_rules(module: nn.Module) -> bool:
+    """Whether `lrpfx.transform` made a module, or the one that torch.compile wrapped."""
+    return isinstance(uncompiled(module), ExplainModule)
+
+
 def explainable(module: Any, caller: str) -> ExplainModule:
     """`module`, or the module that torch.compile wrapped, if `lrpfx.transform` made it; `InputTypeError` otherwise."""
     if isinstance(module, ExplainModule):
         return module
-    inner = getattr(module, "_orig_mod", None)  # the module that torch.compile wrapped
+    inner = uncompiled(module)
     if isinstance(inner, ExplainModule):
         require("an explainable module that torch.compile compiled", OLDEST_FOR_COMPILING, InputError)
         return inner

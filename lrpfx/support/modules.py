@@ -1,4 +1,4 @@
-"""Modules made of what exists: linear layers of weights, and private copies of models."""
+"""Modules made of what exists: linear layers of weights, private copies of models, and what torch.compile wraps."""
 
 import copy
 import functools
@@ -15,10 +15,17 @@ from lrpfx.support.tensors import address_of, held_as
 from lrpfx.support.torch_internals import FakeTensor, OpOverload, TorchDispatchMode, pytree
 from lrpfx.support.user_files import user_source
 
+COMPILED = "_orig_mod"  # the child that is the module itself, in the wrapper of torch.compile
 _UNFLATTENED = "UnflattenedModule"  # what torch.export.unflatten returns
 
 #: Layouts of sparse tensors that cannot be copied.
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile wrapped, or the module itself."""
+    inner = getattr(model, COMPILED, model)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
