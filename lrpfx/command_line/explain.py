@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
-from lrpfx.command_line.image_files import ImageFile, Masks, images_in, masks_of, opened
+from lrpfx.command_line.image_files import ImageFile, Masks, images_in, masks_of
 from lrpfx.command_line.models import NamedModel, model_named
 from lrpfx.command_line.number_files import (
     NumberExplainers,
@@ -42,6 +42,7 @@ from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Category
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.explanation import Explanation
+from lrpfx.images.opening import opened_in_depth
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
 from lrpfx.request.regions import Region
 from lrpfx.support.files import check_place
@@ -211,7 +212,7 @@ class _Work:
         pixels = 0
         for image in images:
             try:
-                photograph = opened(image.path).convert("RGB")
+                photograph = opened_in_depth(image.path).convert("RGB")
             except Exception as error:  # decoders raise errors of all kinds
                 self.results.add_problem(image, error)
                 shown.advance()

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from lrpfx.errors import InputError, LrpfxError, first_lines
-from lrpfx.images.opening import image_files, image_suffixes, readable_formats
+from lrpfx.images.opening import image_files, image_suffixes, opened_in_depth
 from lrpfx.images.stored_preprocessing import MOST_PIXELS
-from lrpfx.pictures.pixels import of_16_bits, on_white
 
 #: Errors of a file system that all other files would meet too.
 HOPELESS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
@@ -126,30 +125,10 @@ def reason(error: Exception) -> str:
     return f"it cannot be decoded: {first_lines(error).partition(': ')[2]}"
 
 
-def opened(path: Path) -> Image.Image:
-    """The photograph in a file, upright, in RGB; in mode "F" with values in [0, 255] if it is grey with 16 bits.
-
-    Transparency is laid over white. Raises `InputError`, or what a decoder raises for a damaged file.
-    """
-    if not path.is_file():
-        raise InputError("it is not a file" if path.exists() else "there is no such file", topic="image-files")
-    with Image.open(path, formats=readable_formats()) as file:
-        if file.width * file.height > MOST_PIXELS:
-            raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}", topic="image-files")
-        if file.mode in ("F", "I"):
-            raise InputError(
-                "its values have 32 bits, and their range is unknown: convert it to 8 or 16 bits", topic="image-files"
-            )
-        upright = ImageOps.exif_transpose(file)
-        if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
-            return Image.fromarray((of_16_bits(np.asarray(upright)) * 255.0).astype(np.float32))
-        return on_white(upright)
-
-
 def opened_in_rgb(path: Path) -> Image.Image:
     """The image in a file, upright. `InputError` if it cannot be opened, which says why."""
     try:
-        return opened(path).convert("RGB")
+        return opened_in_depth(path).convert("RGB")
     except Exception as error:  # decoders raise errors of all kinds
         raise InputError(f"{path}: {reason(error)}", topic="image-files") from error
 

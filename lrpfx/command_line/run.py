@@ -11,7 +11,7 @@ import typer
 from numpy.typing import NDArray
 
 import lrpfx
-from lrpfx.command_line.image_files import ImageFile, images_in, opened
+from lrpfx.command_line.image_files import ImageFile, images_in
 from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import ALLOW_NATIVE, ARTEFACT, CATEGORIES, ImageOptions, class_of, invalid
 from lrpfx.command_line.results import ResultFolder, Results, results_in
@@ -21,6 +21,7 @@ from lrpfx.deploy.lowering import FIXED
 from lrpfx.deploy.program import inputs_of, number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, first_lines, nearest
+from lrpfx.images.opening import opened_in_depth
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, stored_form
 from lrpfx.request.places import scores_of_classes
 from lrpfx.request.reduction import CHANNELS
@@ -126,7 +127,7 @@ def _explain_all(
         batch: dict[ImageFile, Array] = {}
         for image in images[first : first + batch_size]:
             try:
-                batch[image] = preprocessing.array(opened(image.path))
+                batch[image] = preprocessing.array(opened_in_depth(image.path))
             except Exception as error:  # decoders raise errors of all kinds
                 results.add_problem(image, error)
         for image, row, heatmaps in _explained(runner, batch, targets, fixed) if batch else ():

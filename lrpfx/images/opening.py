@@ -13,9 +13,10 @@ import torch
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from lrpfx.errors import InputError, InputTypeError, LrpfxError
+from lrpfx.images.stored_preprocessing import MOST_PIXELS
 from lrpfx.pictures import photograph_of
 from lrpfx.pictures.maps import COLORS
-from lrpfx.pictures.pixels import as_image
+from lrpfx.pictures.pixels import as_image, of_16_bits, on_white
 from lrpfx.support.tensors import not_dense
 
 
@@ -232,6 +233,26 @@ def _opened(image: Any) -> Image.Image:
     if isinstance(image, torch.Tensor) and (problem := not_dense(image)) is not None:
         raise InputTypeError(f"the image is {problem}", topic="image-files")
     return _in_rgb(ImageOps.exif_transpose(image) if isinstance(image, Image.Image) else image)
+
+
+def opened_in_depth(path: Path) -> Image.Image:
+    """The image in a file, upright, in RGB; in mode "F" with values in [0, 255] if it is grey with 16 bits.
+
+    Transparency is laid over white. Raises `InputError`, or what a decoder raises for a damaged file.
+    """
+    if not path.is_file():
+        raise InputError("it is not a file" if path.exists() else "there is no such file", topic="image-files")
+    with Image.open(path, formats=readable_formats()) as file:
+        if file.width * file.height > MOST_PIXELS:
+            raise InputError(f"it has {file.width}×{file.height} pixels, more than {MOST_PIXELS}", topic="image-files")
+        if file.mode in ("F", "I"):
+            raise InputError(
+                "its values have 32 bits, and their range is unknown: convert it to 8 or 16 bits", topic="image-files"
+            )
+        upright = ImageOps.exif_transpose(file)
+        if upright.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
+            return Image.fromarray((of_16_bits(np.asarray(upright)) * 255.0).astype(np.float32))
+        return on_white(upright)
 
 
 def readable_formats() -> list[str]:

@@ -124,7 +124,7 @@ def test_a_photograph_that_the_model_cannot_take_costs_its_own_row(folder):
 def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     for number in range(3, 7):
         Image.new("RGB", (9, 9), (40 * number, 0, 0)).save(f"images/{number}.png")
-    opened, calls = explain_command.opened, []
+    opened, calls = explain_command.opened_in_depth, []
 
     def stopped(path):
         calls.append(path.name)
@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
             raise KeyboardInterrupt
         return opened(path)
 
-    monkeypatch.setattr(explain_command, "opened", stopped)
+    monkeypatch.setattr(explain_command, "opened_in_depth", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         groups = {
             "rules": options.CompositeOptions(),
@@ -302,8 +302,8 @@ def test_a_changed_model_is_explained_anew(folder, monkeypatch):
         return len(count)
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    opened, count = explain_command.opened, []
-    monkeypatch.setattr(explain_command, "opened", lambda path: count.append(path) or opened(path))
+    opened, count = explain_command.opened_in_depth, []
+    monkeypatch.setattr(explain_command, "opened_in_depth", lambda path: count.append(path) or opened(path))
     (folder / "helper.py").write_text("import torch\nactivation = torch.relu\n")
     (folder / "changing.py").write_text(CHANGING)
     assert calls() == 1 and calls() == 0

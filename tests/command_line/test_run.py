@@ -213,7 +213,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
     for number in range(3, 12):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"images/{number}.png")
     run("run", "model.pt2", "images", "expected")
-    opened, calls = run_command.opened, []
+    opened, calls = run_command.opened_in_depth, []
 
     def stopped(path):
         calls.append(path.name)
@@ -221,7 +221,7 @@ def test_a_run_that_was_stopped_goes_on(folder, monkeypatch):
             raise KeyboardInterrupt
         return opened(path)
 
-    monkeypatch.setattr(run_command, "opened", stopped)
+    monkeypatch.setattr(run_command, "opened_in_depth", stopped)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         run_command.run(folder / "model.pt2", folder / "images", folder / "results", options=ImageOptions(), batch_size=1)
     assert len(rows_of()) == 5
