@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from lrpfx.explanation.detections import DetectionExplanation
     from lrpfx.explanation.explainer import Explainer, explain, explain_generation
     from lrpfx.explanation.explanation import Explanation, Explanations
-    from lrpfx.explanation.generation import GenerationExplanation
+    from lrpfx.explanation.generation import GenerationExplanation, ImageGenerationExplanation
     from lrpfx.explanation.graphs import GraphExplanation
     from lrpfx.explanation.joint import JointExplanation, JointExplanations
     from lrpfx.explanation.sentences import TextExplanation
@@ -105,7 +105,7 @@ _NAMES_IN = {
     "explanation.detections": ("DetectionExplanation",),
     "explanation.explainer": ("Explainer", "explain", "explain_generation"),
     "explanation.explanation": ("Explanation", "Explanations"),
-    "explanation.generation": ("GenerationExplanation",),
+    "explanation.generation": ("GenerationExplanation", "ImageGenerationExplanation"),
     "explanation.graphs": ("GraphExplanation",),
     "explanation.joint": ("JointExplanation", "JointExplanations"),
     "explanation.sentences": ("TextExplanation",),
@@ -152,6 +152,7 @@ __all__ = [
     "Explanations",
     "GenerationExplanation",
     "GraphExplanation",
+    "ImageGenerationExplanation",
     "InputError",
     "InputTypeError",
     "JointExplanation",

@@ -49,7 +49,7 @@ from lrpfx.explanation.graphs import (
     taking_tensors,
     with_names,
 )
-from lrpfx.explanation.image_texts import explain_image_text
+from lrpfx.explanation.image_texts import explain_image_text, prompt_with_image
 from lrpfx.explanation.joint import (
     JointExplanation,
     JointExplanations,
@@ -649,7 +649,8 @@ class Explainer(Generic[Found]):
         ----------
         prompt
             A text, or a chat as a list of messages, which the tokenizer's template writes as one text; in each form that a call
-            takes for texts with a `tokenizer`.
+            takes for texts with a `tokenizer`. With a `processor`, a dict of one image and one text, as for a call; the result
+            is an `ImageGenerationExplanation` then.
         max_new_tokens
             How many tokens are generated at most; 20 by default. Each is the one with the largest logit, whatever the model's
             settings of sampling are.
@@ -668,6 +669,12 @@ class Explainer(Generic[Found]):
             has; the model is an encoder, or generates nothing itself and no continuation is given; `against` is several tokens,
             or one that was generated.
         """
+        if self.processor is not None and isinstance(self.model, nn.Module):
+            if past_key_values is not None:
+                raise InputError("past_key_values= is for texts: leave it out for an image with a text", topic="several-inputs")
+            seen = prompt_with_image(self.model, self.processor, prompt)
+            reader = getattr(self.processor, "tokenizer", self.processor)
+            return explain_generated(self._module_for, self.model, reader, seen, max_new_tokens, continuation, against)
         if self.tokenizer is None or isinstance(self.model, Runner) or self._takes_both:
             raise InputError(
                 "generated tokens are explained for a model and its tokenizer alone: pass tokenizer=, and no preprocess= or "
@@ -1294,22 +1301,24 @@ def explain_generation(
     model: nn.Module | Captured,
     prompt: Any,
     *,
-    tokenizer: Callable[..., Any],
+    tokenizer: Callable[..., Any] | None = None,
     max_new_tokens: int | None = None,
     continuation: Any = None,
     against: str | int | None = None,
     past_key_values: Any = None,
     composite: Composite | str | None = None,
     output: OutputSelector = None,
+    processor: Any = None,
 ) -> GenerationExplanation:
     """What each token that a language model generates came from: a matrix of relevance, tokens by tokens.
 
     It makes an `Explainer` and calls its `generation` once; to explain more than one prompt, keep the explainer.
 
-    `model`, `tokenizer`, `composite` and `output`: as for `Explainer`. Other arguments: as for `Explainer.generation`, as are
-    the errors.
+    `model`, `tokenizer`, `composite`, `output` and `processor`: as for `Explainer`.
+    Other arguments: as for `Explainer.generation`, as are the errors.
     """
-    explainer: Explainer[TextExplanation] = Explainer(model, tokenizer=tokenizer, composite=composite, output=output)
+    settings: Any = {"tokenizer": tokenizer, "processor": processor, "composite": composite, "output": output}
+    explainer: Explainer[TextExplanation] = Explainer(model, **settings)
     return explainer.generation(
         prompt, max_new_tokens, continuation=continuation, against=against, past_key_values=past_key_values
     )

@@ -1,7 +1,7 @@
 """Explanations of what a language model generates: each generated token, and what it came from, from one forward pass."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import nn
+from typing_extensions import Unpack
 
 from lrpfx import pictures
 from lrpfx import text as pictures_of_text
@@ -17,9 +18,12 @@ from lrpfx.errors import InputError, InputTypeError, first_lines, printable
 from lrpfx.explanation.answers import Array, Balance
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explanation import caption_of
-from lrpfx.explanation.saving import show
+from lrpfx.explanation.saving import save_picture, show
 from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
+from lrpfx.images.entry_places import EntryPlaces
+from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.targets import Class, Contrast, Position, Target
+from lrpfx.support.files import as_path
 from lrpfx.support.identity.plain_data import PlainData
 from lrpfx.support.numbers import whole_number
 from lrpfx.support.prefix_caches import filled_cache, is_cache, plain_cache
@@ -36,6 +40,8 @@ _WIDTH, _NARROWEST = 1200, 640
 _TOPIC = "sentences"
 #: The argument of models of transformers that a cache is.
 _CACHE = "past_key_values"
+#: The columns of the image and of all words, in tables, and how many pictures of it stand in a row of a sheet.
+_IMAGE, _WORDS, _BESIDE = "image", "words", 4
 #: What ends a sentence.
 _ENDS = (".", "!", "?", "。", "！", "？")
 #: As `against`: at each place, the token with the largest logit of all others.
@@ -159,6 +165,106 @@ class GenerationExplanation(PlainData):
         return self.picture.to_html()
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageGenerationExplanation(GenerationExplanation):
+    """What each token came from that a model generated after an image and a text: words, and regions of the image.
+
+    The image has one column of the matrix, in place of its marks in the prompt, so that rows sum as those of texts do.
+
+    `image`: as it was given. `maps`: (generated, height, width), what each pixel of it has of that column. `place`: of the
+    column. Other arguments: as for `GenerationExplanation`.
+    """
+
+    image: Image.Image = field(kw_only=True)
+    maps: Array = field(kw_only=True)
+    place: int = field(kw_only=True)
+
+    @property
+    def shares(self) -> Table:
+        """A row for each generated token: its logit, and what the image, all words before it, and constants have of it."""
+        columns = {"token": "str", **dict.fromkeys(("logit", _IMAGE, _WORDS, "constants"), "float64")}
+        rows = [
+            (target, balance.output, float(row[self.place]), balance.inputs - float(row[self.place]), balance.constants)
+            for target, balance, row in zip(self.picture.targets, self.balances, self.relevance, strict=True)
+        ]
+        return Table(columns, rows)
+
+    def by_region(self, rows: int = 3, columns: int = 3) -> Table:
+        """Relevance of parts of the image, and of all words: a row for each generated token, whose columns add up to its row.
+
+        `rows`, `columns`: how many parts the image is divided into, downwards and across. What stands in no pixel, such as
+        padding, has a column of its own if there is any. Raises `InputError` for more parts than pixels.
+        """
+        down, across = (whole_number(one, "rows= and columns= are numbers", 1, _TOPIC) for one in (rows, columns))
+        high, wide = self.maps.shape[1:]
+        if down > high or across > wide:
+            raise InputError(f"the image has {high} rows and {wide} columns of pixels, not {down} and {across}", topic=_TOPIC)
+        parts = {
+            f"row {row} column {column}": self.maps[:, lines[0] : lines[-1] + 1, places[0] : places[-1] + 1].sum((1, 2))
+            for row, lines in enumerate(np.array_split(np.arange(high), down), 1)
+            for column, places in enumerate(np.array_split(np.arange(wide), across), 1)
+        }
+        of_image = self.relevance[:, self.place]
+        outside = of_image - self.maps.sum((1, 2))
+        if (np.abs(outside) > 1e-9 * np.abs(self.relevance).max(initial=0.0)).any():
+            parts["outside the image"] = outside
+        parts[_WORDS] = self.relevance.sum(1) - of_image
+        figures = np.stack(list(parts.values()), 1).tolist()
+        return Table(
+            {"token": "str", **dict.fromkeys(parts, "float64")},
+            [(target, *row) for target, row in zip(self.picture.targets, figures, strict=True)],
+        )
+
+    def overlay(self, number: int, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
+        """The image under its relevance for one generated token.
+
+        `number`: of the token, from 0. `style`, `settings`: as for `lrpfx.pictures.overlay`; all tokens have one scale by
+        default.
+        """
+        style = styled(style, settings)
+        style = style if style.scale is not None else replace(style, scale=pictures.scale_of(list(self.maps)) or 1.0)
+        return pictures.overlay(self.image, self.maps[number], style=style)
+
+    def sheet(self) -> Image.Image:
+        """The matrix as a picture, and below it the image for each generated token, with both shares."""
+        above = super().sheet()
+        shown = [
+            (f"{token}: {_IMAGE} {of_image:+.3g}, {_WORDS} {of_words:+.3g}", self.overlay(number))
+            for number, (token, _, of_image, of_words, _) in enumerate(self.shares.rows)
+        ]
+        empty = ("", Image.new("RGB", self.image.size, "white"))
+        shown += [empty] * (-len(shown) % _BESIDE)
+        rows = [shown[first : first + _BESIDE] for first in range(0, len(shown), _BESIDE)]
+        below = pictures.sheet(rows, width=above.width)
+        whole = Image.new("RGB", (above.width, above.height + below.height), "white")
+        whole.paste(above, (0, 0))
+        whole.paste(below, (0, above.height))
+        return whole
+
+    def save(self, path: str | Path) -> Path:
+        """Write the matrix.
+
+        `path`: ends in .png (the sheet), .html (point at a token to see what it came from) or .txt. Returns the path.
+        """
+        return save_picture(self.sheet(), as_path(path)) if as_path(path).suffix.lower() == ".png" else super().save(path)
+
+
+@dataclass(frozen=True)
+class PromptWithImage:
+    """A prompt with an image, as a processor has read both.
+
+    `text`: whose encoding holds all inputs with an entry for each token. `further`: the other inputs. `places`: where the
+    entries of `pixels`, one of these, lie on the image. `mark`: the id of the tokens that stand for the image.
+    """
+
+    text: ReadText
+    further: Mapping[str, torch.Tensor]
+    image: Image.Image
+    places: EntryPlaces
+    pixels: str
+    mark: int
+
+
 def explain_generated(
     compiled_for: Callable[[dict[str, Any]], CompiledModel],
     model: nn.Module,
@@ -169,8 +275,12 @@ def explain_generated(
     against: str | int | None,
     past_key_values: Any = None,
 ) -> GenerationExplanation:
-    """Generate, unless the continuation is given, and explain each token. `compiled_for`: as for `explain_sentences`."""
+    """Generate, unless the continuation is given, and explain each token. `compiled_for`: as for `explain_sentences`.
+
+    `prompt`: a text in any form, or a `PromptWithImage`.
+    """
     _check_decodes(model)
+    seen = prompt if isinstance(prompt, PromptWithImage) else None
     before = {} if past_key_values is None else {_CACHE: past_key_values}
     known = int(plain_cache(past_key_values)[0]["keys"].shape[-2]) if is_cache(past_key_values) else 0
     if before and not known:
@@ -179,10 +289,7 @@ def explain_generated(
             f"{type(past_key_values).__name__}",
             topic=_TOPIC,
         )
-    prompts, several = texts_in(prompt)
-    if several:
-        raise InputError(f"one prompt is explained at a time, not {len(prompts)}: call it for each of them", topic=_TOPIC)
-    text = read(tokenizer, prompts[0])
+    text = _one_text(tokenizer, prompt) if seen is None else seen.text
     mask = text.encoding.get("attention_mask")
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("the prompt has padding, which a single text does not need: pass it without", topic=_TOPIC)
@@ -190,8 +297,10 @@ def explain_generated(
         _check_end(tokenizer, text.ids[-1])
     if continuation is not None and max_new_tokens is not None:
         raise InputError("max_new_tokens= is for what the model generates, not for a continuation= that is given", topic=_TOPIC)
-    start, positions = len(text.ids), positions_of(model)
-    check_fits(model, tokenizer, text)
+    start, positions = len(text.ids), positions_of(model) if seen is None else None  # those of its patches are others
+    if seen is None:
+        check_fits(model, tokenizer, text)
+    further = {} if seen is None else seen.further
     if continuation is not None:
         added = _ids_of(tokenizer, continuation)
     else:
@@ -202,12 +311,19 @@ def explain_generated(
                 f"{count} more: pass a shorter prompt or max_new_tokens={max(1, positions - known - start)}",
                 topic=_TOPIC,
             )
-        added = _generated_after(model, text, count, past_key_values) if before else _generated(model, text, count)
-    check_fits(model, tokenizer, ReadText("", _extended(text.encoding, added)))
+        added = _generated_after(model, text, count, past_key_values) if before else _generated(model, text, further, count)
+    if seen is None:
+        check_fits(model, tokenizer, ReadText("", _extended(text.encoding, added)))
+    elif seen.mark in added:
+        raise InputError(
+            f"{_name_of(tokenizer, seen.mark)!r} stands for an image, of which there is none among the generated tokens: pass "
+            "a continuation= without it",
+            topic=_TOPIC,
+        )
     read_by_model = _extended(text.encoding, added[:-1])  # nothing reads the last token
-    inputs: dict[str, Any] = (
-        _without_mask(readable(model, read_by_model)) | before if before else readable(model, read_by_model)
-    )
+    inputs: dict[str, Any] = {**readable(model, read_by_model), **further}
+    if before:
+        inputs = _without_mask(inputs) | before
     compiled = compiled_for(inputs)
     if compiled.reference is not None:
         raise InputError("reference= has no meaning for generated tokens: explain them one by one", topic=_TOPIC)
@@ -230,7 +346,7 @@ def explain_generated(
         logits = logits - _chosen(scores, others)
         names = [f"{name}, not {_name_of(tokenizer, other)}" for name, other in zip(names, others, strict=True)]
     drawn = pictures_of_text.heatmap(matrix, read_by_model, tokenizer, targets=names, join=False)
-    return GenerationExplanation(
+    found = GenerationExplanation(
         text.title(tokenizer),
         tokenizer.decode(added),
         np.array([*text.ids, *added]),
@@ -242,6 +358,38 @@ def explain_generated(
         GenerationHeatmap.of(drawn, start),
         None if others is None else np.array(others),
     )
+    return found if seen is None else _with_image(found, seen, as_array(attribution.relevance[seen.pixels]))
+
+
+def _with_image(found: GenerationExplanation, seen: PromptWithImage, pixels: Array) -> ImageGenerationExplanation:
+    """The explanation with one column for the image in place of its marks. `pixels`: relevance, a row for each token."""
+    marks = np.flatnonzero(found.tokens[: found.start] == seen.mark)
+    place, others = int(marks[0]), marks[1:]
+    rows = pixels.reshape(len(pixels), -1).astype(np.float64)
+    matrix = found.relevance.copy()
+    matrix[:, place] = matrix[:, marks].sum(1) + rows.sum(1)
+    matrix = np.delete(matrix, others, 1)
+    kept = [one for one in range(found.relevance.shape[1]) if one not in others]
+    drawn, start = found.picture, found.start - len(others)
+    picture = replace(
+        drawn,
+        words=tuple(_IMAGE if one == place else drawn.words[one] for one in kept),
+        special=tuple(one != place and drawn.special[one] for one in kept),
+        places=tuple((one,) for one in range(len(kept))),
+        scores=matrix,
+        start=start,
+    )
+    values = {one.name: getattr(found, one.name) for one in fields(found)}
+    values |= {"tokens": np.delete(found.tokens, others), "start": start, "relevance": matrix, "picture": picture}
+    maps = np.stack([seen.places.undo(row) for row in rows])
+    return ImageGenerationExplanation(**values, image=seen.image, maps=maps, place=place)
+
+
+def _one_text(tokenizer: Any, prompt: Any) -> ReadText:
+    prompts, several = texts_in(prompt)
+    if several:
+        raise InputError(f"one prompt is explained at a time, not {len(prompts)}: call it for each of them", topic=_TOPIC)
+    return read(tokenizer, prompts[0])
 
 
 def _check_scores(output: torch.Tensor, tokenizer: Any) -> None:
@@ -322,8 +470,8 @@ def _check_end(tokenizer: Any, last: int) -> None:
         )
 
 
-def _generated(model: nn.Module, text: ReadText, count: int) -> list[int]:
-    """The tokens that the model goes on with, those with the largest logits."""
+def _generated(model: nn.Module, text: ReadText, further: Mapping[str, torch.Tensor], count: int) -> list[int]:
+    """The tokens that the model goes on with, those with the largest logits. `further`: its inputs beside the text."""
     generate = getattr(model, "generate", None)
     if not callable(generate):
         raise InputError(
@@ -331,7 +479,7 @@ def _generated(model: nn.Module, text: ReadText, count: int) -> list[int]:
             "ids",
             topic=_TOPIC,
         )
-    given = on_device_of(model, dict(readable(model, text.encoding)))
+    given = on_device_of(model, {**readable(model, text.encoding), **further})
     try:
         with torch.no_grad():
             found = generate(**given, max_new_tokens=count, do_sample=False)
@@ -387,6 +535,7 @@ def _extended(encoding: Encoding, added: Sequence[int]) -> Encoding:
     more = {
         "input_ids": torch.tensor([list(added)], dtype=torch.long),
         "attention_mask": torch.ones(1, count, dtype=torch.long),
+        "mm_token_type_ids": torch.zeros(1, count, dtype=torch.long),  # text
     }
 
     def rest(name: str, value: torch.Tensor) -> torch.Tensor:

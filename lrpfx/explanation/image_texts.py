@@ -16,6 +16,7 @@ from lrpfx.errors import InputError, InputTypeError, first_lines
 from lrpfx.explanation.answers import Array
 from lrpfx.explanation.compiled import Compiled, CompiledModel, Origin, Run, keep_origin
 from lrpfx.explanation.explanation import Explanation
+from lrpfx.explanation.generation import PromptWithImage
 from lrpfx.explanation.joint import AnswerOfInput, AnswerOfInputs, JointExplanation, placed_on
 from lrpfx.explanation.sentences import OfText, TextExplanation, named_tokens
 from lrpfx.explanation.texts import OF_TEXT, Encoding, ReadText
@@ -44,11 +45,9 @@ def explain_image_text(
     """
     names, photograph, text = _both(given)
     picture = photograph.image
-    words = _prompt(processor, text)
-    encoding = _processed(processor, picture, words)
-    places = entry_places(lambda one: _processed(processor, one, words)[_IMAGES].double().numpy(), picture)
-    inputs = placed_on(model, {name: one for name, one in encoding.items() if isinstance(one, torch.Tensor)})
-    read = ReadText(text if isinstance(text, str) else "", Encoding({_IDS: inputs[_IDS].cpu()}), is_chat=True)
+    encoding, places = _read(processor, picture, text)
+    inputs = placed_on(model, encoding)
+    read = ReadText(text if isinstance(text, str) else "", Encoding({_IDS: encoding[_IDS]}), is_chat=True)
     tokenizer = getattr(processor, "tokenizer", processor)
     compiled = compiled_for(inputs)
     if compiled.reference is not None:
@@ -69,6 +68,39 @@ def explain_image_text(
     found = JointExplanation(title, output, categories, answers, rules, scores, names, parts)
     keep_origin(found, Origin(both, inputs, asked, output))
     return found
+
+
+def prompt_with_image(model: nn.Module, processor: Any, given: Any) -> PromptWithImage:
+    """An image and a text as a processor reads them, for a model that goes on with them. `given`: as above."""
+    _, photograph, text = _both(given)
+    tensors, places = _read(processor, photograph.image, text)
+    ids = tensors[_IDS]
+    mark = _mark_of(processor, model)
+    if mark not in ids[0].tolist():
+        raise InputError(
+            "which tokens stand for the image is not known: a processor of transformers names them, processor.image_token_id",
+            topic=_TOPIC,
+        )
+    of_tokens = {name: one for name, one in tensors.items() if one.shape == ids.shape and not one.is_floating_point()}
+    read = ReadText(text if isinstance(text, str) else "", Encoding(of_tokens), is_chat=True)
+    further = placed_on(model, {name: one for name, one in tensors.items() if name not in of_tokens})
+    return PromptWithImage(read, further, photograph.image, places, _IMAGES, mark)
+
+
+def _read(processor: Any, picture: Image.Image, text: Any) -> tuple[dict[str, torch.Tensor], EntryPlaces]:
+    """The model's inputs, and where those of the image lie on it."""
+    words = _prompt(processor, text)
+    encoding = _processed(processor, picture, words)
+    places = entry_places(lambda one: _processed(processor, one, words)[_IMAGES].double().numpy(), picture)
+    return {name: one for name, one in encoding.items() if isinstance(one, torch.Tensor)}, places
+
+
+def _mark_of(processor: Any, model: nn.Module) -> int:
+    """The id of the tokens that stand for an image; -1 if nothing tells."""
+    config = getattr(model, "config", None)
+    found = [getattr(processor, "image_token_id", None)]
+    found += [getattr(config, name, None) for name in ("image_token_id", "image_token_index")]
+    return next((one for one in found if isinstance(one, int)), -1)
 
 
 class _CompiledBoth(Compiled):

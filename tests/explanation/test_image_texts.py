@@ -8,6 +8,7 @@ import pytest
 import torch
 import torchvision_cpu  # noqa: F401  # before transformers, which imports torchvision
 from images.test_entry_places import photograph, pixels_of_patches, smoothed
+from PIL import Image
 
 import lrpfx
 from lrpfx.composites import CPLRP
@@ -40,11 +41,13 @@ def llava():
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     configs = {
         "vision_config": transformers.CLIPVisionConfig(**vision, image_size=32, patch_size=8),
-        "text_config": transformers.LlamaConfig(**OF_TEXT),
+        "text_config": transformers.LlamaConfig(**{**OF_TEXT, "vocab_size": len(WORDS) + 1}),
     }
     torch.manual_seed(0)
     config = transformers.LlavaConfig(**configs, image_token_index=len(WORDS), vision_feature_layer=-1)
-    return transformers.LlavaForConditionalGeneration(config).double().eval(), processor
+    model = transformers.LlavaForConditionalGeneration(config).double().eval()
+    model.lm_head.weight.detach()[len(WORDS)] = 0  # it writes no marks of images
+    return model, processor
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,62 @@ def test_an_image_and_a_text_by_any_names_and_the_likeliest_token(llava, explain
     assert found.names == ("picture", "question")
     other = explainer({"image": photograph(64, 64).rotate(90), "text": "this is <image> a"})
     assert sum(other.shares.values()) + other.balance.constants == pytest.approx(other.balance.output)
+
+
+def test_generated_tokens_come_from_regions_and_words(llava, explainer):
+    model, processor = llava
+    found = explainer.generation(GIVEN, 3)
+    inputs = dict(processor(images=[GIVEN["image"]], text=[GIVEN["text"]], return_tensors="pt"))
+    prompt, added = inputs["input_ids"], torch.from_numpy(found.tokens[-3:])
+    inputs["input_ids"] = torch.cat([prompt, added[None, :-1]], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    explain_model = lrpfx.transform(model, CPLRP(), inputs, constants=["attention_mask"])
+    is_word = inputs["input_ids"][0] != processor.image_token_id
+    of_words = np.delete(found.relevance, found.place, 1)
+    for number, token in enumerate(added.tolist()):
+        direct = lrpfx.attribute(explain_model, inputs, (prompt.shape[1] - 1 + number, token), output="logits")
+        assert token == int(direct.output[0, prompt.shape[1] - 1 + number].argmax())
+        tokens = direct.relevance["input_ids"].sum(-1)[0]
+        assert found.relevance[number, found.place] == pytest.approx(float(direct.relevance["pixel_values"].sum()), rel=1e-6)
+        np.testing.assert_allclose(of_words[number], tokens[is_word].numpy(), rtol=1e-6, atol=1e-9)
+        exact = smoothed(direct.relevance["pixel_values"].sum((0, 1)).numpy())
+        assert np.corrcoef(smoothed(found.maps[number]).ravel(), exact.ravel())[0, 1] > 0.98
+    np.testing.assert_allclose(found.maps.sum((1, 2)), found.relevance[:, found.place])
+    for row, logit in zip(found.shares.rows, found.logits, strict=True):
+        assert row[1] == pytest.approx(logit) and sum(row[2:]) == pytest.approx(logit)
+    for rows, columns in ((2, 2), (3, 5)):
+        regions = found.by_region(rows, columns)
+        assert len(regions.columns) == rows * columns + 2
+        assert [sum(row[1:]) for row in regions.rows] == pytest.approx([one.inputs for one in found.balances])
+    assert found.by_region(2, 2).rows[0][2] == pytest.approx(found.maps[0, :16, 16:].sum())
+    assert found.picture.words[found.place] == "image" and found.start == prompt.shape[1] - 15
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert explainer.generation(GIVEN, continuation=found.text) == found
+
+
+def test_pictures_of_generated_tokens(llava, explainer, tmp_path):
+    found = explainer.generation(GIVEN, continuation="a cat", against="dog")
+    assert found.against.tolist() == [6, 6] and found.shares.rows[1][0] == "cat, not dog"
+    sheet = found.sheet()
+    assert sheet.height > found.heatmap().to_image().height + 32
+    with Image.open(found.save(tmp_path / "generation.png")) as saved:
+        assert saved.size == sheet.size
+    for name in ("generation.html", "generation.txt"):
+        assert "image" in found.save(tmp_path / name).read_text()
+    for rows, columns in ((0, 2), (2, 33)):
+        with pytest.raises(InputError, match="rows"):
+            found.by_region(rows, columns)
+    with pytest.raises(InputTypeError, match="one image and one text"):
+        explainer.generation("what is <image> ?")
+    with pytest.raises(InputError, match="'<image>' stands for an image"):
+        explainer.generation(GIVEN, continuation=[5, 11])
+    with pytest.raises(InputError, match="past_key_values= is for texts"):
+        explainer.generation(GIVEN, past_key_values=[])
+    model, processor = llava
+    silent = lrpfx.Explainer(model, processor=lambda **given: processor(**{**given, "text": ["what is a"], "images": None}))
+    with pytest.raises(InputError, match="no 'pixel_values'"):
+        silent.generation(GIVEN)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +204,12 @@ def test_patches_go_back_to_pixels():
     inputs["pixel_values"] = inputs["pixel_values"].double()
     numbers = ["attention_mask", "image_grid_thw", "mm_token_type_ids"]
     explain_model = lrpfx.transform(model, lrpfx.composites.AttnLRP(), inputs, constants=numbers)
+    generated = lrpfx.explain_generation(model, given, processor=processor, max_new_tokens=2)
+    first = lrpfx.attribute(explain_model, inputs, (-1, int(generated.tokens[-2])), output="logits").relevance
+    assert generated.relevance[0, generated.place] == pytest.approx(float(first["pixel_values"].sum()), rel=1e-6)
+    assert generated.relevance[0].sum() == pytest.approx(
+        float(sum(first[name].sum() for name in ("input_ids", "pixel_values")))
+    )
     rows = lrpfx.attribute(explain_model, inputs, (-1, 5), output="logits").relevance["pixel_values"].numpy()
     ordered = rows.reshape(4, 6, 2, 2, 96).transpose(0, 2, 1, 3, 4).reshape(-1, 96)  # two by two patches follow each other
     exact = smoothed(pixels_of_patches(ordered, 48, 32))
