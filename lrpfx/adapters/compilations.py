@@ -62,7 +62,7 @@ class _Graph:
 
     def __init__(self, model: nn.Module, structure: Structure, composite: Composite | None, arguments: tuple[Any, ...]) -> None:
         self._of_integers = _has_integers(arguments)
-        chosen = ByContent(photographs=not self._of_integers) if composite is None else composite
+        chosen = ByContent(images=not self._of_integers) if composite is None else composite
         self.explain_model = transform(model, chosen, example_inputs=arguments)
         self._layout = structure.layout
         self._constants = [tensor.detach().clone() for tensor in structure.constants]

@@ -10,7 +10,7 @@ from lrpfx.composites.composite import Composite
 from lrpfx.ir.kinds import Convolution, Detach, Softmax, WeightedValues
 from lrpfx.rules.formulas import Gamma, Pass
 
-#: For dense layers of transformers that look at photographs (Achtibat et al. 2024, appendix).
+#: For dense layers of transformers that look at images (Achtibat et al. 2024, appendix).
 GAMMA_OF_VISION_TRANSFORMERS = 0.05
 #: For dense layers of graph networks: it finds planted motifs better than 0 does under GCN, GIN and GAT, and as well with SAGE.
 GAMMA_OF_GRAPHS = 0.25
@@ -19,9 +19,9 @@ GAMMA_OF_SIGNALS = 0.25
 
 
 class ByContent(Composite):
-    """AttnLRP for models with attention (with Gamma if they look at photographs), Gamma by depth for convolutional networks.
+    """AttnLRP for models with attention (with Gamma if they look at images), Gamma by depth for convolutional networks.
 
-    Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is a photograph. `signed`: whether
+    Other networks get EpsilonPlus. `low`, `high`: the range of the model's input, if it is an image. `signed`: whether
     inputs are series, waves or rows of tables, for which convolutions have one Gamma (see docs/series_and_tables.md).
     `passes_detached`: whether relevance passes where the author has cut the gradient, as detectors do that refine their boxes.
     """
@@ -30,13 +30,13 @@ class ByContent(Composite):
         self,
         low: torch.Tensor | None = None,
         high: torch.Tensor | None = None,
-        photographs: bool = True,
+        images: bool = True,
         signed: bool = False,
         passes_detached: bool = False,
     ) -> None:
         super().__init__(self.mapping)
         self.passes_detached = passes_detached
-        self.low, self.high, self.photographs, self.signed = low, high, photographs, signed
+        self.low, self.high, self.images, self.signed = low, high, images, signed
         self.chosen: Composite | None = None
         self.signals = False  # whether convolutions have the Gamma of signals
 
@@ -56,7 +56,7 @@ class ByContent(Composite):
         # Convolutional networks have softmaxes that are not attention: at the end, or for a choice among branches.
         attention = WeightedValues if convolves else (WeightedValues, Softmax)
         if any(isinstance(layer, attention) for layer in layers[:-1]):
-            return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.photographs else AttnLRP()
+            return AttnLRP(gamma=GAMMA_OF_VISION_TRANSFORMERS) if self.images else AttnLRP()
         if self.signed and convolves:
             self.signals = True
             return EpsilonPlus(layer_map=[(Convolution, Gamma(GAMMA_OF_SIGNALS))])

@@ -1000,11 +1000,11 @@ class Explainer(Generic[Found]):
             return AttnLRP(gamma=GAMMA_OF_GRAPHS)
         if isinstance(inputs, Mapping):
             has_texts, has_images = are_of_texts(inputs) or self.tokenizer is not None, are_of_images(inputs)
-            return ByContent(photographs=has_images and not has_texts, signed=not has_images and not has_texts)
+            return ByContent(images=has_images and not has_texts, signed=not has_images and not has_texts)
         if self._form_of(inputs) not in (None, "volume"):
-            return ByContent(photographs=False, signed=True)
+            return ByContent(images=False, signed=True)
         if self.tokenizer is not None:
-            return ByContent(photographs=False)
+            return ByContent(images=False)
         return ByContent(**bounds, passes_detached=self.heads is not None)
 
     def _form_of(self, inputs: Any) -> Form | None:

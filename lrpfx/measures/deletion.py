@@ -1,6 +1,6 @@
 """Deletion curves: whether the score of a model relies on the parts of an input that an explanation calls relevant.
 
-Parts, such as the tokens of a text or the blocks of a photograph, are masked in the order of their relevance, while tracking
+Parts, such as the tokens of a text or the blocks of an image, are masked in the order of their relevance, while tracking
 the score. Bach et al. 2015 (https://doi.org/10.1371/journal.pone.0130140) do this with pixels. Masking the most relevant parts
 first should reduce the score quickly, masking the least relevant first slowly: the measure is the area between the two curves.
 """

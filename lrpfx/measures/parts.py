@@ -233,7 +233,7 @@ class Values(Parts):
         return found.sum_to_size(self._shape(found)).flatten()
 
     def by_composite(self, composite: Composite | str | None) -> ExplainInput:
-        chosen = ByContent(photographs=False, signed=True) if composite is None else as_composite(composite, "evaluate")
+        chosen = ByContent(images=False, signed=True) if composite is None else as_composite(composite, "evaluate")
         module_for = self._captured.with_rules(self.model, chosen)
 
         def explain(given: Any, target: int) -> torch.Tensor:

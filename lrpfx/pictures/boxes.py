@@ -7,12 +7,12 @@ from PIL import Image, ImageDraw, ImageFont
 _LINE, _DARK, _INK = (255, 214, 10), (60, 60, 60), (20, 20, 20)
 
 
-def with_boxes(photograph: Image.Image, corners: Sequence[Sequence[float]], names: Sequence[str]) -> Image.Image:
-    """A photograph with boxes and their names; the first ones are drawn last, over the others.
+def with_boxes(image: Image.Image, corners: Sequence[Sequence[float]], names: Sequence[str]) -> Image.Image:
+    """An image with boxes and their names; the first ones are drawn last, over the others.
 
     `corners`: left, top, right and bottom edge of each, in pixels. `names`: as many.
     """
-    drawn = photograph.convert("RGB")
+    drawn = image.convert("RGB")
     draw = ImageDraw.Draw(drawn)
     line = max(1, min(drawn.size) // 300)
     font = ImageFont.load_default(max(9, min(drawn.size) // 28))

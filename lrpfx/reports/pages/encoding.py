@@ -16,7 +16,7 @@ Figure = float | str
 Packed = dict[str, Any]
 
 _DIGITS = 7  # of figures: as many as float32 has
-_PHOTOGRAPH = 900  # pixels of the longer side of a photograph on the page
+_LONGER_SIDE = 900  # pixels of the longer side of an image on the page
 
 
 def figure(value: float) -> Figure:
@@ -59,10 +59,10 @@ def reduced(values: Array, most: int) -> Array:
     return resized(np.asarray(values, dtype=np.float64), (width, height))
 
 
-def photograph_address(photograph: Image.Image) -> str:
-    """A photograph as a data address, small enough for a page."""
-    shown = photograph.convert("RGB")
-    shown.thumbnail((_PHOTOGRAPH, _PHOTOGRAPH), Image.Resampling.LANCZOS, reducing_gap=3.0)
+def image_address(image: Image.Image) -> str:
+    """An image as a data address, small enough for a page."""
+    shown = image.convert("RGB")
+    shown.thumbnail((_LONGER_SIDE, _LONGER_SIDE), Image.Resampling.LANCZOS, reducing_gap=3.0)
     content = io.BytesIO()
     shown.save(content, format="jpeg", quality=86, optimize=True)
     return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode('ascii')}"

@@ -25,7 +25,7 @@ from lrpfx.explanation.tables import TableExplanation
 from lrpfx.explanation.volumes import VolumeExplanation
 from lrpfx.pictures import scale_of, smoothed
 from lrpfx.pictures.pixels import as_image
-from lrpfx.reports.pages.encoding import Array, Packed, figure, packed, photograph_address, reduced
+from lrpfx.reports.pages.encoding import Array, Packed, figure, image_address, packed, reduced
 from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import Class, Classes, Largest, Target, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
@@ -236,7 +236,7 @@ def _query_of(one: Explained, place: int) -> Query | None:
 def _photograph(name: str, image: Image.Image, width: int, height: int) -> dict[str, Any]:
     """A photograph as data of a sample."""
     size = {"width": width, "height": height}
-    return {"kind": "photograph", "name": name, **size, "photograph": photograph_address(image)}
+    return {"kind": "photograph", "name": name, **size, "photograph": image_address(image)}
 
 
 def _digest(content: bytes) -> bytes:
