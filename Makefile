@@ -42,10 +42,10 @@ demo-text: $(VENV)/linked
 	$(BIN)/python benchmarks/sentences.py --directory demo/text
 
 # Draw the pictures of README and docs/gallery.md, in a minute, and measure explanations of photographs under three networks, in
-# about half an hour; writes the tables of docs/gallery.md.
+# about half an hour; writes the tables of docs/gallery.md. A stopped run goes on.
 gallery: $(VENV)/linked
 	$(BIN)/python -m lrpfx.demo.photo_gallery
-	$(BIN)/python benchmarks/region_perturbation.py --networks lite0 lite1 lite2 --document docs/gallery.md
+	$(BIN)/python benchmarks/gallery.py
 
 # Measure methods where the answer is known, in about an hour; writes the tables of docs/measured.md. A stopped run goes on.
 measured: $(VENV)/linked

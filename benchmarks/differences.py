@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import captum.attr
-import region_perturbation
+import gallery
 import sentence_explanations
 import shap
 import torch
@@ -28,7 +28,7 @@ from transformers import BertConfig, BertForSequenceClassification
 import lrpfx
 from lrpfx.composites import AttnLRP, DeepLIFT
 from lrpfx.demo import sentence_similarity
-from lrpfx.demo.photographs import PHOTOGRAPHS, load_classifier
+from lrpfx.demo.photographs import load_classifier
 from lrpfx.measures.deletion import deletions
 from lrpfx.measures.intervals import means
 
@@ -237,7 +237,7 @@ def cost():
 # --- which method ------------------------------------------------------------------------------------------------------------
 
 VIEWS = 2  # of each photograph
-OF_PHOTOGRAPHS = ("GammaByDepth", "EpsilonPlus", region_perturbation.INTEGRATED, region_perturbation.GRADIENT)
+OF_PHOTOGRAPHS = (gallery.OURS, "EpsilonPlus", "integrated gradients", "gradient × input", gallery.RANDOM)
 
 
 def of_photographs():
@@ -246,26 +246,16 @@ def of_photographs():
     explain_model = lrpfx.transform(classifier.model, DeepLIFT(), torch.zeros(2, 3, classifier.size, classifier.size))
 
     def against(reference_of):
-        def relevance(image, target):
-            return lrpfx.attribute(explain_model, image, target, reference=reference_of(image)).relevance.sum(1)
+        return lambda _, images, targets: (
+            lrpfx.attribute(explain_model, images, targets, reference=reference_of(images)).relevance
+        )
 
-        return relevance
-
-    others = region_perturbation.methods(
-        classifier, {name: region_perturbation.COMPOSITES[name] for name in OF_PHOTOGRAPHS[:2]}
-    )
     methods = {
-        **{name: others[name] for name in (*OF_PHOTOGRAPHS, region_perturbation.RANDOM)},
+        **{name: gallery.METHODS[name] for name in OF_PHOTOGRAPHS},
         "DeepLIFT, against the mean colour": against(torch.zeros_like),
-        "DeepLIFT, against the blurred photograph": against(lambda image: gaussian_blur(image, [97, 97], [16.0, 16.0])),
+        "DeepLIFT, against the blurred photograph": against(lambda images: gaussian_blur(images, [97, 97], [16.0, 16.0])),
     }
-    views = [view for name in PHOTOGRAPHS for view in region_perturbation.views(classifier, name, VIEWS)]
-    explained = list(region_perturbation.explain_and_perturb(classifier, methods, views))
-    lines = ["| method | area between the curves | minus GammaByDepth |", "| --- | ---: | ---: |"]
-    for result in region_perturbation.measure(explained):
-        other = "" if result.method == region_perturbation.OURS else str(result.minus_ours)
-        lines.append(f"| {result.method} | {result.between} | {other} |")
-    return "\n".join(lines)
+    return gallery.table(gallery.evaluated(classifier, methods, VIEWS))
 
 
 def of_sentences():
