@@ -102,6 +102,10 @@ DECODERS = {
     "GemmaForCausalLM": {},
     "Gemma2ForCausalLM": {"sliding_window": 4},
     "Gemma3ForCausalLM": {"sliding_window": 4},
+    "Gemma4ForCausalLM": {
+        **{"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8},
+        **{"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
+    },
     "PhiForCausalLM": {},
     "Phi3ForCausalLM": {},
     "FalconForCausalLM": {},
@@ -146,6 +150,7 @@ MIXTURES = {
         **{"v_head_dim": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4},
     },
     "GptOssForCausalLM": {"sliding_window": 4},
+    "MiniMaxForCausalLM": {"layer_types": ["linear_attention", "full_attention"], "block_size": 4, "head_dim": 8},
     "PhimoeForCausalLM": {},
 }
 STATE_SPACES = {
@@ -265,6 +270,12 @@ ARCHITECTURES = [
     ),
     *_table("state space", "text", STATE_SPACES),
     Architecture(
+        "state space",
+        "xLSTMForCausalLM",
+        {"hidden_size": 128, "num_heads": 4, "chunk_size": 4, "autocast_kernel_dtype": "float32"},
+        dtype=torch.float32,
+    ),
+    Architecture(
         "state space", "RwkvForCausalLM", {"attention_hidden_size": 32}, called_before=True
     ),
     Architecture(
@@ -277,6 +288,17 @@ ARCHITECTURES = [
         dtype=torch.float32,
     ),
     *_table("delta rule", "text", DELTA_RULES),
+    Architecture(
+        "delta rule",
+        "KimiLinearForCausalLM",
+        {
+            **{"layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 8, "linear_num_heads": 4},
+            **{"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_local_experts": 4},
+            **{"moe_intermediate_size": 16, "num_experts_per_tok": 2, "num_key_value_heads": 4},
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        dtype=torch.float32,
+    ),
     *_table("vision", "image", VISION),
     Architecture(
         "vision",
@@ -353,6 +375,14 @@ ARCHITECTURES = [
         },
         "text with an image", lengths=(24, 21),
     ),
+    Architecture(
+        "two modalities", "SmolVLMForConditionalGeneration",
+        {
+            "text_config": {**_SMALL_TEXT, "model_type": "llama", "num_key_value_heads": 2},
+            "vision_config": _VISION_OF_TWO, "image_token_id": 5, "scale_factor": 2,
+        },
+        "text with tiles", constants=("attention_mask",), lengths=(12, 9),
+    ),
     Architecture("two modalities", "LayoutLMForSequenceClassification", {"max_2d_position_embeddings": 64}, "text and boxes"),
 ]  # fmt: skip
 
@@ -428,6 +458,9 @@ def inputs_for(one: Architecture, model: torch.nn.Module, length: int, dtype: to
     if one.inputs == "text with an image":
         ids[:, 1:17] = 5  # the places of the 16 patches
         return {**text, "pixel_values": image}
+    if one.inputs == "text with tiles":
+        ids[:, 1:5] = 5  # the places of the 16 patches of a tile, of which four have one place
+        return {**text, "pixel_values": image[:, None]}
     raise ValueError(one.inputs)
 
 
