@@ -4,6 +4,7 @@ The values of a dense tensor are in memory as shape and strides describe.
 """
 
 import cmath
+import functools
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
@@ -169,26 +170,62 @@ def address_of(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage().data_ptr()
 
 
+def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a dense tensor has its entries: equal for two of the same memory, of which one sees what is written into the other."""
+    return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
+
+
 def mark_of(tensor: torch.Tensor, sums: MutableMapping[Any, int] | None = None) -> tuple[int | None, int | None]:
-    """Two numbers of which one changes with the values: the counter of changes in place, and the sum of the bits as integers.
+    """Two numbers of which one changes with the values: the counter of changes in place, and a number for all bits.
 
     torch does not count changes through `.data`, by fused optimizers, and of the statistics of a batch norm that trains.
 
     `sums`: those of memory in which nothing has changed since, and where they are kept.
     """
     version = None if tensor.is_inference() else tensor._version
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
+    if not_dense(tensor) is not None or tensor.is_meta or tensor.is_complex():
         return version, None
-    place = None if sums is None else (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+    place = None if sums is None else memory_of(tensor)
     if sums is not None and place in sums:
         return version, sums[place]
-    size = tensor.element_size()
-    entries = tensor.detach().reshape(-1)
-    of_words = 0 if entries.storage_offset() * size % 8 else entries.numel() * size // 8 * 8 // size
-    words, rest = entries[:of_words], entries[of_words:]
-    total = int(words.view(torch.int64).sum()) if of_words else 0  # far faster than the sum of smaller integers
-    if rest.numel():
-        total += int(rest.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]).sum(dtype=torch.int64))
+    found = _number_of(tensor.detach().reshape(-1).view(torch.uint8)) if tensor.numel() else 0
     if sums is not None:
-        sums[place] = total
-    return version, total
+        sums[place] = found
+    return version, found
+
+
+def _number_of(content: torch.Tensor) -> int:
+    """A number that depends on each byte and its place, in this process.
+
+    Of most of a large tensor, it is the sum of all words of 64 bits, each times an odd number of its own; of the rest, Python's
+    hash. Products are modulo 2**64, so that of the highest bits of words only their count would matter. These must not be signs
+    of entries: on a CPU, where any address will do, words begin at the second byte; elsewhere, their halves are mixed.
+    """
+    is_on_cpu = content.device.type == "cpu"
+    first = 1 if is_on_cpu else -content.data_ptr() % 8
+    rows = max(len(content) - first, 0) // (8 * _ROW)
+    last = first + 8 * _ROW * rows
+    total = 0
+    if rows:
+        if is_on_cpu:
+            words = torch.frombuffer(content.numpy(), dtype=torch.int64, count=rows * _ROW, offset=first).view(rows, _ROW)
+        else:
+            words = content[first:last].view(torch.int64).view(rows, _ROW)
+        factors = _factors(content.device)
+        for number, part in enumerate(words.split(_ROWS)):
+            # Only a CPU multiplies matrices of integers.
+            of_rows = part.mv(factors[:_ROW]) if is_on_cpu else ((part ^ (part >> 31)) * factors[:_ROW]).sum(1)
+            total += (2 * number + 1) * int((of_rows * factors[_ROW : _ROW + len(part)]).sum())
+    others = [one.cpu().numpy().tobytes() for one in (content[:first], content[last:])]
+    return hash((total, *others))
+
+
+#: Words in a row, and rows, that are taken at once: the factors of a row stay in the fastest cache.
+_ROW, _ROWS = 1024, 4096
+
+
+@functools.cache
+def _factors(device: torch.device) -> torch.Tensor:
+    """Odd numbers: those of the places in a row, then those of rows."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return (torch.randint(-(2**63), 2**63 - 1, (_ROW + _ROWS,), generator=generator, device="cpu") | 1).to(device)

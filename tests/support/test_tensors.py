@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lrpfx.support.tensors import all_finite, content_of, only_finite
+from lrpfx.support.tensors import all_finite, content_of, mark_of, only_finite
 
 VALUES = {
     "finite": [1.0, -2.0, 0.0],
@@ -38,3 +38,29 @@ def test_content_is_that_of_a_copy(value):
     """Whatever its strides are: the bytes of a copy with strides of its own."""
     copied = torch.empty(value.shape, dtype=value.dtype).copy_(value)
     assert list(content_of(value)) == list(content_of(copied)) and len(list(content_of(value))[1]) == value.nbytes
+
+
+SIZES = {"small": 7, "rows": 5000, "many rows": 5 * 2**22 + 3}  # of float32, a row is of 2048
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("name", SIZES)
+def test_marks_change_with_bits_and_places(dtype, name):
+    """Also with those that torch does not count: negative entries, in pairs too, and entries in other places."""
+    size = SIZES[name] if dtype == torch.float32 else min(SIZES[name], 20000)
+    value = torch.arange(size).remainder(101).add(1).to(dtype)
+    value[1:3] = torch.tensor([0, 5]).to(dtype)
+    before = mark_of(value)
+    assert mark_of(value) == before
+    places = [(0, 1), (1, 2), (1, 3), (2, size - 1), (size // 2, size - 1)]
+    for one, other in places:
+        if value[one] != value[other]:
+            value.data[[one, other]] = value[[other, one]].clone()
+            assert mark_of(value)[0] == before[0] and mark_of(value) != before, (one, other)
+            value.data[[one, other]] = value[[other, one]].clone()
+        if dtype != torch.bool:
+            for changed in ([one, other], slice(one, None, 2), slice(None, None, 2), slice(None)):
+                value.data[changed] *= -1
+                assert mark_of(value) != before, changed
+                value.data[changed] *= -1
+    assert mark_of(value) == before
