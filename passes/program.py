@@ -3,7 +3,7 @@
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from lrpfx.errors import CaptureError, LrpfxWarning, PassError
 from lrpfx.ir.guards import Guard
-from lrpfx.ir.node import NodeInfo, node_info, set_info, update_info
+from lrpfx.ir.node import NodeInfo, attribute_of, is_made_by_trace, may_be_loaded, node_info, set_info, update_info
 from lrpfx.operators.layer import Layer, layer_of_node
 from lrpfx.passes.properties import NAMED, Property
 from lrpfx.runtime.compiled_graph import PassRecord, copy_graph
@@ -48,7 +48,7 @@ class Program:
     calls: dict[str, tuple[CallOfModule, ...]] = field(default_factory=dict)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD
     unfused: fx.Graph | None = None  # the graph before operations were fused, on the same modules; set by FUSE
-    frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph
+    frozen: dict[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values the graph relies on
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of parameters, by name, if the graph is valid for no others
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     unverified: list[str] = field(default_factory=list)  # passes that changed the graph since it was last verified
@@ -68,6 +68,14 @@ class Program:
         held = {one.name: getattr(self, one.name) for one in fields(self)}
         copies: dict[str, Any] = {name: copy.copy(value) for name, value in held.items() if isinstance(value, (list, dict))}
         return replace(self, graph=copy_graph(self.graph), **copies)
+
+    def rely_on(self, nodes: Iterable[fx.Node]) -> None:
+        """Note that the graph is for the present values of the buffers among some nodes, which `load_state_dict` does not load."""
+        for node in nodes:
+            if node.op == "get_attr" and not may_be_loaded(node, self.root) and not is_made_by_trace(node, self.root):
+                name, value = str(node.target), attribute_of(node, self.root)
+                if isinstance(value, torch.Tensor) and name not in self.frozen:
+                    self.frozen[name] = value.detach().clone()
 
     def layer(self, node: fx.Node) -> Layer:
         """The layer of a call, for passes that have not edited the graph: it is made once for all of them."""

@@ -7,6 +7,7 @@ import pickle
 import threading
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -329,6 +330,81 @@ def test_training_that_torch_does_not_count_is_noticed(x):
             assert torch.equal(relevance(result, x), expected), step
         with pytest.raises(InputError, match="in place"):
             lrpfx.transform(captured, EpsilonPlusFlat())
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("held", torch.tensor(2), persistent=False)
+
+    def forward(self, x):
+        for _ in range(int(self.held)):
+            x = torch.relu(self.linear(x))
+        return x
+
+
+class Permuted(nn.Module):
+    def __init__(self, order=(3, 1, 0, 2, 5, 4), persistent=False):
+        super().__init__()
+        self.convolution, self.norm, self.linear = nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.Linear(6, 3)
+        self.norm.running_mean.normal_()
+        self.register_buffer("held", torch.tensor(order), persistent=persistent)
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.norm(self.convolution(x)[:, self.held])).mean((2, 3)))
+
+
+class Causal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.linear = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("held", torch.ones(5, 5, dtype=torch.bool).tril(), persistent=False)
+
+    def forward(self, x):
+        query = self.query(x)
+        return self.linear(nn.functional.scaled_dot_product_attention(query, x, x, attn_mask=self.held).mean(1))
+
+
+class Attribute(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.held = nn.Linear(4, 3), torch.tensor(2.0, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.linear(x * self.held).relu()
+
+
+@pytest.mark.parametrize("capture", ["symbolic", "export"])
+@pytest.mark.parametrize(
+    ("make", "shape", "value", "follows"),
+    [
+        (Steps, (2, 4), torch.tensor(3), False),
+        (Permuted, (2, 3, 4, 4), torch.tensor([0, 2, 4, 1, 3, 5]), False),
+        (partial(Permuted, persistent=True), (2, 3, 4, 4), torch.tensor([0, 2, 4, 1, 3, 5]), True),
+        (partial(Permuted, range(6), persistent=True), (2, 3, 4, 4), torch.tensor([0, 2, 4, 1, 3, 5]), True),
+        (Causal, (2, 5, 8), torch.ones(5, 5, dtype=torch.bool), False),
+        (Attribute, (2, 4), torch.tensor(5.0), True),
+    ],
+    ids=["number", "order", "persistent order", "persistent order of the identity", "mask", "attribute"],
+)
+def test_a_buffer_that_changes_in_place_is_followed_or_an_error(capture, make, shape, value, follows):
+    model, x = make().double().eval(), torch.randn(shape, dtype=torch.float64)
+    shared = lrpfx.transform(model, AttnLRP(), x, capture=capture, share=True)
+    own = lrpfx.transform(model, AttnLRP(), x, capture=capture)
+    relevance(shared, x)
+    with torch.no_grad():
+        model.held.copy_(value)
+        own.held.copy_(value)
+    for result in (shared, own):
+        if follows:
+            expected = lrpfx.transform(model, AttnLRP(), x, capture=capture)
+            torch.testing.assert_close(relevance(result, x), relevance(expected, x), rtol=1e-12, atol=1e-12)
+            continue
+        for _ in range(2):
+            with pytest.raises(InputError, match="held has other values") as refused:
+                relevance(result, x)
+        assert refused.value.topic == "changed-weights"
 
 
 @pytest.mark.parametrize("capture", ["symbolic", "export"])

@@ -81,7 +81,7 @@ class CompiledGraph:
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers
     derived: tuple[str, ...] = ()  # names of the derived buffers, in the order of the fold graph's outputs
     guards: tuple[Guard, ...] = ()  # facts about the arguments
-    frozen: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values are numbers in the graph
+    frozen: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name: buffers whose values the graph relies on
     #: Of parameters and buffers, by name, for which alone the graph is valid; empty if it follows their dtype.
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     mask_names: Mapping[Any, str] = field(default_factory=dict)  # the inputs that mask relevance, by the places that they mask

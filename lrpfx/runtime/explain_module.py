@@ -23,6 +23,7 @@ from lrpfx.runtime.recomputed_blocks import with_recomputed_blocks
 from lrpfx.runtime.rule_table import rule_table
 from lrpfx.runtime.ruled_operation import ORDINARY, Execution, Rule, RuledOperation, Switch
 from lrpfx.support.html import element
+from lrpfx.support.identity.structure import are_equal
 from lrpfx.support.interrupts import undisturbed
 from lrpfx.support.module_tree import Scope, own_tensors, set_derived_buffer, share_tables
 from lrpfx.support.modules import uncompiled
@@ -195,7 +196,8 @@ class ExplainModule(TreeGraphModule):
     and those that a user's function modifies, are derived buffers. They are updated after `load_state_dict`, after a change of
     dtype or device and, at the next call, after in-place changes such as an optimizer's step. Call `refold()` after changes
     through `.data`, and if the module was compiled by torch.compile and is called directly. Buffers that the model reads as
-    numbers are constants of the graph: `load_state_dict` raises `InputError` if it loads other values.
+    numbers are constants of the graph, as are orders of channels and causal masks in buffers that are not persistent: after
+    other values are loaded or assigned in place, calls raise `InputError`.
 
     `mask_names` are the inputs that are masks on relevance, by the places that they mask: see `lrpfx.condition`.
 
@@ -216,7 +218,7 @@ class ExplainModule(TreeGraphModule):
         self._misfit = self._cast_problem()
         self._inputs = self._defaults()
         self._fixed = {one.place.argument: one.value for one in compiled.guards if isinstance(one, FixedValue) and one.default}
-        self._sources = self._folded_tensors()
+        self._sources = self._tensors_relied_on()
         self._versions = self._current_versions(sums)
         self._read = self._parameters_read()
         self.register_forward_pre_hook(_admit, with_kwargs=True)
@@ -268,19 +270,31 @@ class ExplainModule(TreeGraphModule):
     def refold(self) -> None:
         """Recompute the merged and modified weights from the parameters."""
         self._check_tables()
-        if self.compiled.fold_graph is None:
-            return
-        with undisturbed(), torch.inference_mode(False), torch.no_grad():
-            values = Interpreter(self, graph=self.compiled.fold_graph).run()
-        for name, value in zip(self.compiled.derived, values, strict=True):
-            set_derived_buffer(self, name, value)
-        self._sources = self._folded_tensors()
+        if self.compiled.fold_graph is not None:
+            with undisturbed(), torch.inference_mode(False), torch.no_grad():
+                values = Interpreter(self, graph=self.compiled.fold_graph).run()
+            for name, value in zip(self.compiled.derived, values, strict=True):
+                set_derived_buffer(self, name, value)
+        self._sources = self._tensors_relied_on()
         self._versions = self._current_versions()
 
-    def _folded_tensors(self) -> list[tuple[dict[str, Any], str]]:
-        """The locations of the tensors that derived buffers are computed from: tables, and keys in them."""
-        read = self._read_by(self.compiled.fold_graph)
+    def _tensors_relied_on(self) -> list[tuple[dict[str, Any], str]]:
+        """The locations of the tensors that derived buffers are computed from or the graph is for: tables, and keys in them."""
+        frozen = [name.rpartition(".") for name in self.compiled.frozen]
+        read = self._read_by(self.compiled.fold_graph) + [(self.get_submodule(path), leaf) for path, _, leaf in frozen]
         return [(holder._parameters if leaf in holder._parameters else holder._buffers, leaf) for holder, leaf in read]
+
+    def _check_constants(self) -> None:
+        """Raise `InputError` if a buffer that the graph relies on has another value."""
+        for name, value in self.compiled.frozen.items():
+            present = self.get_buffer(name)
+            if not are_equal(present, value.to(present)):
+                raise InputError(
+                    f"{name} has other values than when {self.title} was transformed, and they are constants of the graph: "
+                    "forward read them as numbers, or the compiler as a fixed mask or order. Transform the source model with "
+                    "the new values.",
+                    topic="changed-weights",
+                )
 
     def _read_by(self, *graphs: fx.Graph | None) -> list[tuple[nn.Module, str]]:
         """The tensors that graphs read: modules, and names in them."""
@@ -321,6 +335,7 @@ class ExplainModule(TreeGraphModule):
                 topic="changed-weights",
             )
         if any(old is not new or version != current for (old, version), (new, current) in pairs):
+            self._check_constants()
             self.refold()
 
     def _cast_problem(self) -> str | None:
@@ -522,13 +537,7 @@ def _own_before_loading(module: nn.Module, *arguments: Any) -> None:
 
 def _refold_after_loading(module: nn.Module, incompatible_keys: Any) -> None:
     assert isinstance(module, ExplainModule)
-    for name, value in module.compiled.frozen.items():
-        if not torch.equal(module.get_buffer(name).to(value), value):
-            raise InputError(
-                f"the loaded value of {name} differs from the constant in the graph: forward read it as a number when "
-                f"{module.title} was transformed. Load the state into the source model, and transform it again.",
-                topic="changed-weights",
-            )
+    module._check_constants()
     module._misfit = module._cast_problem()  # `assign=True` may change dtypes
     module.refold()
 

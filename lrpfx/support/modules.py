@@ -87,19 +87,20 @@ def shared_copy(model: nn.Module) -> tuple[nn.Module, "Unwritten"]:
 
 
 def share_buffers(root: nn.Module, model: nn.Module) -> None:
-    """Let the buffers of a graph's modules share memory with those of the same names in the model."""
+    """Let the buffers of a graph's modules, and tensors in plain attributes, share memory with those of the same names in the model."""
     aliases: dict[int, torch.Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():
-            if buffer is None or not _can_be_shared(buffer):
-                continue
-            try:
-                table = root.get_submodule(path)._buffers
-            except AttributeError:  # a module that the graph does not have
-                continue
-            present = table.get(name)
-            if present is not None and present.shape == buffer.shape and present.dtype == buffer.dtype:
-                table[name] = aliases.setdefault(id(buffer), held_as(buffer, buffer))
+        try:
+            of_graph = root.get_submodule(path)
+        except AttributeError:  # a module that the graph does not have
+            continue
+        for source, table in ((module._buffers, of_graph._buffers), (vars(module), vars(of_graph))):
+            for name, tensor in source.items():
+                present = table.get(name)
+                if not isinstance(tensor, torch.Tensor) or not _can_be_shared(tensor) or not isinstance(present, torch.Tensor):
+                    continue
+                if present.shape == tensor.shape and present.dtype == tensor.dtype:
+                    table[name] = aliases.setdefault(id(tensor), held_as(tensor, tensor))
 
 
 def _can_be_shared(tensor: torch.Tensor) -> bool:

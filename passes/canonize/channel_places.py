@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, function_name, may_be_loaded, node_info, parameter_value, row_of, sources_of_dimensions
+from lrpfx.ir.node import Role, ancestors_of, function_name, may_be_loaded, node_info, parameter_value, row_of, sources_of_dimensions
 from lrpfx.ir.operator import Channels, Fill, NotAffineError, Operator, WeightLayout
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import evaluated
@@ -174,10 +174,12 @@ def _followed(program: Program, value: fx.Node, view: fx.Node, own: Sequence[int
             held[int(number)].add(entry)
     if held[0] or any(len(entries) != 1 for entries in held[1:]):
         return None
+    read = [one for index in indices for one in (index, *ancestors_of(index))]
+    if any(may_be_loaded(one, program.root) for one in read):
+        return None
+    program.rely_on(read)
     order = tuple(entry for entries in held[1:] for entry in entries)
-    if order == tuple(range(channels)):
-        return dims, None
-    return None if any(may_be_loaded(one, program.root) for one in indices) else (dims, order)
+    return dims, None if order == tuple(range(channels)) else order
 
 
 def _side_by_side(before: Sequence[int], after: Sequence[int], own: Sequence[int]) -> list[int] | None:

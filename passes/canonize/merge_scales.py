@@ -321,6 +321,7 @@ def _in_order(program: Program, constant: fx.Node) -> Alone | None:
 
     def make() -> fx.Node:
         program.fixed_dimensions = True
+        program.rely_on(held)
         if whole:
             return _insert(program, constant, torch.reshape, (source, tuple(places.shape)))
         return _insert(program, constant, entries_of, (source, places))

@@ -49,6 +49,7 @@ class FoldMasks(GraphPass):
             if pattern not in (_CAUSAL, _EMPTY):
                 result.reasons.append((node_info(node).name, pattern))
                 continue
+            program.rely_on(_ancestors(mask))
             bound[row.masked_by] = None
             bound["is_causal"] = pattern == _CAUSAL
             names = [name for name in row.arguments if name in row.tensors and name != row.masked_by]
