@@ -36,6 +36,7 @@ from lrpfx.passes.rewrite.checkpoint_blocks import checked_patterns
 from lrpfx.passes.stages import LOGITS, OUTPUT, Settings, Stage, asked_canonizers, passes_of
 from lrpfx.runtime.compiled_graph import CompiledGraph
 from lrpfx.runtime.explain_module import ExplainModule
+from lrpfx.support.identity.weights import Weights
 from lrpfx.support.interrupts import undisturbed, young_collections
 from lrpfx.support.module_tree import alias_tensors, tree_with_same_tensors
 from lrpfx.support.tensors import mark_of
@@ -48,7 +49,8 @@ _LATER = (Stage.ASSIGN, Stage.VALIDATE, Stage.ANALYZE, Stage.REWRITE, Stage.FOLD
 class Captured:
     """A model as a normalized, canonized and verified graph, for as many composites as one likes: see `lrpfx.capture`.
 
-    It does not change when the model does, unless it shares its memory. The results of `transform` share the memory of its
+    It does not change when the model does, unless it shares its memory: then it is at an end when the model has other
+    tensors. The results of `transform` share the memory of its
     parameters and buffers: `load_state_dict` of a whole result, and a change of dtype or device, are those of one alone; other
     assignments in place reach all, and end the use of the graph. A composite may decide on the front end, which it cannot do
     later: `capture="symbolic"` keeps functions that the operator table lacks, for rules by name.
@@ -56,7 +58,9 @@ class Captured:
 
     _program: Program
     _verification: Verification | None
-    _source: Prepared
+    _given: Model
+    _weights: Weights  # of the given model
+    _shares: bool  # whether the graph is on their memory
     _dynamic_shapes: DynamicShapes
     _canonizers: tuple[Any, ...]  # that have changed modules
     _marks: Mapping[str, Any]  # of parameters and buffers, by name
@@ -67,7 +71,15 @@ class Captured:
     @property
     def model(self) -> Model:
         """The model that was captured."""
-        return self._source.model
+        return self._given
+
+    @property
+    def changed_tensor(self) -> str | None:
+        """The name of a tensor that the model has with other values than at the capture, or None.
+
+        Of a capture with `share=True`, a tensor in other memory counts, too.
+        """
+        return self._weights.first_changed(self._given, self._shares)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._program.title}: {len(list(named_nodes(self._program.graph)))} nodes)"
@@ -120,7 +132,7 @@ def capture(
     """
     _check_model(model, "capture")
     canonizers = Composite(canonizers=canonizers).canonizers  # which checks them
-    source = prepared(model, canonizers)
+    source = prepared(model, canonizers, share)
     settings = Settings(constants=constants)
     asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
@@ -131,9 +143,17 @@ def capture(
             verification.reduced = verification.with_smaller_images(program)
         program.shared = weakref.WeakValueDictionary()
         return Captured(
-            program, verification, source, dynamic_shapes, tuple(needed_in_graphs(canonizers)), _marks_of(program.root)
+            program,
+            verification,
+            model,
+            weights,
+            share,
+            dynamic_shapes,
+            tuple(needed_in_graphs(canonizers)),
+            _marks_of(program.root),
         )
 
+    weights = Weights(model)
     found = captured(asked, finish)
     _warn(found._program)
     return found
@@ -202,8 +222,10 @@ def transform(
         other sizes; a call with a size outside of what is allowed is an `InputError`.
     share
         Whether the result uses the memory of the model's parameters and buffers, instead of copies. Then assignments in place
-        to those of either, such as a step of an optimizer or `model.load_state_dict`, reach both. Changes of dtype or device
-        are those of one alone, as is `load_state_dict` of the result. A forward that writes into them is a `CaptureError`.
+        to those of either, such as a step of an optimizer or `model.load_state_dict`, reach both. What gives one other memory
+        does not: changes of dtype or device, `load_state_dict` of the result, `load_state_dict(..., assign=True)`, a new
+        `nn.Parameter`. A forward that writes into them is a `CaptureError`; canonizers that change modules, and quantized or
+        offloaded weights, are an `InputError`.
     checkpoint
         Patterns of the paths of modules, such as "model.layers.*", which are computed again in the backward pass: until then,
         only what they read is kept, which takes less memory and more time. A pattern means the outermost modules that match
@@ -236,7 +258,7 @@ def transform(
         program = named(lambda each: _settled(*program_for(model, composite, each), settings, model._dynamic_shapes))
         alias_tensors(program.root, program.derived)
     else:
-        source = prepared(model, composite.canonizers)
+        source = prepared(model, composite.canonizers, share)
         asked = CaptureSettings(source, example_inputs, settings, capture, dynamic_shapes, _normalize(settings), share)
 
         def finish(program: Program, verification: Verification | None, asked: CaptureSettings) -> Program:
@@ -263,9 +285,9 @@ def transform(
     )
 
 
-def prepared(model: Model, canonizers: Sequence[Any]) -> Prepared:
+def prepared(model: Model, canonizers: Sequence[Any], share: bool = False) -> Prepared:
     """The model as captures take it: loaded, without quantized layers, and changed by those canonizers that change modules."""
-    return prepare(model, needed_in_graphs(canonizers))
+    return prepare(model, needed_in_graphs(canonizers), share=share)
 
 
 def _canonized(program: Program, verification: Verification | None, asked: CaptureSettings) -> Verification | None:
@@ -399,6 +421,12 @@ def program_for(captured: Captured, composite: Composite, verify_each: bool = Fa
         raise InputError(
             f"{changed[0]} was assigned in place since the capture, in a result or a model that shares it: capture the model "
             "again, and change copies (copy.deepcopy)",
+            topic="changed-weights",
+        )
+    replaced = captured.changed_tensor if captured._shares else None
+    if replaced is not None:
+        raise InputError(
+            f"the model has another tensor {replaced} than at the capture, which shares its memory: capture the model again",
             topic="changed-weights",
         )
     program = captured._program.copied()

@@ -70,7 +70,7 @@ class Program:
         return replace(self, graph=copy_graph(self.graph), **copies)
 
     def rely_on(self, nodes: Iterable[fx.Node]) -> None:
-        """Note that the graph is for the present values of the buffers among some nodes, which `load_state_dict` does not load."""
+        """Note that the graph is for the present values of those buffers among some nodes that are not persistent."""
         for node in nodes:
             if node.op == "get_attr" and not may_be_loaded(node, self.root) and not is_made_by_trace(node, self.root):
                 name, value = str(node.target), attribute_of(node, self.root)

@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -263,6 +264,74 @@ def test_parameters_can_be_those_of_the_model(network, x, capture):
         assert storages(shared) == storages(network)
         assert torch.equal(relevance(shared, x), expected)
     assert_untouched(network, before)
+
+
+def test_buffers_are_shared_by_models_that_are_prepared():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.linear = SimpleNamespace(use_cache=True), nn.Linear(4, 3)
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            return self.linear(x * self.scale)
+
+    model, x = Cached().eval(), torch.randn(2, 4)
+    shared = lrpfx.transform(model, EpsilonPlus(), x, share=True)
+    assert storages(shared) == storages(model)
+    assert lrpfx.capture(model, x).model is model
+    model.scale.mul_(3)
+    assert torch.equal(relevance(shared, x), relevance(lrpfx.transform(model, EpsilonPlus(), x), x))
+
+
+def _assigned(model):
+    model.load_state_dict({name: one.neg() for name, one in model.state_dict().items()}, assign=True)
+
+
+def _pointed_elsewhere(model):
+    model.fc.weight.data = -model.fc.weight.data
+
+
+def _replaced(model):
+    model.fc.weight = nn.Parameter(-model.fc.weight.detach())
+
+
+def _moved(model):
+    model.float()
+
+
+@pytest.mark.parametrize("change", [_assigned, _pointed_elsewhere, _replaced, _moved])
+def test_a_model_with_other_tensors_ends_what_shares_its_memory(network, x, change):
+    shared, own = lrpfx.capture(network, x, share=True), lrpfx.capture(network, x)
+    expected = relevance(lrpfx.transform(own, EpsilonPlus()), x)
+    assert torch.equal(relevance(lrpfx.transform(shared, EpsilonPlus()), x), expected)
+    network.load_state_dict(network.state_dict())  # the same values
+    assert own.changed_tensor is None
+    change(network)
+    assert own.changed_tensor is not None and shared.changed_tensor is not None
+    with pytest.raises(InputError, match="capture the model again") as refused:
+        lrpfx.transform(shared, EpsilonPlus())
+    assert refused.value.topic == "changed-weights"
+    assert torch.equal(relevance(lrpfx.transform(own, EpsilonPlus()), x), expected)
+
+
+def test_what_changes_modules_does_not_share_their_memory(network, x):
+    canonizers = [AttributeCanonizer(lambda name, module: None)]
+    for make in (
+        lambda: lrpfx.transform(network, EpsilonPlus(canonizers=canonizers), x, share=True),
+        lambda: lrpfx.capture(network, x, share=True, canonizers=canonizers),
+    ):
+        with pytest.raises(InputError, match="share=True") as refused:
+            make()
+        assert refused.value.topic == "canonizers-of-modules"
+    with pytest.raises(InputError, match="quantized"):
+        lrpfx.transform(_sparse(), EpsilonPlus(), torch.randn(2, 4), share=True)
+
+
+def _sparse():
+    model = nn.Sequential(nn.Linear(4, 3)).eval()
+    model[0].weight = nn.Parameter(model[0].weight.detach().to_sparse())
+    return model
 
 
 def test_an_exported_program_can_be_shared(network, x):

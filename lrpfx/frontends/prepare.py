@@ -33,12 +33,12 @@ class Prepared:
     dequantized: PassResult  # quantized and sparse layers and weights that were replaced
 
 
-def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = True) -> Prepared:
+def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = True, share: bool = False) -> Prepared:
     """The model with its weights in memory, without a cache and without quantized layers, and changed by the canonizers.
 
     The user's model is not changed. `canonizers` are those that change modules. Raises `InputError` and `CaptureError` for
     models that cannot be explained as they are: wrapped, scripted, in training mode, or on the meta device although
-    values are needed.
+    values are needed. To `share` the memory of the model, nothing may have to be another tensor.
     """
     if isinstance(model, ExportedProgram):
         if canonizers:
@@ -49,12 +49,14 @@ def prepare(model: Model, canonizers: Sequence[Any] = (), needs_values: bool = T
         return Prepared(model, PassResult())
     _check_module(model)
     hooks = moving_hooks(model)
+    if share:
+        _check_sharing(model, canonizers, bool(hooks))
     copied = model
     watched = any(_NNSIGHT in vars(one) for one in model.modules())
     if hooks or canonizers or watched or is_quantized(model) or any(map(_keeps_cache, model.modules())):
         # Canonizers may write into parameters, of which an offloaded model keeps some elsewhere.
         stores = [hook.weights_map for found in hooks.values() for hook in found]
-        copied = private_copy(model, share_parameters=not canonizers or bool(hooks), shared=stores)
+        copied = private_copy(model, share_tensors=not canonizers or bool(hooks), shared=stores)
         onload(copied)
         copied = private_copy(copied) if canonizers and hooks else copied
     if needs_values:
@@ -75,7 +77,7 @@ def with_plain_caches(model: nn.Module, caches: Mapping[str, Any]) -> nn.Module:
 
     `caches`: examples, by argument. The copy shares parameters with the model.
     """
-    copied = private_copy(model, share_parameters=True)
+    copied = private_copy(model, share_tensors=True)
     signature, own = inspect.signature(model.forward), vars(copied).get("forward")
 
     def forward(*args: Any, **keywords: Any) -> Any:
@@ -123,6 +125,22 @@ def _check_module(model: nn.Module) -> None:
             f"{type(model).__name__} is in training mode: {', '.join(names[:5])}{' and others' if len(names) > 5 else ''} "
             "would be random, depend on the batch, or change their weights with every call. Call model.eval() first.",
             topic="training-mode",
+        )
+
+
+def _check_sharing(model: nn.Module, canonizers: Sequence[Any], is_offloaded: bool) -> None:
+    """Raise `InputError` if the graph would be on other tensors than the model has."""
+    if canonizers:
+        raise InputError(
+            f"share=True, but {canonizers[0]} changes modules, which takes a copy of the model: leave share=True out, or "
+            "change the model itself before",
+            topic="canonizers-of-modules",
+        )
+    if is_offloaded or is_quantized(model):
+        what = "loads weights when it calls layers" if is_offloaded else "has quantized or sparse weights"
+        raise InputError(
+            f"share=True, but {type(model).__name__} {what}, which the graph holds as others: leave share=True out",
+            topic="kinds-of-inputs" if is_offloaded else "scripted-and-quantized",
         )
 
 

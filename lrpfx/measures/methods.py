@@ -386,10 +386,16 @@ def named_methods(methods: Any) -> dict[str, Any]:
 
 def check_same_model(name: str, explainer: Explainer[Any], model: Any) -> None:
     """Raise `InputError` unless the model of an explainer is this one."""
-    own = explainer.model if explainer.captured is None else explainer.captured.model
-    if own is not model:
+    captured = explainer.captured
+    if (explainer.model if captured is None else captured.model) is not model:
         raise invalid(
             f"the explainer {name!r} has another model than the data: pass lrpfx.Explainer(model, ...) of the same one"
+        )
+    changed = None if captured is None else captured.changed_tensor
+    if changed is not None:
+        raise invalid(
+            f"the explainer {name!r} is of a captured model that had other values of {changed} than the model of the data has "
+            "now: capture it again"
         )
 
 

@@ -39,18 +39,18 @@ def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 def private_copy(
     model: nn.Module,
-    share_parameters: bool = False,
+    share_tensors: bool = False,
     shared: Iterable[Any] = (),
     aliases: Mapping[int, torch.Tensor] | None = None,
 ) -> nn.Module:
     """A deep copy of `model`, even if it holds computed tensors (old-style weight norm, pruning).
 
-    With `share_parameters`, the copy uses the model's own parameters: for a copy that is never run. It also uses the objects in
-    `shared`, and in place of the tensors whose ids are in `aliases` those that are there.
+    With `share_tensors`, the copy uses the model's own parameters and buffers: for a copy that is never run. It also uses the
+    objects in `shared`, and in place of the tensors whose ids are in `aliases` those that are there.
     """
     memo: dict[int, Any] = {id(one): one for one in shared} | dict(aliases or {})
-    if share_parameters:
-        memo.update({id(parameter): parameter for parameter in model.parameters()})
+    if share_tensors:
+        memo.update({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for module in model.modules():
         for value in module.__dict__.values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:
@@ -87,7 +87,7 @@ def shared_copy(model: nn.Module) -> tuple[nn.Module, "Unwritten"]:
 
 
 def share_buffers(root: nn.Module, model: nn.Module) -> None:
-    """Let the buffers of a graph's modules, and tensors in plain attributes, share memory with those of the same names in the model."""
+    """Let the buffers of a graph's modules, and tensors in plain attributes, share memory with the model's of these names."""
     aliases: dict[int, torch.Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         try:

@@ -171,7 +171,7 @@ def address_of(tensor: torch.Tensor) -> int | None:
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a dense tensor has its entries: equal for two of the same memory, of which one sees what is written into the other."""
+    """Where a dense tensor has its entries: equal for two of which each sees what is written into the other."""
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from lrpfx.ir.node import Role, ancestors_of, function_name, may_be_loaded, node_info, parameter_value, row_of, sources_of_dimensions
+from lrpfx.ir.node import (
+    Role,
+    ancestors_of,
+    function_name,
+    may_be_loaded,
+    node_info,
+    parameter_value,
+    row_of,
+    sources_of_dimensions,
+)
 from lrpfx.ir.operator import Channels, Fill, NotAffineError, Operator, WeightLayout
 from lrpfx.operators.layer import bound_arguments
 from lrpfx.passes.constants import evaluated

@@ -1,5 +1,6 @@
 """`lrpfx.evaluate`: means over groups, intervals, the table, and what it refuses."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch import nn
 
 import lrpfx
+from lrpfx.canonizers import AttributeCanonizer
+from lrpfx.composites import EpsilonPlus
 from lrpfx.measures import ImageData, Randomization, RandomMasks, RegionPerturbation, Score, Sensitivity, Sparseness
 from lrpfx.measures.evaluation import Evaluation
 from lrpfx.measures.shuffling import with_shuffled_weights
@@ -147,6 +150,20 @@ def test_an_explainer_is_a_method(data):
     other = lrpfx.Explainer(nn.Sequential(data.model).eval())
     with pytest.raises(lrpfx.InputError, match="the explainer 'mine' has another model than the data"):
         lrpfx.evaluate({"mine": other}, data)
+
+
+def test_an_explainer_of_a_captured_model_is_of_its_present_weights(data):
+    canonizers = [AttributeCanonizer(lambda name, module: None)]
+    captured = lrpfx.capture(data.model, data.images, canonizers=canonizers)
+    prepared = lrpfx.Explainer(captured, composite=EpsilonPlus(canonizers=canonizers))
+    found = lrpfx.evaluate({"prepared": prepared, "epsilon_plus": "epsilon_plus"}, data, "random_masks")
+    torch.testing.assert_close(found.samples[0], found.samples[1])
+    changed = dataclasses.replace(data, model=copy.deepcopy(data.model))
+    own = lrpfx.Explainer(lrpfx.capture(changed.model, data.images), composite="epsilon_plus")
+    with torch.no_grad():
+        next(changed.model.parameters()).mul_(0.5)
+    with pytest.raises(lrpfx.InputError, match="'own' is of a captured model that had other values"):
+        lrpfx.evaluate({"own": own}, changed, "random_masks")
 
 
 def test_sensitivity_explains_changed_copies(data):
