@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lrpfx.operators.scans import gated_delta_rule, linear_recurrence, selective_scan, weighted_key_value
+from lrpfx.operators.scans import channel_delta_rule, gated_delta_rule, linear_recurrence, selective_scan, weighted_key_value
 
 # --- replacements of functions: None for arguments that they do not cover ---------------------------------------------------
 
@@ -61,6 +61,20 @@ def _gated_delta_rule(arguments: dict[str, Any]) -> Any:
     return result.transpose(1, 2).to(arguments["query"].dtype), None
 
 
+def _channel_delta_rule(arguments: dict[str, Any]) -> Any:
+    """The rule of Kimi Linear, from the beginning of a sequence."""
+    if arguments["initial_state"] is not None or arguments["output_final_state"]:
+        return None
+    if arguments["kwargs"].get("cu_seqlens") is not None:  # several sequences as one
+        return None
+    named = (arguments[name] for name in ("value", "query", "key", "g", "beta"))
+    value, query, key, decay, beta = (one.transpose(1, 2).float() for one in named)
+    if arguments["use_qk_l2norm_in_kernel"]:
+        query, key = (one / torch.sqrt((one * one).sum(-1, keepdim=True) + 1e-6) for one in (query, key))
+    result = channel_delta_rule(value, query * query.shape[-1] ** -0.5, key, decay, beta)
+    return result.transpose(1, 2).to(arguments["query"].dtype), None
+
+
 _DELTA_RULE = frozenset(
     {"query", "key", "value", "g", "beta", "initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "kwargs"}
 )
@@ -75,6 +89,8 @@ _FUNCTIONS: dict[str, tuple[frozenset[str], Callable[[dict[str, Any]], Any]]] = 
     ),
     "torch_chunk_gated_delta_rule": (_DELTA_RULE, _gated_delta_rule),
     "torch_recurrent_gated_delta_rule": (_DELTA_RULE, _gated_delta_rule),
+    "chunk_kimi_delta_attention": (_DELTA_RULE, _channel_delta_rule),
+    "recurrent_kimi_delta_attention": (_DELTA_RULE, _channel_delta_rule),
 }
 
 

@@ -141,6 +141,30 @@ def delta_matrices(
     return query @ key.mT * kept, ((beta.unsqueeze(-1) * key) @ key.mT * kept).tril(-1)
 
 
+@kept_in_traces
+def channel_delta_rule(
+    input: torch.Tensor, query: torch.Tensor, key: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> torch.Tensor:
+    """As `gated_delta_rule`, with a decay for each channel of the keys (Kimi Linear, https://arxiv.org/abs/2510.26692).
+
+    S_t = (I - beta_t key_t key_t') diag(exp(decay_t)) S_(t-1) + beta_t key_t input_t'. Decay has the shape of the keys.
+    """
+    read, corrected = channel_matrices(query, key, decay, beta)
+    return read @ solved(corrected, beta.unsqueeze(-1) * input)
+
+
+def channel_matrices(
+    query: torch.Tensor, key: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `delta_matrices`. One channel follows the other: all at once would take as many times the memory."""
+    read, corrected = torch.zeros_like(query @ key.mT), torch.zeros_like(key @ key.mT)
+    for place in range(key.shape[-1]):
+        kept = decays_between(decay[..., place]) * key[..., place].unsqueeze(-2)
+        read = read + query[..., place].unsqueeze(-1) * kept
+        corrected = corrected + key[..., place].unsqueeze(-1) * kept
+    return read, (beta.unsqueeze(-1) * corrected).tril(-1)
+
+
 def decays_between(decay: torch.Tensor) -> torch.Tensor:
     """The product of the factors exp(decay) after each time up to another, later one; 0 for an earlier one."""
     total = decay.cumsum(-1)
@@ -163,8 +187,9 @@ def solved(matrix: torch.Tensor, result: torch.Tensor, upper: bool = False) -> t
 
 
 def _delta_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments: Bound) -> tuple[torch.Tensor | None, ...]:
-    beta = arguments["beta"]
-    read, corrected = delta_matrices(arguments["query"], arguments["key"], arguments["decay"], beta)
+    beta, decay, key = arguments["beta"], arguments["decay"], arguments["key"]
+    matrices = channel_matrices if decay.ndim == key.ndim else delta_matrices
+    read, corrected = matrices(arguments["query"], key, decay, beta)
     return (beta.unsqueeze(-1) * solved(corrected.mT, read.mT @ gradient, upper=True),)
 
 
@@ -236,6 +261,24 @@ ROWS: tuple[Operator, ...] = (
             query=signal(2, 2, 5, 4),
             key=signal(2, 2, 5, 4),
             decay=signal(2, 2, 5, low=-2.0, high=-0.1),
+            beta=weight(1, 2, 5, low=0.1, high=0.9),
+        ),
+    ),
+    standard_row(
+        "channel_delta_rule",
+        kinds.Scan,
+        "input query key decay beta",
+        channel_delta_rule,
+        between=Between.DELTA_RULE,
+        whole={"(Tensor input, Tensor query, Tensor key, Tensor decay, Tensor beta) -> Tensor": (channel_delta_rule,)},
+        empty_result=lambda input, query, key, decay, beta: torch.empty_like(input),
+        controls="query key decay beta",
+        adjoint=_delta_adjoint,
+        sample=call(
+            input=signal(2, 2, 5, 3),
+            query=signal(2, 2, 5, 4),
+            key=signal(2, 2, 5, 4),
+            decay=signal(2, 2, 5, 4, low=-2.0, high=-0.1),
             beta=weight(1, 2, 5, low=0.1, high=0.9),
         ),
     ),

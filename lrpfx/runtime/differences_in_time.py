@@ -10,6 +10,7 @@ import torch
 from lrpfx.operators.layer import Operation
 from lrpfx.operators.recurrent import LSTM, RELU, Run, Slopes, lstm_step, pulled_through_steps, run_of
 from lrpfx.operators.scans import (
+    channel_matrices,
     decays_between,
     delayed,
     delta_matrices,
@@ -172,34 +173,67 @@ class OfDeltaRule(_OfScan):
     """The gated delta rule as products, one of whose factors solves equations, and factors that an exponential gives."""
 
     def by_name(self, ours: dict[str, Any], theirs: dict[str, Any], multiplier: torch.Tensor) -> dict[str, torch.Tensor]:
-        runs = [_delta_run(one) for one in (ours, theirs)]
-        read, corrected, written, keys, scaled, queries, kept = (_mean(*pair) for pair in zip(*runs, strict=True))
-        value, query, key, beta = (_mean(ours[name], theirs[name]) for name in ("input", "query", "key", "beta"))
-        of_read = multiplier @ written.mT
+        read, corrected, written = (_mean(*pair) for pair in zip(*map(_delta_run, (ours, theirs)), strict=True))
+        value, beta = (_mean(ours[name], theirs[name]) for name in ("input", "beta"))
         entering = solved(corrected.mT, read.mT @ multiplier, upper=True)
-        of_corrected = -(entering @ written.mT).tril(-1)
-        of_product = of_corrected * kept
-        of_kept = (of_read * queries + of_corrected * scaled).tril()
-        of_keys, of_queries = of_product * beta.unsqueeze(-1), of_read * kept
-        totals = [one["decay"].cumsum(-1) for one in (ours, theirs)]
-        exponents = [(one.unsqueeze(-1) - one.unsqueeze(-2)).tril() for one in totals]
-        of_exponents = of_kept * slope(torch.exp, exponents[0], exponents[1])
-        of_total = of_exponents.sum(-1) - of_exponents.sum(-2)
+        of_matrices = multiplier @ written.mT, -(entering @ written.mT).tril(-1)
+        groups = zip(_groups_of_channels(ours), _groups_of_channels(theirs), strict=True)
+        found = [_of_group(*pair, of_matrices, (ours["beta"], theirs["beta"])) for pair in groups]
+        queries, keys, decays, betas = (list(parts) for parts in zip(*found, strict=True))
         return {
             "input": entering * beta.unsqueeze(-1),
-            "query": of_queries @ key,
-            "key": of_queries.mT @ query + of_keys @ key + of_keys.mT @ key,
-            "decay": of_total.flip(-1).cumsum(-1).flip(-1),
-            "beta": (entering * value).sum(-1) + (of_product * keys).sum(-1),
+            "query": torch.cat(queries, -1),
+            "key": torch.cat(keys, -1),
+            "decay": torch.stack(decays, -1) if _has_channels(ours) else decays[0],
+            "beta": (entering * value).sum(-1) + torch.stack(betas).sum(0),
         }
 
 
-def _delta_run(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+_Group = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _has_channels(arguments: dict[str, Any]) -> bool:
+    """Whether each channel of the keys has a decay of its own."""
+    return bool(arguments["decay"].ndim == arguments["key"].ndim)
+
+
+def _groups_of_channels(arguments: dict[str, Any]) -> list[_Group]:
+    """The query, the key and the decay of each group of channels that have one decay."""
+    query, key, decay = (arguments[name] for name in ("query", "key", "decay"))
+    if not _has_channels(arguments):
+        return [(query, key, decay)]
+    return [(query[..., [one]], key[..., [one]], decay[..., one]) for one in range(key.shape[-1])]
+
+
+def _of_group(
+    ours: _Group, theirs: _Group, of_matrices: tuple[torch.Tensor, torch.Tensor], betas: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The multipliers of a group's query, key and decay, and its part of that of beta, from those of both matrices."""
+    of_read, of_corrected = of_matrices
+    query, key = (_mean(one, other) for one, other in zip(ours[:2], theirs[:2], strict=True))
+    own_keys, other_keys = (one[1] @ one[1].mT for one in (ours, theirs))
+    queries = _mean(ours[0] @ ours[1].mT, theirs[0] @ theirs[1].mT)
+    scaled = _mean(betas[0].unsqueeze(-1) * own_keys, betas[1].unsqueeze(-1) * other_keys)
+    kept = _mean(decays_between(ours[2]), decays_between(theirs[2]))
+    of_product = of_corrected * kept
+    of_kept = (of_read * queries + of_corrected * scaled).tril()
+    of_keys, of_queries = of_product * _mean(*betas).unsqueeze(-1), of_read * kept
+    totals = [one[2].cumsum(-1) for one in (ours, theirs)]
+    exponents = [(one.unsqueeze(-1) - one.unsqueeze(-2)).tril() for one in totals]
+    of_exponents = of_kept * slope(torch.exp, exponents[0], exponents[1])
+    of_total = of_exponents.sum(-1) - of_exponents.sum(-2)
+    return (
+        of_queries @ key,
+        of_queries.mT @ query + of_keys @ key + of_keys.mT @ key,
+        of_total.flip(-1).cumsum(-1).flip(-1),
+        (of_product * _mean(own_keys, other_keys)).sum(-1),
+    )
+
+
+def _delta_run(arguments: dict[str, Any]) -> _Group:
     query, key, decay, beta = (arguments[name] for name in ("query", "key", "decay", "beta"))
-    read, corrected = delta_matrices(query, key, decay, beta)
-    written = solved(corrected, beta.unsqueeze(-1) * arguments["input"])
-    keys = key @ key.mT
-    return read, corrected, written, keys, beta.unsqueeze(-1) * keys, query @ key.mT, decays_between(decay)
+    read, corrected = (channel_matrices if _has_channels(arguments) else delta_matrices)(query, key, decay, beta)
+    return read, corrected, solved(corrected, beta.unsqueeze(-1) * arguments["input"])
 
 
 @dataclass(frozen=True)

@@ -548,7 +548,7 @@ def test_a_new_operator_is_one_row(own_table):
 #: Rows of whose result the table says that any entry may depend on all entries of the arguments.
 UNKNOWN = {
     *("scatter_add", "index_add", "index_put_accumulated", "affine_grid", "fold", "col2im", "selective_scan", "lp_pool"),
-    "gated_delta_rule",
+    *("gated_delta_rule", "channel_delta_rule"),
     *("tensordot", "grid_sample", "gather", "index_put", "scatter", "masked_scatter", "fill", "max_unpool", "nonzero"),
     *("searchsorted", "bucketize", "bincount", "one_hot", "real", "diff", "group_norm", "local_response_norm"),
     *(f"{by}_{kind}" for by in ("scatter", "index") for kind in ("reduce", "averaged", "chosen")),

@@ -276,7 +276,15 @@ def linear_calls(row):
 #: Rows whose adjoint is compared with the derivative for their sample alone.
 BY_SAMPLE = {
     *("grouped_linear", "selected_linear", "selected_linear_of_columns", "linear_recurrence", "selective_scan"),
-    *("gated_delta_rule", "weighted_key_value", "rotated", "matmul", "weighted_values", "values_weighted"),
+    *(
+        "gated_delta_rule",
+        "channel_delta_rule",
+        "weighted_key_value",
+        "rotated",
+        "matmul",
+        "weighted_values",
+        "values_weighted",
+    ),
 }
 #: Rows that are not linear: their adjoint, the derivative where they are, is compared with torch's in tests of their own.
 DIFFERENTIATED = {"recurrent"}

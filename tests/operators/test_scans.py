@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import same_in_a_graph
 
-from lrpfx.operators.scans import gated_delta_rule, linear_recurrence, selective_scan, weighted_key_value
+from lrpfx.operators.scans import channel_delta_rule, gated_delta_rule, linear_recurrence, selective_scan, weighted_key_value
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 13])
@@ -60,3 +60,17 @@ def test_the_gated_delta_rule(length):
             memory = memory + rate * torch.outer(one, x[batch, head, t])
             torch.testing.assert_close(found[batch, head, t], query[batch, head, t] @ memory)
     assert len(traced.graph.nodes) < 200
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_the_delta_rule_of_channels(length):
+    x, query, key = torch.randn(2, 3, length, 4), torch.randn(2, 3, length, 5), torch.randn(2, 3, length, 5)
+    decay, beta = -5 * torch.rand(2, 3, length, 5), torch.rand(2, 3, length)
+    found, _ = same_in_a_graph(channel_delta_rule, x, query, key, decay, beta)
+    for batch, head in itertools.product(range(2), range(3)):
+        memory = torch.zeros(5, 4)
+        for t in range(length):
+            one, rate = key[batch, head, t], beta[batch, head, t]
+            memory = decay[batch, head, t].exp()[:, None] * memory
+            memory = memory + rate * torch.outer(one, x[batch, head, t] - one @ memory)
+            torch.testing.assert_close(found[batch, head, t], query[batch, head, t] @ memory)
