@@ -25,6 +25,7 @@ from lrpfx.frontends.capture import (
     fixed_dimensions,
     guessed_verification,
     opaque_paths,
+    with_rules,
 )
 from lrpfx.frontends.open_sizes import DynamicShapes, hold_sizes
 from lrpfx.frontends.prepare import Model, Prepared, prepare
@@ -412,6 +413,13 @@ def program_for(captured: Captured, composite: Composite, verify_each: bool = Fa
         raise InputError(
             f"the composite maps {', '.join(sorted(whole))} as a whole, but a captured graph holds what is inside: "
             "transform the model itself, or map the layers inside",
+            topic="captured-models",
+        )
+    opened = [one.name for one in with_rules(captured._program.opened, composite)]
+    if opened:
+        raise InputError(
+            f"the composite has a rule for {', '.join(opened)}, which lrpfx does not know: the captured graph holds what is "
+            'inside, by torch.export. Capture it with capture="symbolic", or transform the model itself',
             topic="captured-models",
         )
     sums: dict[Any, int] = {}

@@ -44,6 +44,8 @@ class Program:
     graph: fx.Graph
     title: str
     history: list[PassRecord] = field(default_factory=list)
+    #: Calls of functions that are whole in the symbolic trace, for rules by name, and of which this graph has the inside.
+    opened: list[Layer] = field(default_factory=list)
     #: The calls of modules around each node of the captured graph, by its name, the outermost first: see `CheckpointBlocks`.
     calls: dict[str, tuple[CallOfModule, ...]] = field(default_factory=dict)
     fold_graph: fx.Graph | None = None  # parameters -> derived buffers; set by FOLD

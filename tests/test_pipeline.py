@@ -27,11 +27,13 @@ from lrpfx.composites import (
     EpsilonPlusFlat,
     GammaByDepth,
     LayerMapComposite,
+    MixedComposite,
+    NameMapComposite,
 )
 from lrpfx.core import BasicHook, ParamMod
 from lrpfx.errors import CaptureError, InputError, InputTypeError, LrpfxWarning, UnsupportedOperationError, VerificationError
 from lrpfx.passes.program import GraphPass, PassResult
-from lrpfx.rules import Epsilon
+from lrpfx.rules import Epsilon, Pass
 
 COMPOSITES = {
     "EpsilonPlusFlat": EpsilonPlusFlat,
@@ -131,6 +133,38 @@ def test_a_module_that_is_mapped_as_a_whole_needs_its_own_graph():
     with pytest.raises(InputError, match="layer") as refused:
         lrpfx.transform(captured, LayerMapComposite([(nn.TransformerEncoderLayer, Epsilon())]))
     assert refused.value.topic == "captured-models"
+
+
+def opaque(x):
+    return torch.relu(x) + 2 * torch.relu(x.flip(-1))
+
+
+torch.fx.wrap("opaque")
+
+
+def test_a_rule_by_name_for_a_function_that_the_capture_has_opened_needs_its_own_graph():
+    class Wraps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.last(opaque(self.first(x)))
+
+    model, x = Wraps().eval(), torch.randn(6, 4)
+    composite = MixedComposite([NameMapComposite([(["opaque"], Pass())]), EpsilonPlus()])
+    expected = relevance(lrpfx.transform(model, composite, x), x)
+    captured = lrpfx.capture(model, x)
+    assert not torch.allclose(relevance(lrpfx.transform(captured, EpsilonPlus()), x), expected)
+    for function in (lrpfx.transform, lrpfx.check):
+        with pytest.raises(InputError, match='opaque.*capture="symbolic"') as refused:
+            function(captured, composite)
+        assert refused.value.topic == "captured-models"
+    whole = lrpfx.capture(model, x, capture="symbolic")
+    assert torch.equal(relevance(lrpfx.transform(whole, composite), x), expected)
+    methods = {"composite": composite, "explainer": lrpfx.Explainer(model, composite=composite, form="table")}
+    found = lrpfx.evaluate(methods, lrpfx.measures.PartData(lrpfx.measures.Values(model), list(x)), "deletion")
+    assert found.samples[0].equal(found.samples[1])
 
 
 def test_a_composite_without_rules_is_refused_and_the_next_one_works(network, x):

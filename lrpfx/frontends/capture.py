@@ -51,7 +51,7 @@ from lrpfx.frontends.symbolic import RandomNumbers, capture_symbolic
 from lrpfx.ir.guards import FixedKind, FixedSizes, FixedValue, Guard, Place, SharedSize, SizeCondition, is_constant, place_of
 from lrpfx.ir.mapping import MappingContext, RuleMapping
 from lrpfx.ir.node import Role, calls, data_calls, is_call_of, leaves_of, node_info
-from lrpfx.operators.layer import layer_of_node
+from lrpfx.operators.layer import Layer, layer_of_node
 from lrpfx.operators.recurrent import PACKED
 from lrpfx.operators.table import module_classes
 from lrpfx.passes.choices import RecordChoices
@@ -363,7 +363,7 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Finish[Result])
     chosen = [one for one in FRONT_ENDS if asked.capture in (AUTO, one.name)]
     failures: list[_Failure] = []
     kept: tuple[FrontEnd, Program, Verification | None] | None = None  # a graph with unknown calls
-    unknown: list[str] = []
+    unknown: list[Layer] = []
     untried = [one for one in FRONT_ENDS if one not in chosen]
 
     def finished(front_end: FrontEnd, program: Program, verification: Verification | None) -> Result | None:
@@ -389,12 +389,12 @@ def _of_module(model: nn.Module, asked: CaptureSettings, finish: Finish[Result])
         except (CaptureError, VerificationError) as error:
             logger.info("%s cannot capture %s: %s", front_end.title, type(model).__name__, first_lines(error, 1))
             if kept is not None:
-                reason = (unknown[0], f"kept the graph of another front end: {error}")
+                reason = (unknown[0].name, f"kept the graph of another front end: {error}")
                 record(kept[1], "capture", front_end.name, PassResult(reasons=[reason]))
             stage = _Stage.VERIFICATION if isinstance(error, VerificationError) else _Stage.CAPTURE
             failures.append(_Failure(front_end, error, stage))
             continue
-        unknown = _unknown_calls(program, asked.settings.composite)
+        program.opened, unknown = unknown, _unknown_calls(program, asked.settings.composite)
         if unknown:
             kept = front_end, program, verification
             continue
@@ -659,16 +659,19 @@ def guessed_verification(program: Program, source: Prepared, share: bool = False
     return verification
 
 
-def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[str]:
-    """Names of calls that are not in the operator table and have no rule in the composite."""
-    unknown = []
-    for node in data_calls(program.graph):
-        info = node_info(node)
-        if info.operator is None and node.op == "call_function":
-            layer = layer_of_node(node, program.root)
-            if composite is None or composite.module_map(MappingContext(), layer.name, layer) is None:
-                unknown.append(info.name)
-    return unknown
+def _unknown_calls(program: Program, composite: RuleMapping | None) -> list[Layer]:
+    """Calls that are not in the operator table and have no rule in the composite."""
+    calls = [one for one in data_calls(program.graph) if node_info(one).operator is None and one.op == "call_function"]
+    layers = [layer_of_node(one, program.root) for one in calls]
+    ruled = with_rules(layers, composite)
+    return [one for one in layers if one not in ruled]
+
+
+def with_rules(layers: Sequence[Layer], composite: RuleMapping | None) -> list[Layer]:
+    """Those of some layers that the composite has a rule for."""
+    if composite is None:
+        return []
+    return [one for one in layers if composite.module_map(MappingContext(), one.name, one) is not None]
 
 
 def opaque_paths(model: nn.Module, composite: RuleMapping | None) -> set[str]:
