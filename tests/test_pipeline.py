@@ -157,7 +157,7 @@ def test_a_rule_by_name_for_a_function_that_the_capture_has_opened_needs_its_own
     captured = lrpfx.capture(model, x)
     assert not torch.allclose(relevance(lrpfx.transform(captured, EpsilonPlus()), x), expected)
     for function in (lrpfx.transform, lrpfx.check):
-        with pytest.raises(InputError, match='opaque.*capture="symbolic"') as refused:
+        with pytest.raises(InputError, match=r'opaque.*capture="symbolic"') as refused:
             function(captured, composite)
         assert refused.value.topic == "captured-models"
     whole = lrpfx.capture(model, x, capture="symbolic")

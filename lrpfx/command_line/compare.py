@@ -1,15 +1,16 @@
 """`lrpfx compare`: two composites, or two models, on one photograph, node by node."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import lrpfx
 from lrpfx.command_line.image_files import opened_in_rgb
-from lrpfx.command_line.models import graph_of, model_named
+from lrpfx.command_line.models import model_named
 from lrpfx.command_line.options import MODEL, ModelOptions, check_alone, check_composite, class_of, composite_of, invalid
 from lrpfx.command_line.terminal import say, say_data, say_table, stages
+from lrpfx.explanation.captures import Captures
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.explanation.saving import format_of_picture, save_picture
 from lrpfx.support.files import check_place
@@ -66,13 +67,13 @@ def compare(
         modules.append(
             modules[0] if other is None else model_named(other, other_weights, device=options.device).module("compare")
         )
-        shared: list[Any] = [] if other is not None else [graph_of(modules[0], preprocess, image)] * 2
-        found = []
+        captures, found = Captures() if other is None else None, []
         wanted: int | None = None
-        for module, name in zip(shared or modules, names, strict=True):
+        for module, name in zip(modules, names, strict=True):
             shown.begin(f"preparing {name}")
             chosen = composite_of(name, None, preprocess)
             explainer = Explainer(module, composite=chosen, preprocess=preprocess, categories=known)
+            explainer.captures = captures
             if target is not None and wanted is None:
                 wanted = class_of(target, explainer.categories)
             explanation = explainer(image, wanted)

@@ -14,22 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
-import lrpfx
 from lrpfx.command_line.options import ImageOptions, categories_in, device_named, errors_of_device
 from lrpfx.command_line.terminal import messages
 from lrpfx.deploy.artefact import load, suffixes
 from lrpfx.deploy.image_facts import image_shape
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError, LrpfxWarning, first_lines, nearest, os_errors
-from lrpfx.images.preprocessing import Preprocessing, preprocessing_of
+from lrpfx.images.preprocessing import preprocessing_of
 from lrpfx.images.stored_preprocessing import StoredPreprocessing, preprocessing_in, stored_form
 from lrpfx.support.files import hash_of_file
 from lrpfx.support.identity.fingerprints import fingerprint_of_model
 from lrpfx.support.optional_packages import optional_package
-from lrpfx.support.tensors import on_device_of
 
 #: Errors about the name of a model, and its weights.
 invalid, wrong_type = partial(InputError, topic="models-by-name"), partial(InputTypeError, topic="models-by-name")
@@ -134,12 +131,6 @@ class NamedModel:
         parameters = self.model.parameters() if isinstance(self.model, nn.Module) else iter(())
         first = next((one.shape[1] for one in parameters if one.ndim == 4), 3)
         return first if first in (1, 3) else 3
-
-
-def graph_of(model: nn.Module, preprocess: Callable[..., Any], image: Image.Image) -> lrpfx.Captured:
-    """The graph of a model for images like this one, which several composites share."""
-    input, _ = Preprocessing(preprocess).prepared(image)
-    return lrpfx.capture(model, on_device_of(model, input[None], True))
 
 
 def model_named(

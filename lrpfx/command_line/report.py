@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from lrpfx.command_line.image_files import images_in, masks_of, opened_in_rgb
-from lrpfx.command_line.models import graph_of, model_named
+from lrpfx.command_line.models import model_named
 from lrpfx.command_line.number_files import (
     NumberExplainers,
     NumberFile,
@@ -34,6 +34,7 @@ from lrpfx.command_line.options import (
 )
 from lrpfx.command_line.terminal import say, say_data, stages
 from lrpfx.errors import InputError
+from lrpfx.explanation.captures import Captures
 from lrpfx.explanation.explainer import Explainer
 from lrpfx.reports.pages.report import SUFFIXES
 from lrpfx.reports.pages.report import report as report_on
@@ -108,11 +109,13 @@ def report(
         known, found = given.names_of_classes(options.categories), {}
         if known is not None:
             classes_of(target or (), known)
-        source: Any = given.model if len(names) < 2 else graph_of(given.module("report"), preprocess, images[0][1])
+        source = given.model if len(names) < 2 else given.module("report")
+        captures = Captures()
         for name in names or [""]:
             shown.begin(f"preparing {name}".rstrip())
             chosen = composite_of(name, setting, preprocess) if name else None
             explainer = Explainer(source, composite=chosen, preprocess=preprocess, categories=known)
+            explainer.captures = captures
             classes = classes_of(target or [], explainer.categories)
             targets: list[Any] = [*boxes_of(box, classes)] if box else [*classes]
             asked: dict[str, Any] = {"targets": targets or None}

@@ -31,6 +31,26 @@ def test_classes_and_composites(folder):
     }
 
 
+def test_composites_of_a_model_whose_graph_is_for_one_size(folder):
+    """That of the first photograph: others need one of their own."""
+    (folder / "sized.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Sized(nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(2 * x if x.shape[2] > 9 else x)\n\n\n"
+        "def make():\n"
+        "    return Sized(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))\n"
+    )
+    for name, size in {"0": (8, 8), "1": (12, 10), "2": (8, 8)}.items():
+        Image.new("RGB", size, (200, 100, 50)).save(folder / "images" / f"{name}.png")
+    composites = ("--composite", "epsilon_plus", "--composite", "EpsilonPlusFlat")
+    status, printed = run("report", "sized:make", "--raw", "images", "--target", "1", *composites)
+    assert status == 0, printed
+    assert sorted(view["composite"] for view in written()["views"]) == ["EpsilonPlusFlat"] * 3 + ["epsilon_plus"] * 3
+    status, printed = run("compare", "sized:make", "images/1.png", "--raw", *composites)
+    assert status == 0, printed
+
+
 def test_the_defaults(folder):
     status, _ = run("report", *MODEL, "images/1.png")
     (view,) = written()["views"]
