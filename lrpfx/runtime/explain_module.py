@@ -495,7 +495,10 @@ class ExplainModule(TreeGraphModule):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ExplainModule":
         compiled = self._present().copied()
-        copied = ExplainModule(copy.deepcopy(self._tree(), memo), compiled)
+        tree = copy.deepcopy(self._tree(), memo)
+        if self.shares_memory:
+            own_tensors(tree, torch.clone)  # copies of tensors that share memory share it, too
+        copied = ExplainModule(tree, compiled)
         copied._copy_hooks(self)
         return copied
 
@@ -518,7 +521,7 @@ class ExplainModule(TreeGraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         compiled = self._present()
-        return ExplainModule, (self._tree(), compiled)
+        return ExplainModule, (self._tree(), compiled, self.shares_memory)  # torch.save keeps what is shared
 
 
 def _admit(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
