@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from typing_extensions import Self
 
 from lrpfx.canonizers import graph_passes, needed_in_graphs
 from lrpfx.composites import Composite
@@ -68,6 +69,12 @@ class Captured:
 
     def __reduce__(self) -> NoReturn:
         raise InputTypeError("a captured model cannot be pickled: pickle results of transform", topic="captured-models")
+
+    def __copy__(self) -> Self:
+        return self  # it does not change
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     @property
     def model(self) -> Model:

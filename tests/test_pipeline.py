@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import io
 import pickle
 import threading
 import warnings
@@ -549,16 +550,43 @@ def test_all_composites_need_the_canonizers_of_the_capture_in_their_order(networ
         with pytest.raises(InputError) as refused:
             lrpfx.transform(captured, EpsilonPlus(canonizers=canonizers))
         assert refused.value.topic == "canonizers-of-modules"
-    for wrong in ("x", ["x"], canonizer, AttributeCanonizer):
-        with pytest.raises(InputTypeError):
-            lrpfx.capture(network, x, canonizers=wrong)
+    for wrong in ("x", ["x"], canonizer, AttributeCanonizer, [AttributeCanonizer]):
+        for function in (partial(lrpfx.capture, network, x), EpsilonPlus):
+            with pytest.raises(InputTypeError):
+                function(canonizers=wrong)
 
 
 def test_captured_models_are_compared_by_identity_and_not_pickled(network, x):
     captured = lrpfx.capture(network, x)
-    assert captured in {captured}
+    assert captured in {captured} and copy.deepcopy(captured) is copy.copy(captured) is captured
+    copied = copy.deepcopy(lrpfx.Explainer(captured, composite=EpsilonPlus()))
+    images = [torch.rand(3, 8, 8, dtype=torch.float64)]
+    expected = lrpfx.Explainer(captured, composite=EpsilonPlus())(images)
+    assert (copied(images)[0].relevance == expected[0].relevance).all()
     with pytest.raises(InputTypeError):
         pickle.dumps(captured)
+    with pytest.raises(InputTypeError, match=r"lrpfx\.transform"), EpsilonPlus().context(captured):
+        pass
+
+
+def _saved_and_loaded(values):
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, _saved_and_loaded], ids=["copied", "saved"])
+def test_a_copy_with_what_shares_its_memory_is_not_changed_by_it(copied, x):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)).double().eval()
+    shared = lrpfx.transform(network, EpsilonPlus(), x, share=True)
+    expected = relevance(shared, x)
+    other, of_other = copied([network, shared])
+    assert torch.equal(relevance(of_other, x), expected)
+    before = snapshot(other)
+    of_other.load_state_dict({name: 2 * value for name, value in shared.state_dict().items()})
+    assert_untouched(other, before)
+    assert torch.equal(relevance(shared, x), expected)
 
 
 def test_memory_of_a_result_is_freed_with_it(network, x):

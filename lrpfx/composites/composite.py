@@ -121,6 +121,11 @@ class Composite:
             isinstance(canonizers, Iterable) and all(callable(getattr(one, "apply", None)) for one in canonizers)
         ):
             raise InputTypeError(f"canonizers are a list of canonizers, not {canonizers!r}", topic="composites")
+        kind = next((one for one in canonizers or () if isinstance(one, type)), None)
+        if kind is not None:
+            raise InputTypeError(
+                f"{kind.__name__} is a class of canonizers: pass one of them, {kind.__name__}(...)", topic="composites"
+            )
         self.canonizers = [] if canonizers is None else list(canonizers)
         self.handles = RemovableHandleList()
         self.hook_refs: weakref.WeakSet[Hook] = weakref.WeakSet()
@@ -135,6 +140,12 @@ class Composite:
         `RuleError` if a rule does not fit its module, or if the model has rules already.
         """
         try:
+            if not isinstance(module, nn.Module):
+                raise InputTypeError(
+                    f"a composite registers its rules on a torch.nn.Module, not {type(module).__name__}; lrpfx.transform also "
+                    "takes exported programs and captured models",
+                    topic="composites",
+                )
             with REGISTERING, undisturbed():
                 self.remove()
                 refuse_rules(module)
