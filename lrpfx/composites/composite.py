@@ -137,7 +137,7 @@ class Composite:
     def register(self, module: nn.Module) -> None:
         """Register rules on a `module` and its submodules, in module mode. Earlier registrations of this composite are removed.
 
-        `RuleError` if a rule does not fit its module, or if the model has rules already.
+        `RuleError` if a rule does not fit its module, or if the model has rules already. `InputTypeError` if it is no module.
         """
         try:
             if not isinstance(module, nn.Module):
