@@ -87,7 +87,7 @@ class Captured:
 
         Of a capture with `share=True`, a tensor in other memory counts, too.
         """
-        return self._weights.first_changed(self._given, self._shares)
+        return self._weights.first_changed(self._given)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._program.title}: {len(list(named_nodes(self._program.graph)))} nodes)"
@@ -161,7 +161,7 @@ def capture(
             _marks_of(program.root),
         )
 
-    weights = Weights(model)
+    weights = Weights(model, share)
     found = captured(asked, finish)
     _warn(found._program)
     return found
@@ -438,7 +438,7 @@ def program_for(captured: Captured, composite: Composite, verify_each: bool = Fa
             "again, and change copies (copy.deepcopy)",
             topic="changed-weights",
         )
-    replaced = captured.changed_tensor if captured._shares else None
+    replaced = captured._weights.first_changed(captured.model, sums) if captured._shares else None
     if replaced is not None:
         raise InputError(
             f"the model has another tensor {replaced} than at the capture, which shares its memory: capture the model again",

@@ -1,5 +1,6 @@
 """The tensors of a model at one moment, without copies of them."""
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -12,19 +13,22 @@ from lrpfx.support.tensors import mark_of, memory_of, not_dense
 class Weights:
     """Where the tensors of a model are, and marks of their values, by which others are noticed."""
 
-    def __init__(self, model: nn.Module | ExportedProgram) -> None:
-        self._tensors = _tensors_of(model)  # which keep their addresses for that
-        self._marks = {name: (_place_of(tensor), *mark_of(tensor)) for name, tensor in self._tensors.items()}
+    def __init__(self, model: nn.Module | ExportedProgram, in_place: bool) -> None:
+        """`in_place`: whether a tensor of equal values in other memory is another one."""
+        tensors = _tensors_of(model)
+        self._in_place = in_place
+        self._marks = {name: (_place_of(tensor), *mark_of(tensor)) for name, tensor in tensors.items()}
+        self._held = tensors if in_place else {}  # no other tensor takes their memory
 
-    def first_changed(self, model: nn.Module | ExportedProgram, in_place: bool) -> str | None:
-        """The name of a tensor that is another now, or None. Without `in_place`, another of equal values is the same."""
+    def first_changed(self, model: nn.Module | ExportedProgram, sums: MutableMapping[Any, int] | None = None) -> str | None:
+        """The name of a tensor that is another now, or None. `sums`: as for `mark_of`."""
         tensors = _tensors_of(model)
         for name in (*self._marks, *tensors):
             if name not in tensors or name not in self._marks:
                 return name
             place, changes, content = self._marks[name]
-            now = (_place_of(tensors[name]), *mark_of(tensors[name]))
-            if now[2] != content or ((in_place or content is None) and now[:2] != (place, changes)):
+            now = (_place_of(tensors[name]), *mark_of(tensors[name], sums))
+            if now[2] != content or ((self._in_place or content is None) and now[:2] != (place, changes)):
                 return name
         return None
 
