@@ -203,21 +203,20 @@ def _number_of(content: torch.Tensor) -> int:
     """
     is_on_cpu = content.device.type == "cpu"
     first = 1 if is_on_cpu else -content.data_ptr() % 8
-    rows = max(len(content) - first, 0) // (8 * _ROW)
+    rows = (len(content) - first) // (8 * _ROW)
+    if rows <= 0:
+        return hash(content.cpu().numpy().tobytes())
     last = first + 8 * _ROW * rows
-    total = 0
-    if rows:
-        if is_on_cpu:
-            words = torch.frombuffer(content.numpy(), dtype=torch.int64, count=rows * _ROW, offset=first).view(rows, _ROW)
-        else:
-            words = content[first:last].view(torch.int64).view(rows, _ROW)
-        factors = _factors(content.device)
-        for number, part in enumerate(words.split(_ROWS)):
-            # Only a CPU multiplies matrices of integers.
-            of_rows = part.mv(factors[:_ROW]) if is_on_cpu else ((part ^ (part >> 31)) * factors[:_ROW]).sum(1)
-            total += (2 * number + 1) * int((of_rows * factors[_ROW : _ROW + len(part)]).sum())
-    others = [one.cpu().numpy().tobytes() for one in (content[:first], content[last:])]
-    return hash((total, *others))
+    if is_on_cpu:
+        words = torch.frombuffer(content.numpy(), dtype=torch.int64, count=rows * _ROW, offset=first)
+    else:
+        words = content[first:last].view(torch.int64)
+    total, factors = 0, _factors(content.device)
+    for number, part in enumerate(words.view(rows, _ROW).split(_ROWS)):
+        # Only a CPU multiplies matrices of integers.
+        of_rows = part.mv(factors[:_ROW]) if is_on_cpu else ((part ^ (part >> 31)) * factors[:_ROW]).sum(1)
+        total += (2 * number + 1) * int((of_rows * factors[_ROW : _ROW + len(part)]).sum())
+    return hash((total, *(one.cpu().numpy().tobytes() for one in (content[:first], content[last:]))))
 
 
 #: Words in a row, and rows, that are taken at once: the factors of a row stay in the fastest cache.
