@@ -319,6 +319,10 @@ def test_a_prefix_of_which_there_is_a_cache_is_a_constant():
     targets = [(1 + number, int(token)) for number, token in enumerate(found.tokens[2:])]
     expected = lrpfx.attribute(explain_model, found_inputs, targets=targets).relevance.sum(-1)[:, 0]
     np.testing.assert_allclose(found.relevance, expected.numpy(), rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        longer = model(torch.tensor([IDS[:3]]), use_cache=True).past_key_values
+    found = explainer.generation(IDS[3:], 4, past_key_values=longer)
+    np.testing.assert_allclose(found.logits, explained(model, IDS, max_new_tokens=4).logits, rtol=1e-9)
     with pytest.raises(InputTypeError, match="cache of transformers"):
         explainer.generation(IDS[2:], 5, past_key_values=held)
 

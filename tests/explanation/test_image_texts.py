@@ -198,7 +198,10 @@ def test_patches_go_back_to_pixels():
     config = transformers.Qwen2VLConfig(text_config=text, vision_config={**vision, "spatial_merge_size": 2}, **ids)
     model = transformers.Qwen2VLForConditionalGeneration(config).double().eval()
     given = {"image": photograph(48, 32), "text": "what is <|vision_start|> <|image_pad|> <|vision_end|> ?"}
-    found = lrpfx.explain(model, given, "cat", processor=processor)
+    explainer = lrpfx.Explainer(model, processor=processor)
+    turned = explainer({**given, "image": photograph(32, 48)}, "cat")  # as many patches, and other numbers of rows and columns
+    found = explainer(given, "cat")
+    assert turned.balance.output != found.balance.output
     assert sum(found.shares.values()) + found.balance.constants == pytest.approx(found.balance.output)
     inputs = dict(processor(images=[given["image"]], text=[given["text"]], return_tensors="pt"))
     inputs["pixel_values"] = inputs["pixel_values"].double()
