@@ -320,7 +320,8 @@ def explain_generated(
             "a continuation= without it",
             topic=_TOPIC,
         )
-    read_by_model = _extended(text.encoding, added[:-1])  # nothing reads the last token
+    segment = None if before else _segment_of_added(model, tokenizer, text.encoding, further, added[:-1])
+    read_by_model = _extended(text.encoding, added[:-1], segment)  # nothing reads the last token
     inputs: dict[str, Any] = {**readable(model, read_by_model), **further}
     if before:
         inputs = _without_mask(inputs) | before
@@ -529,14 +530,48 @@ def _ids_of(tokenizer: Any, continuation: Any) -> list[int]:
     return ids
 
 
-def _extended(encoding: Encoding, added: Sequence[int]) -> Encoding:
-    """An encoding with further tokens: no padding, of the last segment, at the next positions."""
+def _segment_of_added(
+    model: nn.Module, tokenizer: Any, encoding: Encoding, further: Mapping[str, torch.Tensor], added: Sequence[int]
+) -> int | None:
+    """The segment (`token_type_ids`) of what is generated, None for that of the prompt's last token.
+
+    Some models read one segment in both directions, such as PaliGemma its prompt, and write another one. So another is taken
+    where what the model says at the end of the prompt depends on tokens behind it, and does not in the other segment.
+    """
+    if not added or "token_type_ids" not in readable(model, encoding):
+        return None
+    last = int(encoding["token_type_ids"][0, -1])
+    marks = {added[0], *getattr(tokenizer, "all_special_ids", ())}
+    other = next((one for one in range(len(tokenizer)) if one not in marks), added[0])
+
+    def spread(segment: int) -> float:
+        """How far the scores at the end of the prompt move with the tokens behind it, in calls of one shape."""
+        found = []
+        for tokens in (added, [other] * len(added)):
+            given = {**readable(model, _extended(encoding, tokens, segment)), **further}
+            with torch.no_grad():
+                output = model(**on_device_of(model, given))
+            scores = getattr(output, "logits", output)
+            if not isinstance(scores, torch.Tensor) or scores.ndim != 3:
+                return 0.0  # what is explained is checked later
+            found.append(scores[0, -len(added) - 1].double())
+        return float((found[0] - found[1]).abs().max())
+
+    as_before = spread(last)
+    changed = int(last == 0)
+    return changed if as_before > 0 and spread(changed) < as_before else None
+
+
+def _extended(encoding: Encoding, added: Sequence[int], segment: int | None = None) -> Encoding:
+    """An encoding with further tokens: no padding, of a segment or the last one, at the next positions."""
     count = len(added)
     more = {
         "input_ids": torch.tensor([list(added)], dtype=torch.long),
         "attention_mask": torch.ones(1, count, dtype=torch.long),
         "mm_token_type_ids": torch.zeros(1, count, dtype=torch.long),  # text
     }
+    if segment is not None:
+        more["token_type_ids"] = torch.full((1, count), segment, dtype=torch.long)
 
     def rest(name: str, value: torch.Tensor) -> torch.Tensor:
         if name in more:

@@ -88,11 +88,11 @@ def prompt_with_image(model: nn.Module, processor: Any, given: Any) -> PromptWit
 
 
 def _read(processor: Any, picture: Image.Image, text: Any) -> tuple[dict[str, torch.Tensor], EntryPlaces]:
-    """The model's inputs, and where those of the image lie on it."""
+    """The model's inputs, and where those of the image lie on it. Labels are for training alone."""
     words = _prompt(processor, text)
     encoding = _processed(processor, picture, words)
     places = entry_places(lambda one: _processed(processor, one, words)[_IMAGES].double().numpy(), picture)
-    return {name: one for name, one in encoding.items() if isinstance(one, torch.Tensor)}, places
+    return {name: one for name, one in encoding.items() if isinstance(one, torch.Tensor) and name != "labels"}, places
 
 
 def _mark_of(processor: Any, model: nn.Module) -> int:

@@ -256,6 +256,26 @@ class Causal(Both):
         return self.tokens(self.words(input_ids).cumsum(1))
 
 
+class WithSegments(Causal):
+    def __init__(self):
+        super().__init__()
+        self.segments = nn.Embedding(2, 6)
+
+    def forward(self, input_ids, token_type_ids):
+        return self.tokens((self.words(input_ids) + self.segments(token_type_ids)).cumsum(1))
+
+
+def test_what_is_generated_is_of_the_last_segment():
+    model, ids = WithSegments().double(), torch.tensor([[*IDS, 6, 7]])
+    for last in (0, 1):
+        segments = [0, 0, last, last]
+        prompt = {"input_ids": IDS, "token_type_ids": segments}
+        found = explained(model, prompt, max_new_tokens=None, continuation=[6, 7, 6])
+        with torch.no_grad():
+            logits = model(ids, torch.tensor([[*segments, last, last]]))[0]
+        np.testing.assert_allclose(found.logits, logits[[3, 4, 5], [6, 7, 6]], rtol=1e-9)
+
+
 def test_models_without_generate():
     with pytest.raises(InputError, match="Causal has no method `generate`: pass what it generated as continuation="):
         explained(Causal())

@@ -153,6 +153,50 @@ def test_pictures_of_generated_tokens(llava, explainer, tmp_path):
         silent.generation(GIVEN)
 
 
+def paligemma():
+    words = tokenizer("<image>", "<bos>")
+    words.bos_token = "<bos>"
+    images = transformers.SiglipImageProcessor(size={"height": 32, "width": 32})
+    images.image_seq_length = 16
+    processor = transformers.PaliGemmaProcessor(images, words)  # it gives the tokenizer further tokens
+    vision = {**{name: OF_TEXT[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads")}, "patch_size": 8}
+    vision |= {"num_hidden_layers": 1, "image_size": 32, "projection_dim": 32, "model_type": "siglip_vision_model"}
+    config = transformers.PaliGemmaConfig(
+        vision_config={**vision, "vision_use_head": False},
+        text_config={**OF_TEXT, "model_type": "gemma", "head_dim": 8, "vocab_size": len(words)},
+        image_token_index=len(WORDS),
+        image_token_id=len(WORDS),
+        projection_dim=32,
+    )
+    torch.manual_seed(0)
+    model = transformers.PaliGemmaForConditionalGeneration(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.lm_head.weight[len(WORDS) :] = 0  # it writes no marks
+    model.generation_config.eos_token_id = None
+    return model, processor
+
+
+def test_a_prompt_that_is_read_in_both_directions():
+    """PaliGemma reads one segment, the prompt, in both directions: what it writes is another one."""
+    model, processor = paligemma()
+    text = "<image> what is ?"
+    inputs = dict(processor(images=[GIVEN["image"]], text=[text], return_tensors="pt"))
+    inputs = {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids", "pixel_values")}
+    inputs["pixel_values"] = inputs["pixel_values"].double()
+    settings = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    written = model.generate(**inputs, max_new_tokens=3, **settings)
+    added = written.sequences[0, -3:].tolist()
+    explainer = lrpfx.Explainer(model, processor=processor, composite=CPLRP())
+    found = explainer.generation({"image": GIVEN["image"], "text": text}, 3)
+    assert found.tokens[-3:].tolist() == added
+    expected = [float(logits[0, one]) for logits, one in zip(written.logits, added, strict=True)]
+    np.testing.assert_allclose(found.logits, expected, rtol=1e-6)  # generate returns float32
+    for number, row in enumerate(found.relevance):
+        assert not row[found.start + number :].any() and row[found.start - 1] and row[found.place]
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
