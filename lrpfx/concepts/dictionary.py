@@ -15,6 +15,9 @@ from lrpfx.support.torch_internals import are_transforms_active, is_traced
 
 #: The share of a value that rounding may change.
 _LOST = 1e-2
+#: Hooks of what a part of a layer returns, with a usual name of this part, and those of the stream between layers.
+_OF_PARTS = {"hook_mlp_out": "mlp", "hook_attn_out": "self_attn"}
+_OF_STREAM = ("hook_resid_pre", "hook_resid_post")
 #: The child of a module that holds its dictionary.
 DICTIONARY = "dictionary"
 
@@ -58,7 +61,7 @@ def dictionary(
     ------
     InputError
         A path is unknown or has a dictionary already, the modules disagree about the number of latents, or weights cannot be
-        used, or name another layer. Running the model raises it where the dictionary has another width than the value.
+        used, or name another place. Running the model raises it where the dictionary has another width than the value.
     InputTypeError
         An argument has the wrong type.
     ArtefactError
@@ -250,13 +253,25 @@ def _parts(
 
 
 def _check_layer(parts: DictionaryParts, at: str) -> None:
-    """Refuse a dictionary whose file says that it was trained for another layer: it would leave all to the error, unnoticed."""
+    """Refuse a dictionary whose file says that it was trained for another place: it would leave all to the error, unnoticed."""
     layer = next((int(part) for part in at.split(".") if part.isdecimal()), None)
     trained, name = parts.trained_for or (layer, "")
     if layer not in (None, trained):
         origin = "the embeddings" if trained == -1 else f"layer {trained}"
         raise InputError(
             f"the weights were trained for {name}, which comes from {origin}, and {at!r} is in layer {layer}",
+            topic="dictionaries",
+        )
+    hook, is_whole_layer = name.rpartition(".")[2], at.rpartition(".")[2].isdecimal()
+    if hook in _OF_PARTS and is_whole_layer:
+        raise InputError(
+            f"the weights were trained for {name}, which a part of the layer returns, and {at!r} is the whole layer: name the "
+            f"part, such as {f'{at}.{_OF_PARTS[hook]}'!r}",
+            topic="dictionaries",
+        )
+    if hook in _OF_STREAM and layer is not None and not is_whole_layer:
+        raise InputError(
+            f"the weights were trained for {name}, which a whole layer returns, and {at!r} is a part of one",
             topic="dictionaries",
         )
 

@@ -307,6 +307,21 @@ def test_the_layer_that_a_file_names_is_the_place_of_its_dictionary(language_mod
     lrpfx.dictionary(language_model[0], "model.layers.0", weights=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("hook", "place", "message"),
+    [
+        ("hook_mlp_out", "model.layers.1", r"whole layer: name the part, such as 'model\.layers\.1\.mlp'"),
+        ("hook_attn_out", "model.layers.1", r"such as 'model\.layers\.1\.self_attn'"),
+        ("hook_resid_post", "model.layers.1.mlp", r"'model\.layers\.1\.mlp' is a part of one"),
+        ("hook_resid_pre", "model.layers.0.self_attn", "a part of one"),
+    ],
+)
+def test_a_part_of_a_layer_is_not_the_layer(language_model, tmp_path, hook, place, message):
+    written(tmp_path, tensors_of_sae(), hook_name=f"blocks.1.{hook}")
+    with pytest.raises(InputError, match=message):
+        lrpfx.dictionary(language_model[0], place, weights=tmp_path)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------------
 
 
