@@ -18,7 +18,7 @@ from lrpfx.attribution.arguments import Arguments, Inputs, misfits
 from lrpfx.attribution.recorders import Recording, recorder_of, with_factors
 from lrpfx.concepts.circuit_wiring import OUTPUT, WiredBranch, Wiring, weight_of, wiring_of
 from lrpfx.concepts.residual_stream import data_input
-from lrpfx.errors import InputError, VerificationError, nearest
+from lrpfx.errors import InputError, InputTypeError, VerificationError, nearest
 from lrpfx.ir.node import node_info
 from lrpfx.pictures.colors import DEFAULT
 from lrpfx.pictures.graphs import graph_picture
@@ -28,6 +28,7 @@ from lrpfx.request.outputs import OutputSelector
 from lrpfx.request.targets import TargetLike, as_target
 from lrpfx.runtime.explain_module import ExplainModule, explainable
 from lrpfx.support.html import Html
+from lrpfx.support.numbers import finite_number, whole_number
 from lrpfx.support.table import Table
 
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ class Circuit:
     users: Mapping[str, tuple[str, ...]]
 
     def edge(self, writer: str, reader: str) -> torch.Tensor:
-        """The scores of the edge from `writer` to `reader`, (batch,) or (batch, positions). `InputError` if there is none."""
+        """The scores of the edge from `writer` to `reader`, (batch,) or (batch, positions).
+
+        Raises `InputError` if there is none, and `InputTypeError` for what is not a name.
+        """
         row, column = _place(writer, self.writers, "writers"), _place(reader, self.readers, "readers")
         if not self.exists[row, column]:
             raise InputError(
@@ -86,8 +90,7 @@ class Circuit:
 
     def node(self, name: str) -> torch.Tensor:
         """The scores of the node `name`, (batch,) or (batch, positions). `InputError` if there is none."""
-        if name not in self.nodes:
-            _place(name, tuple(self.nodes), "nodes")
+        _place(name, tuple(self.nodes), "nodes")
         return self.nodes[name]
 
     @property
@@ -107,16 +110,19 @@ class Circuit:
         """The circuit of the edges with the largest magnitudes that lead to the output.
 
         `threshold`: the least magnitude of the mean score of an edge. `edges`: or how many are kept at most. Edges into what no
-        kept edge leads on from are dropped as well. Raises `InputError` unless one of both is given.
+        kept edge leads on from are dropped as well. Raises `InputError` unless one of both is given, and `InputError` and
+        `InputTypeError` where it is no number, not finite, or of edges not a whole number.
         """
         if (threshold is None) == (edges is None):
             raise InputError("pass a threshold, or how many edges are kept", topic="circuits")
+        threshold = None if threshold is None else finite_number("threshold", threshold)
+        edges = None if edges is None else whole_number(edges, "edges= is a number", 0, "circuits")
         size = self.edge_means.abs().masked_fill(~self.kept, -1.0)
         if threshold is not None:
             kept = (size >= threshold) & self.kept
         else:
             kept = torch.zeros_like(self.kept)
-            best = size.flatten().argsort(descending=True, stable=True)[: int(edges or 0)]
+            best = size.flatten().argsort(descending=True, stable=True)[:edges]
             kept.view(-1)[best] = True
             kept &= self.kept
         return replace(self, kept=self._leading_on(kept))
@@ -190,7 +196,9 @@ class Circuit:
         return self.edge_table.to_html()
 
 
-def _place(name: str, names: Sequence[str], what: str) -> int:
+def _place(name: Any, names: Sequence[str], what: str) -> int:
+    if not isinstance(name, str):
+        raise InputTypeError(f"the parts of a circuit have names, such as {names[0]!r}, not {name!r}", topic="circuits")
     if name not in names:
         raise InputError(f"there is no {name!r} among the {what} of the circuit.{nearest(name, names)}", topic="circuits")
     return names.index(name)

@@ -14,7 +14,7 @@ import lrpfx
 from lrpfx.composites import CPLRP, AttnLRP, EpsilonPlus, RelP
 from lrpfx.concepts import faithfulness, patching_effects
 from lrpfx.concepts.circuit import HeldScale, Run
-from lrpfx.errors import InputError, UnsupportedOperationError
+from lrpfx.errors import InputError, InputTypeError, UnsupportedOperationError
 
 LAYERS, HEADS, WIDTH, TOKENS = 2, 2, 8, 5
 IDS, OTHERS = torch.tensor([[3, 1, 4, 1, 5]]), torch.tensor([[3, 2, 4, 6, 5]])
@@ -350,6 +350,19 @@ def test_what_cannot_be():
         circuit.node("layers.0.mpl")
     with pytest.raises(InputError, match="threshold, or how many"):
         circuit.pruned()
+    for given, message in (
+        ({"edges": -3}, "edges= is a number, 0 or more, not -3"),
+        ({"edges": 2.7}, "not 2.7"),
+        ({"edges": True}, "not True"),
+        ({"threshold": math.nan}, "threshold must be a finite number, not nan"),
+        ({"threshold": "a"}, "threshold must be a finite number, not 'a'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            circuit.pruned(**given)
+    assert not circuit.pruned(edges=0).kept.any()
+    for ask in (lambda: circuit.edge(0, 1), lambda: circuit.edge("embed", ["output"]), lambda: circuit.node(["embed"])):
+        with pytest.raises(InputTypeError, match="the parts of a circuit have names, such as '"):
+            ask()
     with pytest.raises(InputError, match="shapes"):
         lrpfx.circuits(module, IDS, TARGET, others=OTHERS[:, :4].repeat(2, 1)[:1].expand(2, 4)[:, [0, 1, 2, 3, 3]])
     with pytest.raises(InputError, match="carries relevance under EpsilonPlus"):
