@@ -19,13 +19,13 @@ from lrpfx.explanation.answers import Array, Balance
 from lrpfx.explanation.compiled import CompiledModel
 from lrpfx.explanation.explanation import caption_of
 from lrpfx.explanation.saving import save_picture, show
-from lrpfx.explanation.texts import Encoding, ReadText, check_fits, positions_of, read, readable, texts_in
+from lrpfx.explanation.texts import Encoding, ReadText, check_fits, index_of_token, positions_of, read, readable, texts_in
 from lrpfx.images.entry_places import EntryPlaces
 from lrpfx.pictures.style import Style, StyleSettings, styled
 from lrpfx.request.targets import Class, Contrast, Position, Target
 from lrpfx.support.files import as_path
 from lrpfx.support.identity.plain_data import PlainData
-from lrpfx.support.numbers import whole_number
+from lrpfx.support.numbers import counted, is_whole, whole_number
 from lrpfx.support.prefix_caches import filled_cache, is_cache, plain_cache
 from lrpfx.support.table import Table
 from lrpfx.support.tensors import as_array, on_device_of
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 #: Of the picture of the matrix, in pixels: the largest width, and the least of a sheet.
 _WIDTH, _NARROWEST = 1200, 640
 _TOPIC = "sentences"
-#: The argument of models of transformers that a cache is.
-_CACHE = "past_key_values"
+#: The argument of models of transformers that a cache is, and what its layers hold.
+_CACHE, _KEPT = "past_key_values", ("keys", "values")
 #: The columns of the image and of all words, in tables, and how many pictures of it stand in a row of a sheet.
 _IMAGE, _WORDS, _BESIDE = "image", "words", 4
 #: What ends a sentence.
@@ -101,9 +101,9 @@ class GenerationExplanation(PlainData):
 
         `spans`: the first token of each part, such as a document, and the one after its last. The sentences of the prompt by
         default. What is in no part, and what was generated before, have columns of their own. Raises `InputError` for parts
-        that overlap or are not in the prompt.
+        that overlap or are not in the prompt, and `InputTypeError` for what are no names with two whole numbers each.
         """
-        named = _sentences(self.picture.words[: self.start]) if spans is None else dict(spans)
+        named = _sentences(self.picture.words[: self.start]) if spans is None else _checked_spans(spans)
         owner = np.full(self.relevance.shape[1], len(named))
         for number, (name, (first, end)) in enumerate(named.items()):
             if not 0 <= first < end <= self.start:
@@ -219,8 +219,10 @@ class ImageGenerationExplanation(GenerationExplanation):
         """The image under its relevance for one generated token.
 
         `number`: of the token, from 0. `style`, `settings`: as for `lrpfx.pictures.overlay`; all tokens have one scale by
-        default.
+        default. Raises `InputError` for a token that there is not.
         """
+        count = len(self.maps)
+        number = whole_number(number, "a generated token has a number", -count, _TOPIC, count - 1)
         style = styled(style, settings)
         style = style if style.scale is not None else replace(style, scale=pictures.scale_of(list(self.maps)) or 1.0)
         return pictures.overlay(self.image, self.maps[number], style=style)
@@ -290,6 +292,8 @@ def explain_generated(
             topic=_TOPIC,
         )
     text = _one_text(tokenizer, prompt) if seen is None else seen.text
+    if before:
+        _check_prefix(model, text.ids, past_key_values)
     mask = text.encoding.get("attention_mask")
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("the prompt has padding, which a single text does not need: pass it without", topic=_TOPIC)
@@ -416,9 +420,7 @@ def _others(
         _check_scores(output, tokenizer)
         best = output[0, -len(added) :].topk(2, -1).indices.tolist()
         return [first if first != one else second for one, (first, second) in zip(added, best, strict=True)]
-    ids = _ids_of(tokenizer, against) if isinstance(against, str) else _ids_of(tokenizer, [against])
-    if len(ids) != 1:
-        raise InputError(f"against= is one token, and {against!r} is {len(ids)} for this tokenizer", topic=_TOPIC)
+    ids = [index_of_token(tokenizer, against)] if isinstance(against, str) else _ids_of(tokenizer, [against])
     if not 0 <= ids[0] < len(tokenizer):
         raise InputError(f"against= is a token of the tokenizer, 0 to {len(tokenizer) - 1}, not {ids[0]}", topic=_TOPIC)
     if ids[0] in added:
@@ -428,6 +430,19 @@ def _others(
             topic=_TOPIC,
         )
     return ids * len(added)
+
+
+def _checked_spans(spans: Any) -> dict[str, tuple[int, int]]:
+    """Names of parts and where they begin and end. `InputTypeError` for anything else."""
+    found: dict[Any, Any] = dict(spans) if isinstance(spans, Mapping) else {None: spans}
+    for name, ends in found.items():
+        if not isinstance(name, str) or not (isinstance(ends, (tuple, list)) and len(ends) == 2 and all(map(is_whole, ends))):
+            raise InputTypeError(
+                "spans are names with the first token and the one after the last, such as {'document': (0, 12)}, not "
+                f"{spans!r}",
+                topic=_TOPIC,
+            )
+    return {name: (int(first), int(end)) for name, (first, end) in found.items()}
 
 
 def _sentences(words: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -510,6 +525,31 @@ def _generated_after(model: nn.Module, text: ReadText, count: int, cache: Any) -
         if added[-1] in ends:
             break
     return added
+
+
+def _check_prefix(model: nn.Module, ids: Sequence[int], cache: Any) -> None:
+    """Raise `InputError` for a cache that is not of this model, or not of one text: what it makes of a token tells."""
+    try:
+        with torch.no_grad():
+            made = model(**on_device_of(model, {"input_ids": torch.tensor([ids[:1]])}), use_cache=True)
+    except Exception:  # of the model's own code, which may have no such argument: running it with the cache tells more
+        return
+    own = getattr(made, _CACHE, None)
+    if not is_cache(own):
+        return
+
+    def form(one: Any) -> list[list[tuple[Any, ...]]]:
+        """Of each layer, the sizes of its keys and values but for the number of tokens, and their dtype."""
+        return [[(*one[key].shape[:-2], *one[key].shape[-1:], one[key].dtype) for key in _KEPT] for one in plain_cache(one)]
+
+    if form(cache) != form(own):
+        forms = [(counted(len(one), "layer"), *one[0][0]) for one in (form(own), form(cache))]
+        ours, theirs = (f"{layers} of {tuple(sizes)} in {dtype}" for layers, *sizes, dtype in forms)
+        raise InputError(
+            f"past_key_values has {theirs} (texts, heads, features), and {type(model).__name__} makes {ours} of one text: pass "
+            "what this model returns for the prefix, as model(ids, use_cache=True).past_key_values",
+            topic=_TOPIC,
+        )
 
 
 def _without_mask(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from lrpfx.errors import InputError
 from lrpfx.explanation.answers import Answer, Array, Category, Names, Scores, category_of_target, difference_of_target
 from lrpfx.explanation.compiled import CompiledModel, Origin, Run, checked_output, keep_origin
 from lrpfx.explanation.explanation import SHARES_OF_LAYERS, Explained, SeveralPictures, caption_of
-from lrpfx.explanation.texts import ReadText, check_fits, read, readable
+from lrpfx.explanation.texts import ReadText, check_fits, index_of_token, read, readable
 from lrpfx.ir.kinds import Sum
 from lrpfx.ir.node import bottlenecks, node_info
 from lrpfx.request.classes import index_of
@@ -214,7 +214,7 @@ def _references_of(given: Any, tokenizer: Any, ids: torch.Tensor) -> Any:
         return [_references_of(one, tokenizer, ids) for one in given]
     if isinstance(given, torch.Tensor):
         return {"input_ids": given}
-    token = _index_of_token(tokenizer, given, topic="references") if isinstance(given, str) else None
+    token = index_of_token(tokenizer, given, topic="references") if isinstance(given, str) else None
     if token is None:
         special = [getattr(tokenizer, f"{name}_token", None) for name in ("mask", "pad", "unk", "eos")]
         known = next((one for one in special if one is not None), "the")
@@ -225,17 +225,6 @@ def _references_of(given: Any, tokenizer: Any, ids: torch.Tensor) -> Any:
         )
     marks = torch.tensor(list(getattr(tokenizer, "all_special_ids", ())), dtype=ids.dtype, device=ids.device)
     return {"input_ids": torch.where(torch.isin(ids, marks), ids, torch.full_like(ids, token))}
-
-
-def _index_of_token(tokenizer: Any, token: str, topic: str = "sentences") -> int:
-    """The id of a text that is one token. `InputError` for others."""
-    ids = tokenizer(token, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1:
-        raise InputError(f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic=topic)
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if ids[0] == unknown and token != getattr(tokenizer, "unk_token", None):
-        raise InputError(f"the tokenizer does not know {token!r}", topic=topic)
-    return int(ids[0])
 
 
 @dataclass(frozen=True)
@@ -345,7 +334,7 @@ class OfText(Target):
     def _index(self, token: Any, tokens: int) -> int:
         if not isinstance(token, str):
             return index_of(token, None, tokens)
-        return _index_of_token(self.tokenizer, token)
+        return index_of_token(self.tokenizer, token)
 
 
 def position_of_prediction(tokenizer: Any, text: ReadText, output: torch.Tensor) -> int:

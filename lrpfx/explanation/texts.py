@@ -283,6 +283,17 @@ def check_fits(model: nn.Module, tokenizer: Any, text: ReadText) -> None:
         )
 
 
+def index_of_token(tokenizer: Any, token: str, topic: str = "sentences") -> int:
+    """The id of a text that is one token. `InputError` for others."""
+    ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise InputError(f"{token!r} is {len(ids)} tokens, not one; a token at the start of a word has its blank", topic=topic)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if ids[0] == unknown and token != getattr(tokenizer, "unk_token", None):
+        raise InputError(f"the tokenizer does not know {token!r}", topic=topic)
+    return int(ids[0])
+
+
 def _words_of(model: nn.Module) -> int | None:
     """The number of tokens that a model of Hugging Face embeds."""
     getter = getattr(model, "get_input_embeddings", None)

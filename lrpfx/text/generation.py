@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from typing_extensions import Self
 
+from lrpfx.support.numbers import whole_number
 from lrpfx.text.pictures import TextHeatmap, colors_of, escaped, spans_of, visible
 
 _INK, _SOFT, _UNREAD = (20, 20, 20), (95, 95, 95), (236, 236, 236)
@@ -36,9 +37,11 @@ class GenerationHeatmap(TextHeatmap):
     def row(self, number: int) -> TextHeatmap:
         """What one generated token came from: the words before it in the colours of their relevance.
 
-        `number`: of the generated token, from 0.
+        `number`: of the generated token, from 0. Raises `InputError` for a token that there is not.
         """
-        end = self.start + number % len(self.targets)
+        count = len(self.targets)
+        number = whole_number(number, "a generated token has a number", -count, "text-heatmaps", count - 1)
+        end = self.start + number % count
         others: dict[str, tuple[float, ...]] = {name: (values[number],) for name, values in self.others.items()}
         scale = self.largest if self.scale == "common" else self.scale
         cut = (self.words[:end], self.scores[[number], :end], (self.targets[number],), self.special[:end], self.places[:end])

@@ -176,6 +176,23 @@ def test_spans_of_the_prompt():
     ):
         with pytest.raises(InputError, match=message):
             found.by_span(spans)
+    for spans in (
+        {"a": (0.0, 5.0)},
+        {"a": "ab"},
+        {"a": None},
+        {"a": (0, 1, 2)},
+        [(0, 3)],
+        {3: (0, 3)},
+        {"a": (False, True)},
+        "ab",
+    ):
+        with pytest.raises(InputTypeError, match="spans are names with the first token"):
+            found.by_span(spans)
+    assert found.by_span({"a": [np.int64(0), 2]}) == found.by_span({"a": (0, 2)})
+    for number in (5, -6, "a", None, True, 1.0):
+        with pytest.raises(InputError, match="a generated token has a number from -5 to 4, not"):
+            found.heatmap().row(number)
+    assert found.heatmap().row(-1).words == found.heatmap().row(4).words
 
 
 def test_pictures_and_tables(tmp_path):
@@ -298,7 +315,7 @@ def test_models_without_generate():
         (generator, {"max_new_tokens": None, "continuation": [9]}, "the text has the token id 9"),
         (generator, {"max_new_tokens": 1100}, r"4 tokens and the model 1024 positions.*max_new_tokens=1020"),
         (generator, {"max_new_tokens": None, "continuation": [6] * 1100}, "has 1104 tokens, but the model has 1024 positions"),
-        (generator, {"against": "good bad"}, "against= is one token, and 'good bad' is 2"),
+        (generator, {"against": "good bad"}, "'good bad' is 2 tokens, not one"),
         (generator, {"against": 99}, "against= is a token of the tokenizer, 0 to .*, not 99"),
         (generator, {"max_new_tokens": None, "continuation": "good", "against": "good"}, "'good' was generated itself"),
         (generator, {"tokenizer": ChatTokenizer(ends=True)}, r"the tokenizer ends the text with \[SEP\]"),
@@ -345,6 +362,22 @@ def test_a_prefix_of_which_there_is_a_cache_is_a_constant():
     np.testing.assert_allclose(found.logits, explained(model, IDS, max_new_tokens=4).logits, rtol=1e-9)
     with pytest.raises(InputTypeError, match="cache of transformers"):
         explainer.generation(IDS[2:], 5, past_key_values=held)
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": 2}, {"max_new_tokens": None, "continuation": "good"}])
+def test_prefixes_of_other_models_or_of_several_texts(settings):
+    def cache_of(model, rows=1):
+        with torch.no_grad():
+            return model(torch.tensor([IDS[:2]] * rows), use_cache=True).past_key_values
+
+    model = language_model()
+    assert explained(model, IDS[2:3], past_key_values=cache_of(model), **settings)
+    sizes = {name: getattr(model.config, name) for name in ("vocab_size", "n_embd", "n_layer", "n_head")}
+    others = [{"n_layer": 2}, {"n_head": 1}]
+    models = [transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**sizes, **one})).double() for one in others]
+    for cache in (cache_of(model, 2), cache_of(generator().float()), *map(cache_of, models)):
+        with pytest.raises(InputError, match=r"pass what this model returns for the prefix"):
+            explained(model, IDS[2:3], past_key_values=cache, **settings)
 
 
 class WithCache(nn.Module):

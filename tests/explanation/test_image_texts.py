@@ -141,10 +141,15 @@ def test_pictures_of_generated_tokens(llava, explainer, tmp_path):
     for rows, columns in ((0, 2), (2, 33)):
         with pytest.raises(InputError, match="rows"):
             found.by_region(rows, columns)
+    for number in (2, -3, "a", None):
+        with pytest.raises(InputError, match="a generated token has a number from -2 to 1, not"):
+            found.overlay(number)
     with pytest.raises(InputTypeError, match="one image and one text"):
         explainer.generation("what is <image> ?")
     with pytest.raises(InputError, match="'<image>' stands for an image"):
         explainer.generation(GIVEN, continuation=[5, 11])
+    with pytest.raises(InputError, match="the tokenizer does not know 'zzz'"):
+        explainer.generation(GIVEN, continuation="a cat", against="zzz")
     with pytest.raises(InputError, match="past_key_values= is for texts"):
         explainer.generation(GIVEN, past_key_values=[])
     model, processor = llava
