@@ -258,7 +258,7 @@ class SampleExplainer:
 
 def _leaves(relevance: Any, module: ExplainModule) -> Iterator[tuple[str, torch.Tensor]]:
     """The relevance of each input, by the name of its array; None and inputs that were declared constant are left out."""
-    constants = module.constants
+    constants = module.constants()
     if isinstance(relevance, tuple):
         by_name = dict(zip(module.argument_names, relevance, strict=False))
         relevance = {name: one for name, one in by_name.items() if name not in constants}

@@ -401,7 +401,6 @@ class ExplainModule(TreeGraphModule):
         """The arguments of a call in their order, then those that the graph has fixed."""
         return *self._inputs, *self._fixed
 
-    @property
     def constants(self) -> set[str]:
         """The arguments that were declared constant, and so have no relevance."""
         inputs = self.graph.find_nodes(op="placeholder")

@@ -290,9 +290,9 @@ def test_bounds_are_measured_if_the_preprocessing_cannot_be_stored(tmp_path, mon
             relevance.append(float(next(csv.DictReader(file))["relevance"]))
     assert relevance[0] == relevance[1] != relevance[2]
     used = []
-    for name in ("composite_named", "ByContent"):
-        real = getattr(options, name)
-        monkeypatch.setattr(options, name, lambda *a, _real=real, **k: used.append([*a, *k.values()][-2:]) or _real(*a, **k))
+    for home, name in ((lrpfx.composites, "composite_named"), (options, "ByContent")):
+        real = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *a, _real=real, **k: used.append([*a, *k.values()][-2:]) or _real(*a, **k))
     for command in ("check", "draw"):
         for name in ((), ("--composite", "gamma_by_depth")):
             status, printed = run(command, "bordered:make", *name)
