@@ -106,7 +106,7 @@ def test_means_are_of_groups():
 
 
 def test_the_table_prints(data):
-    found = lrpfx.evaluate(["grad_cam", "random"], data, [RegionPerturbation("blur", 4, 2), "sparseness"])
+    found = lrpfx.evaluate(["grad_cam", "random"], data, [RegionPerturbation("blur", 4, 2), "sparseness"], batch_size=3)
     text = str(found)
     assert text.splitlines()[0].split() == ["method", *found.metrics, "gradients"]
     assert list(found.metrics) == ["region_perturbation_blur", "morf_blur", "lerf_blur", "sparseness"]
