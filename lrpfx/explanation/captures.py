@@ -9,15 +9,20 @@ from torch import nn
 
 from lrpfx.composites import Composite
 from lrpfx.errors import InputError
+from lrpfx.explanation.arrays import leaves_of
+from lrpfx.ir.guards import FixedEntries, FixedSizes, FixedValue, SharedSize, SizeCondition
 from lrpfx.pipeline import Captured, capture, transform
 from lrpfx.runtime.explain_module import ExplainModule
 from lrpfx.support.identity.descriptions import fingerprint_of_value
 from lrpfx.support.identity.structure import Snapshot
+from lrpfx.support.prefix_caches import is_cache, plain_cache
 
 #: How many graphs of a model stay that are for some sizes alone, so that sizes may take turns. Each has weights of its own.
 KEPT = 4
 #: Topics of errors about composites that need a graph of their own.
 _OF_COMPOSITES = ("canonizers-of-modules", "captured-models")
+#: What a graph is for of its inputs' sizes and values; dtypes are cast.
+_OF_INPUTS = (FixedSizes, SharedSize, SizeCondition, FixedEntries, FixedValue)
 
 
 class Captures:
@@ -64,7 +69,7 @@ class Captures:
         def module_for(batch: torch.Tensor) -> ExplainModule:
             if not modules and example is not None:
                 modules.append(self.module(model, composite, example))
-            found = next((one for one in reversed(modules) if _takes(one, batch)), None)
+            found = next((one for one in reversed(modules) if takes(one, batch)), None)
             if found is None:
                 modules.append(found := self.module(model, composite, batch))
             return found
@@ -81,10 +86,9 @@ def _key(inputs: Any) -> Hashable:
     return fingerprint_of_value(inputs)
 
 
-def _takes(module: ExplainModule, batch: Any) -> bool:
-    """Whether the graph is for batches of this size."""
-    try:
-        module.admit((batch,), {})
-    except InputError:
-        return False
-    return True
+def takes(module: ExplainModule, inputs: Any) -> bool:
+    """Whether the graph is for inputs of these sizes, and with the values that forward reads as numbers."""
+    given = inputs if isinstance(inputs, Mapping) else zip(module.argument_names, leaves_of(inputs), strict=False)
+    known = {name: plain_cache(value) if is_cache(value) else value for name, value in dict(given).items()}
+    arguments = {name: value for name, value in known.items() if isinstance(value, (torch.Tensor, list))}
+    return all(guard.problem(arguments) is None for guard in module.guards if isinstance(guard, _OF_INPUTS))

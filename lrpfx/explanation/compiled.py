@@ -17,8 +17,8 @@ from lrpfx.deploy.program import number_of_targets
 from lrpfx.deploy.runner import Runner
 from lrpfx.errors import InputError, InputTypeError
 from lrpfx.explanation.answers import Answer, Array, Scores, category_of_target, difference_of_target
-from lrpfx.explanation.arrays import leaves_of, of_features, warn_of_categories
-from lrpfx.ir.guards import FixedEntries, FixedSizes, FixedValue, SharedSize, SizeCondition
+from lrpfx.explanation.arrays import of_features, warn_of_categories
+from lrpfx.explanation.captures import takes
 from lrpfx.ir.kinds import Linear
 from lrpfx.ir.node import Role, bottlenecks, node_info, output_node
 from lrpfx.ir.operator import Probability
@@ -30,7 +30,6 @@ from lrpfx.request.reduction import CHANNELS
 from lrpfx.request.targets import Class, ForEach, Largest, Position, Target
 from lrpfx.request.targets_of_samples import resolved
 from lrpfx.runtime.explain_module import ExplainModule, explainable
-from lrpfx.support.prefix_caches import is_cache, plain_cache
 from lrpfx.support.tensors import as_array, is_floating, on_device_of
 
 
@@ -43,10 +42,6 @@ class Run:
     targets: list[tuple[Target, ...]]
     rules: str
     scores: Scores
-
-
-#: What a graph is for of its inputs' sizes and values; dtypes are cast.
-_OF_INPUTS = (FixedSizes, SharedSize, SizeCondition, FixedEntries, FixedValue)
 
 
 class Compiled(ABC):
@@ -176,13 +171,8 @@ class CompiledModel(Compiled):
         return self._with(output=BothSides(self.output), scores=Scores.BINARY)
 
     def takes(self, inputs: Any) -> bool:
-        """Whether the graph is for inputs of these sizes, and with the values that forward reads as numbers."""
-        given = (
-            inputs if isinstance(inputs, Mapping) else zip(self.explain_model.argument_names, leaves_of(inputs), strict=False)
-        )
-        known = {name: plain_cache(value) if is_cache(value) else value for name, value in dict(given).items()}
-        arguments = {name: value for name, value in known.items() if isinstance(value, (torch.Tensor, list))}
-        return all(guard.problem(arguments) is None for guard in self.explain_model.guards if isinstance(guard, _OF_INPUTS))
+        """Whether the graph is for inputs like these."""
+        return takes(self.explain_model, inputs)
 
     def outputs_of(self, inputs: Any) -> torch.Tensor:
         """The explained output for inputs on the device of the model."""

@@ -218,8 +218,8 @@ class ImageGenerationExplanation(GenerationExplanation):
     def overlay(self, number: int, style: Style | None = None, **settings: Unpack[StyleSettings]) -> Image.Image:
         """The image under its relevance for one generated token.
 
-        `number`: of the token, from 0. `style`, `settings`: as for `lrpfx.pictures.overlay`; all tokens have one scale by
-        default. Raises `InputError` for a token that there is not.
+        `number`: of the token, from 0, or from -1 backwards. `style`, `settings`: as for `lrpfx.pictures.overlay`; all tokens
+        have one scale by default. Raises `InputError` for a token that there is not.
         """
         count = len(self.maps)
         number = whole_number(number, "a generated token has a number", -count, _TOPIC, count - 1)

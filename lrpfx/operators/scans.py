@@ -4,7 +4,7 @@ Their factors (decay, selection, keys) depend on the input, too, but scale the s
 relevance, as in MambaLRP (Rezaei Jafari et al. 2024, https://arxiv.org/abs/2406.07592).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -199,6 +199,29 @@ def _recurrence_adjoint(gradient: torch.Tensor, inputs: Sequence[Any], arguments
 
 # --- rows ------------------------------------------------------------------------------------------------------------------
 
+
+def _delta_row(name: str, function: Callable[..., torch.Tensor], decay: Any) -> Operator:
+    """The row of a delta rule. `decay`: its sample, for each step or for each channel of the keys, too."""
+    return standard_row(
+        name,
+        kinds.Scan,
+        "input query key decay beta",
+        function,
+        between=Between.DELTA_RULE,
+        whole={"(Tensor input, Tensor query, Tensor key, Tensor decay, Tensor beta) -> Tensor": (function,)},
+        empty_result=lambda input, query, key, decay, beta: torch.empty_like(input),
+        controls="query key decay beta",
+        adjoint=_delta_adjoint,
+        sample=call(
+            input=signal(2, 2, 5, 3),
+            query=signal(2, 2, 5, 4),
+            key=signal(2, 2, 5, 4),
+            decay=decay,
+            beta=weight(1, 2, 5, low=0.1, high=0.9),
+        ),
+    )
+
+
 ROWS: tuple[Operator, ...] = (
     standard_row(
         "linear_recurrence",
@@ -246,40 +269,6 @@ ROWS: tuple[Operator, ...] = (
         accumulates=mixing.given(default=1),
         sample=call(input=signal(2, 5, 3), key=signal(2, 5, 3), decay=weight(3, low=-2.0, high=-0.1), first=weight(3)),
     ),
-    standard_row(
-        "gated_delta_rule",
-        kinds.Scan,
-        "input query key decay beta",
-        gated_delta_rule,
-        between=Between.DELTA_RULE,
-        whole={"(Tensor input, Tensor query, Tensor key, Tensor decay, Tensor beta) -> Tensor": (gated_delta_rule,)},
-        empty_result=lambda input, query, key, decay, beta: torch.empty_like(input),
-        controls="query key decay beta",
-        adjoint=_delta_adjoint,
-        sample=call(
-            input=signal(2, 2, 5, 3),
-            query=signal(2, 2, 5, 4),
-            key=signal(2, 2, 5, 4),
-            decay=signal(2, 2, 5, low=-2.0, high=-0.1),
-            beta=weight(1, 2, 5, low=0.1, high=0.9),
-        ),
-    ),
-    standard_row(
-        "channel_delta_rule",
-        kinds.Scan,
-        "input query key decay beta",
-        channel_delta_rule,
-        between=Between.DELTA_RULE,
-        whole={"(Tensor input, Tensor query, Tensor key, Tensor decay, Tensor beta) -> Tensor": (channel_delta_rule,)},
-        empty_result=lambda input, query, key, decay, beta: torch.empty_like(input),
-        controls="query key decay beta",
-        adjoint=_delta_adjoint,
-        sample=call(
-            input=signal(2, 2, 5, 3),
-            query=signal(2, 2, 5, 4),
-            key=signal(2, 2, 5, 4),
-            decay=signal(2, 2, 5, 4, low=-2.0, high=-0.1),
-            beta=weight(1, 2, 5, low=0.1, high=0.9),
-        ),
-    ),
+    _delta_row("gated_delta_rule", gated_delta_rule, signal(2, 2, 5, low=-2.0, high=-0.1)),
+    _delta_row("channel_delta_rule", channel_delta_rule, signal(2, 2, 5, 4, low=-2.0, high=-0.1)),
 )

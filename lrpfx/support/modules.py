@@ -112,7 +112,7 @@ class Unwritten(TorchDispatchMode):
 
     def __init__(self, names: Mapping[int, str]) -> None:
         """`names`: of the parameters, by address."""
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's class has no types
         self.names = names
 
     def __torch_dispatch__(
